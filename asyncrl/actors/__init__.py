@@ -1,0 +1,1 @@
+"""Generate: engines, environments, the episode loop, the actor process."""

@@ -1,0 +1,111 @@
+"""A tool: a name, a JSON schema and something to call. Made from any Python function with type hints and a docstring."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the policy, in words, that the call was wrong. The episode goes on.
+
+    Anything else that a tool raises is a fault of the tool, not of the policy, and ends the episode as `env_error`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A callable that the policy may use."""
+
+    name: str
+    schema: dict[str, Any]
+    """OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    call: Callable[..., Any]
+    """Sync (run in a thread) or async; takes the arguments by keyword."""
+    arguments: type[BaseModel] | None = None
+    """Checks and converts the arguments before the call; None: handed over as they came."""
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any]) -> Tool:
+        """Schema from the signature and the docstring (Google style `Args:` give each parameter's description).
+
+        >>> def add(a: int, b: int = 1) -> int:
+        ...     '''Add two numbers.
+        ...
+        ...     Args:
+        ...         a: the first number
+        ...     '''
+        ...     return a + b
+        >>> Tool.from_function(add).schema["function"]["parameters"]["required"]
+        ['a']
+        """
+        # A bound method is a new object each time it is looked up; its function is not, and one schema serves all.
+        schema, arguments = _describe(getattr(function, "__func__", function))
+        return cls(schema["function"]["name"], schema, function, arguments)
+
+    async def __call__(self, arguments: dict[str, Any]) -> str:
+        """Call with `arguments`; the result as text. Raises ToolError when they do not fit the schema."""
+        if self.arguments is not None:
+            try:
+                checked = self.arguments.model_validate(arguments)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "arguments"
+                raise ToolError(f"argument {where}: {first['msg']}") from error
+            arguments = {name: getattr(checked, name) for name in type(checked).model_fields}
+        if inspect.iscoroutinefunction(self.call):
+            result = await self.call(**arguments)
+        else:
+            result = await asyncio.to_thread(self.call, **arguments)
+            if inspect.isawaitable(result):
+                result = await result
+        return result if isinstance(result, str) else _as_text(result)
+
+
+def _as_text(result: Any) -> str:
+    import json
+
+    return json.dumps(result, ensure_ascii=False, default=str)
+
+
+@lru_cache(maxsize=1024)
+def _describe(function: Callable[..., Any]) -> tuple[dict[str, Any], type[BaseModel]]:
+    name = getattr(function, "__name__", type(function).__name__)
+    hints = inspect.get_annotations(function, eval_str=True)
+    fields: dict[str, Any] = {}
+    summary, described = _docstring(inspect.getdoc(function) or "")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(f"tool {name}: parameter {parameter} has no name in JSON; make it a plain named parameter")
+        if parameter.name not in hints:
+            raise TypeError(f"tool {name}: parameter {parameter.name} has no type hint; add one, e.g. `str`")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        description = described.get(parameter.name)
+        fields[parameter.name] = (hints[parameter.name], Field(default, description=description))
+    arguments = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    parameters = arguments.model_json_schema()
+    parameters.pop("title", None)
+    parameters.pop("additionalProperties", None)
+    for part in parameters.get("properties", {}).values():
+        part.pop("title", None)
+    parameters.setdefault("properties", {})
+    function_schema = {"name": name, "description": summary, "parameters": parameters}
+    return {"type": "function", "function": function_schema}, arguments
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """A docstring's text before its sections, and the descriptions under `Args:`."""
+    head, _, rest = text.partition("Args:")
+    section = re.split(r"\n\s*\n|\n(?:Returns|Raises|Yields|Examples?):", rest)[0]
+    described = re.findall(r"^\s+(\w+)(?: \([^)]*\))?:\s*(.+(?:\n\s{8,}.+)*)", section, re.MULTILINE)
+    summary = re.split(r"\n(?:Returns|Raises|Yields|Examples?):", head)[0]
+    return " ".join(summary.split()), {name: " ".join(words.split()) for name, words in described}
