@@ -1,0 +1,319 @@
+"""The whole configuration: one tree, every field documented where it is declared.
+
+A field's docstring is its `--help` text. YAML in, flags on top (`asyncrl/config_sources.py` reads both). A constraint
+on one field stands on the field; those that span fields stand in `Config` at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class ModelConfig(Section):
+    path: str = "quickstart"
+    """A Hugging Face folder or hub name; `quickstart` is the tiny model that asyncrl builds itself."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights in actors and learner. Master weights are float32 always."""
+
+
+class DataConfig(Section):
+    source: str = "lookup"
+    """Where tasks come from: a name (`asyncrl envs` lists them) or `package.module:Name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the source."""
+    seed: int = 0
+    """Seed of the order in which tasks are drawn."""
+
+
+class EnvConfig(Section):
+    name: str = "lookup"
+    """The environment of an episode: a name or `package.module:Name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    max_turns: int = Field(8, ge=1)
+    """Assistant turns in one episode, at most."""
+    max_tokens: int = Field(512, ge=2)
+    """Tokens in one row of an episode (prompt, tool outputs and answers together), at most."""
+    call_s: float = Field(30.0, gt=0)
+    """Seconds that one call of the environment (reset, step, close) may take."""
+    retries: int = Field(2, ge=0)
+    """How often a trajectory whose environment failed is tried again before its group is dropped: env_error."""
+
+
+class ActorsConfig(Section):
+    count: int = Field(1, ge=0)
+    """Actor processes."""
+    engine: str = "hf"
+    """What generates: `hf` (embedded transformers) or `package.module:Name`."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the engine."""
+    slots: int = Field(64, ge=1)
+    """Episodes that one actor plays at the same time."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the learner divides its logits by it too."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; below 1 only with `learner.unsafe`, because engines disagree on renormalising."""
+    top_k: int = Field(0, ge=0)
+    """Top-k sampling, 0 is off; above 0 only with `learner.unsafe`."""
+    max_new_tokens: int = Field(128, ge=1)
+    """Tokens that one assistant turn may have."""
+    seed: int = 0
+    """Seed of the sampling; each attempt at a ticket draws from a stream of its own."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of the embedded engine."""
+    episode_idle_s: float = Field(120.0, gt=0)
+    """An episode that makes no progress for so long loses its lease: it is given to another slot or actor."""
+    episode_s: float = Field(1800.0, gt=0)
+    """Hard limit of one episode."""
+    drain_s: float = Field(5.0, ge=0)
+    """How long an actor that is told to stop may go on finishing its episodes."""
+
+
+class BufferConfig(Section):
+    dir: str | None = None
+    """Local disk folder of the live ledger; default: `buffer/` in the run folder. Network filesystems are refused."""
+    capacity: int = Field(1024, ge=1)
+    """Trajectories that may be in flight or waiting at once."""
+    max_staleness: int = Field(2, ge=0)
+    """Hard bound: no token that carries loss is more than so many training steps old. 0 is the synchronous trainer."""
+    over_age: Literal["drop", "wait", "mask"] = "drop"
+    """What happens to a group past the bound: dropped, waited for in time, or its old tokens masked."""
+    requeue: bool = True
+    """A prompt whose group was dropped as stale is put back to be drawn again."""
+    wait_s: float = Field(60.0, gt=0)
+    """Under `over_age: wait`, how long the learner waits for a group before it is dropped: wait_deadline."""
+    mask_min_kept: float = Field(0.5, ge=0, le=1)
+    """Under `over_age: mask`, the share of policy tokens that must stay unmasked, else the group is dropped: stale."""
+    sampler: str = "fifo"
+    """Which complete groups make the next batch: fifo, freshest, uniform, priority or `package.module:name`."""
+    max_uses: int = Field(1, ge=1)
+    """Batches in which one group may appear."""
+    filters: tuple[str, ...] = ()
+    """Groups never trained on: zero_variance, too_long or `package.module:name`."""
+    filter_max_ratio: float = Field(4.0, ge=0)
+    """While one batch is filled, filters drop at most so many times `learner.groups_per_step` groups."""
+    on_starved: Literal["train", "end"] = "train"
+    """Past `filter_max_ratio`: train on the groups with advantage 0, or end the run as solved."""
+    lease_s: float = Field(30.0, gt=0)
+    """A ticket whose lease is not renewed for so long is given to somebody else."""
+    keep: Literal["needed", "all"] = "needed"
+    """Which payloads stay on disk: those that a resume still needs, or all."""
+    fsync: Literal["commit", "interval", "off"] = "interval"
+    """What a power cut may undo: nothing (`commit`), the last `fsync_interval_s` (`interval`), what the kernel had not
+    written (`off`). A killed process never undoes anything acknowledged."""
+    fsync_interval_s: float = Field(1.0, gt=0)
+    """Seconds between flushes to the disk under `fsync: interval`."""
+    commit_ms: float = Field(5.0, ge=0)
+    """Puts that arrive within so many milliseconds share one commit."""
+    max_disk_gb: float = Field(20.0, gt=0)
+    """Bound on the payloads kept; near it checkpoints are asked for, at it no new group is issued."""
+
+
+class LearnerConfig(Section):
+    backend: str = "torch"
+    """Who computes: `torch` (one process) or `package.module:Name`."""
+    steps: int = Field(100, ge=0)
+    """Training steps of the run: the policy version at its end."""
+    groups_per_step: int = Field(16, ge=1)
+    """Prompt groups in one batch."""
+    group_size: int = Field(8, ge=1)
+    """Trajectories of one prompt."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer updates in one training step; each takes an equal share of the groups."""
+    tokens_per_micro_batch: int = Field(8192, ge=1)
+    """Tokens that one forward and backward pass holds, at most; a longer row is a pass of its own."""
+    lr: float = Field(1e-6, ge=0)
+    """Learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer updates over which the learning rate rises from 0."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """The learning rate after the warm-up."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Of AdamW."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient is scaled down to this norm."""
+    advantage: str = "grpo"
+    """Advantage estimator, by name (docs/algorithms.md) or import path."""
+    advantage_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    loss: str = "decoupled_ppo"
+    """Policy loss, by name or import path."""
+    loss_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    corrections: tuple[dict[str, Any], ...] = ({"name": "tis", "level": "token", "cap": 2.0},)
+    """Importance corrections, applied together: each a name and its options. Empty: none."""
+    aggregation: str = "token_mean"
+    """How the loss per token becomes one number."""
+    aggregation_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL term towards the model at the start of the run; 0 keeps no reference model."""
+    kl: str = "k3"
+    """Estimator of that KL."""
+    min_ess: float = Field(0.0, ge=0, le=1)
+    """A batch whose effective sample size is below this share is skipped: guard."""
+    unsafe: bool = False
+    """Allow an uncorrected objective with stale data, and top_p / top_k at training time."""
+    batch_retries: int = Field(2, ge=1)
+    """Learner deaths in a row with one batch open after which it is skipped: poison."""
+    max_skipped: int = Field(3, ge=0)
+    """Skipped batches in a row that the run survives."""
+    checkpoint_every: int = Field(20, ge=1)
+    """Training steps between checkpoints."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints kept for resuming."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of the learner; recorded, since results are bit-identical only at the same number."""
+    seed: int = 0
+    """Seed of the learner's random numbers."""
+
+
+class WeightsConfig(Section):
+    every: int = Field(1, ge=1)
+    """Cadence: weights are published each time the policy version has grown by so many training steps."""
+    kv: Literal["recompute", "reuse"] = "recompute"
+    """Running sequences after an update: prefilled again under the new weights, or continued on the old KV cache."""
+    drain: bool = False
+    """Let running requests finish before an update instead of updating in flight."""
+    channel: str = "shm"
+    """How weights travel: `shm` (a file in shared memory, one host) or `package.module:Name`."""
+
+
+class EvalConfig(Section):
+    tasks: int = Field(200, ge=0)
+    """Held-out tasks played before the first and after the last training step; 0: no evaluation."""
+    samples: int = Field(1, ge=1)
+    """Episodes per held-out task at the training temperature."""
+    greedy: bool = True
+    """Play each held-out task once more, greedily."""
+    success: str = "success"
+    """The reward that counts as success, by its name in the environment; 1 is a success."""
+
+
+class TrackingConfig(Section):
+    sinks: tuple[str, ...] = ("jsonl",)
+    """Where metrics go, besides the screen: jsonl, wandb, trackio or `package.module:Name`."""
+    project: str = "asyncrl"
+    """Project name at wandb or trackio."""
+    wandb_mode: Literal["online", "offline"] = "offline"
+    """offline: the run is kept in the run folder and can be sent later with `wandb sync`."""
+    system_s: float = Field(2.0, gt=0)
+    """Seconds between samples of CPU and memory per process."""
+
+
+class LaunchConfig(Section):
+    name: str | None = None
+    """Name of the run; default: the config's name and the time."""
+    runs_dir: str = "runs"
+    """Folder of the run folders."""
+    backend: Literal["local"] = "local"
+    """Where processes are started: `local`, as subprocesses of this machine."""
+    restarts: int = Field(3, ge=0)
+    """Restarts per process within `restart_window_s`; past it the run ends."""
+    restart_window_s: float = Field(600.0, gt=0)
+    """Window of the restart budget."""
+    start_s: float = Field(180.0, gt=0)
+    """Seconds in which a process must report that it is ready."""
+    stop_s: float = Field(20.0, gt=0)
+    """Seconds that a process has to stop in order before it is killed."""
+    stall_s: float = Field(120.0, gt=0)
+    """Past so many seconds without progress the run says who waits for whom."""
+    seed: int | None = None
+    """Sets `data.seed`, `actors.seed` and `learner.seed` together."""
+
+
+class Config(Section):
+    """asyncrl: asynchronous reinforcement learning for language-model agents."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    env: EnvConfig = EnvConfig()
+    actors: ActorsConfig = ActorsConfig()
+    buffer: BufferConfig = BufferConfig()
+    learner: LearnerConfig = LearnerConfig()
+    weights: WeightsConfig = WeightsConfig()
+    eval: EvalConfig = EvalConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_seed_for_all(cls, values: Any) -> Any:
+        """`launch.seed` stands for the three seeds, unless one of them is given as well."""
+        launch = values.get("launch") if isinstance(values, dict) else None
+        seed = launch.get("seed") if isinstance(launch, dict) else getattr(launch, "seed", None)
+        if seed is None:
+            return values
+        values = dict(values)
+        for name in ("data", "actors", "learner"):
+            section = values.get(name, {})
+            if isinstance(section, BaseModel):
+                section = section.model_dump(exclude_unset=True)
+            values[name] = {"seed": seed} | dict(section)
+        return values
+
+    @model_validator(mode="after")
+    def _fields_that_depend_on_each_other(self) -> Config:
+        for problem in impossible(self):
+            raise ValueError(problem)
+        return self
+
+
+def impossible(c: Config) -> list[str]:
+    """What cannot work together: one sentence each, with field, value, expectation and remedy."""
+    problems = []
+    if c.weights.every > c.buffer.max_staleness + 1:
+        problems.append(
+            f"weights.every is {c.weights.every} but at most buffer.max_staleness + 1 = {c.buffer.max_staleness + 1} "
+            "keeps data usable until the next publication: publish more often or raise buffer.max_staleness."
+        )
+    batch = c.learner.groups_per_step * c.learner.group_size
+    if c.buffer.capacity < batch:
+        problems.append(
+            f"buffer.capacity is {c.buffer.capacity} trajectories but one batch holds learner.groups_per_step * "
+            f"learner.group_size = {batch}: raise buffer.capacity to at least {batch}."
+        )
+    if c.learner.groups_per_step % c.learner.minibatches:
+        problems.append(
+            f"learner.minibatches is {c.learner.minibatches}, which does not divide learner.groups_per_step = "
+            f"{c.learner.groups_per_step}: choose a divisor."
+        )
+    if c.actors.max_new_tokens >= c.env.max_tokens:
+        problems.append(
+            f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
+            f"{c.env.max_tokens}: lower the former or raise the latter."
+        )
+    if not c.learner.unsafe:
+        if c.buffer.max_staleness > 0 and not any(x.get("name", "none") != "none" for x in c.learner.corrections):
+            problems.append(
+                f"learner.corrections is empty while buffer.max_staleness is {c.buffer.max_staleness}: stale data "
+                "needs an importance correction, for instance [{name: tis}]; learner.unsafe: true trains without."
+            )
+        if c.actors.top_p < 1 or c.actors.top_k > 0:
+            problems.append(
+                f"actors.top_p is {c.actors.top_p} and actors.top_k {c.actors.top_k}: truncated sampling makes the "
+                "behaviour logprobs of engines disagree; use 1.0 and 0, or learner.unsafe: true."
+            )
+    return problems
+
+
+def warnings(c: Config) -> list[str]:
+    """What works but is probably not what was meant."""
+    found = []
+    full_overlap = 2 * c.weights.every - 1
+    if 0 < c.buffer.max_staleness < full_overlap:
+        found.append(
+            f"buffer.max_staleness {c.buffer.max_staleness} is below 2 * weights.every - 1 = {full_overlap}: "
+            "generation and training overlap only in part."
+        )
+    return found

@@ -1,0 +1,124 @@
+"""The record that everything passes on: what one episode produced, token by token.
+
+There is no prompt/response split: with tools and several turns it does not exist. A row is one token sequence; an
+episode has several when the conversation's prefix changed under it (a template that rewrites history, a branch).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Bool = npt.NDArray[np.bool_]
+
+Kind = Literal["train", "eval"]
+StopReason = Literal["done", "max_turns", "max_tokens", "length", "aborted"]
+"""done: the environment ended it. length: a turn ran into `actors.max_new_tokens` and the environment took that as the
+end. max_turns, max_tokens: the episode's own limits. aborted: ended from outside; never trained."""
+
+CONTEXT = -1
+"""Version of a token that the policy did not sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class TicketId:
+    """Names one trajectory for good: its branch of history, its group, its place in the group."""
+
+    branch: int
+    group: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.branch}.{self.group}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Permission to produce one trajectory, lent to one actor. Every lending is a new attempt."""
+
+    id: TicketId
+    attempt: int
+    kind: Kind
+    task: Mapping[str, Any]
+    min_version: tuple[int, int]
+    """(branch, version) that the actor must hold at least; an eval ticket is pinned to exactly this."""
+    group_size: int
+    temperature: float
+    """0 is greedy, for evaluation only."""
+    seed: int
+    """Of this attempt's sampling and environment; differs between the attempts of one ticket."""
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One token sequence. The four arrays have the same length T >= 1 and are read-only."""
+
+    token_ids: Int32
+    """[T]"""
+    mask: Bool
+    """[T] true where the policy sampled the token."""
+    logprobs: Float32
+    """[T] behaviour logprob (natural log, at the sampling temperature); 0 where `mask` is false."""
+    versions: Int32
+    """[T] policy version that sampled the token; CONTEXT where `mask` is false."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One finished episode."""
+
+    id: TicketId
+    attempt: int
+    kind: Kind
+    actor: str
+    task_id: str
+    env: str
+    rows: tuple[Row, ...]
+    reward: float
+    """What is trained on: the weighted sum of `rewards`."""
+    rewards: Mapping[str, float]
+    """By name, unweighted."""
+    turns: int
+    """Assistant turns."""
+    stop_reason: StopReason
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Seconds: `generate`, `environment`, `total`."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the environment counted."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def num_policy_tokens(self) -> int:
+        return sum(int(row.mask.sum()) for row in self.rows)
+
+    @property
+    def oldest_version(self) -> int:
+        """Of the tokens that carry loss: the trajectory's staleness at learner version v is v minus this."""
+        return min(int(row.versions[row.mask].min()) for row in self.rows if row.mask.any())
+
+    @property
+    def newest_version(self) -> int:
+        return max(int(row.versions[row.mask].max()) for row in self.rows if row.mask.any())
+
+    def digest(self) -> str:
+        """32 hex digits over what is trained on: identity, arrays, reward; not timings, metrics or the attempt."""
+        h = hashlib.blake2b(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode(), digest_size=16)
+        for row in self.rows:
+            h.update(len(row).to_bytes(8, "little"))
+            for array in (row.token_ids, row.mask, row.logprobs, row.versions):
+                h.update(np.ascontiguousarray(array).data)
+        return h.hexdigest()

@@ -1,0 +1,202 @@
+"""A record as ZeroMQ frames: one msgpack header, then the raw array buffers. Decoding copies nothing.
+
+Nothing is unpickled. What arrives is checked before use (lengths, dtypes, ranges, finite numbers), and a malformed
+message raises `WireError` with the field named, so that the receiver can refuse it and go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.trajectory import CONTEXT, Kind, Row, StopReason, Ticket, TicketId, Trajectory
+
+Frame = bytes | memoryview
+
+MAX_HEADER_BYTES = 4 << 20
+MAX_ROWS = 4096
+_ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
+
+
+class WireError(ValueError):
+    """A message that cannot be what it claims to be."""
+
+
+def pack(header: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(header, use_bin_type=True)
+    return packed
+
+
+def unpack(frame: Frame) -> dict[str, Any]:
+    """A header. Raises WireError when it is too large, not msgpack, or not a mapping with string keys."""
+    if len(frame) > MAX_HEADER_BYTES:
+        raise WireError(f"header has {len(frame)} bytes, at most {MAX_HEADER_BYTES} are read")
+    try:
+        header = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"header is not msgpack: {type(error).__name__}: {error}") from error
+    if not isinstance(header, dict):
+        raise WireError(f"header is a {type(header).__name__}, expected a mapping")
+    return header
+
+
+def encode_trajectory(t: Trajectory) -> list[Frame]:
+    """[header, then for each row: token_ids, mask, logprobs, versions]."""
+    header = {
+        "id": [t.id.branch, t.id.group, t.id.index],
+        "attempt": t.attempt,
+        "kind": t.kind,
+        "actor": t.actor,
+        "task_id": t.task_id,
+        "env": t.env,
+        "lengths": [len(row) for row in t.rows],
+        "reward": float(t.reward),
+        "rewards": {k: float(v) for k, v in t.rewards.items()},
+        "turns": t.turns,
+        "stop_reason": t.stop_reason,
+        "timings": {k: float(v) for k, v in t.timings.items()},
+        "metrics": {k: float(v) for k, v in t.metrics.items()},
+    }
+    frames: list[Frame] = [pack(header)]
+    for row in t.rows:
+        frames.extend(np.ascontiguousarray(getattr(row, name), dtype=dtype).data.cast("B") for name, dtype in _ARRAYS)
+    return frames
+
+
+def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
+    """The inverse of `encode_trajectory`; arrays are read-only views on the frames. Raises WireError."""
+    if not frames:
+        raise WireError("a trajectory has at least one frame, got none")
+    header = unpack(frames[0])
+    lengths = _list(header, "lengths", MAX_ROWS)
+    if not lengths:
+        raise WireError("lengths is empty: a trajectory has at least one row")
+    if len(frames) != 1 + len(_ARRAYS) * len(lengths):
+        raise WireError(f"{len(lengths)} rows need {1 + 4 * len(lengths)} frames, got {len(frames)}")
+    rows = tuple(
+        _row(_integer(n, "lengths", 1), frames[1 + 4 * i : 5 + 4 * i], f"rows[{i}]") for i, n in enumerate(lengths)
+    )
+    if not any(row.mask.any() for row in rows):
+        raise WireError("no token of the trajectory was sampled by the policy")
+    return Trajectory(
+        id=ticket_id(header.get("id")),
+        attempt=_integer(header.get("attempt"), "attempt", 0),
+        kind=_one_of(header, "kind", get_args(Kind)),
+        actor=_text(header, "actor"),
+        task_id=_text(header, "task_id"),
+        env=_text(header, "env"),
+        rows=rows,
+        reward=_number(header.get("reward"), "reward"),
+        rewards=_numbers(header, "rewards"),
+        turns=_integer(header.get("turns"), "turns", 0),
+        stop_reason=_one_of(header, "stop_reason", get_args(StopReason)),
+        timings=_numbers(header, "timings"),
+        metrics=_numbers(header, "metrics"),
+    )
+
+
+def encode_ticket(t: Ticket) -> dict[str, Any]:
+    return {
+        "id": [t.id.branch, t.id.group, t.id.index],
+        "attempt": t.attempt,
+        "kind": t.kind,
+        "task": dict(t.task),
+        "min_version": list(t.min_version),
+        "group_size": t.group_size,
+        "temperature": t.temperature,
+        "seed": t.seed,
+        "lease_s": t.lease_s,
+    }
+
+
+def decode_ticket(header: Mapping[str, Any]) -> Ticket:
+    task = header.get("task")
+    if not isinstance(task, dict):
+        raise WireError(f"task is a {type(task).__name__}, expected a mapping")
+    version = _list(header, "min_version", 2)
+    if len(version) != 2:
+        raise WireError(f"min_version has {len(version)} entries, expected branch and version")
+    return Ticket(
+        id=ticket_id(header.get("id")),
+        attempt=_integer(header.get("attempt"), "attempt", 0),
+        kind=_one_of(header, "kind", get_args(Kind)),
+        task=task,
+        min_version=(_integer(version[0], "min_version", 0), _integer(version[1], "min_version", 0)),
+        group_size=_integer(header.get("group_size"), "group_size", 1),
+        temperature=_number(header.get("temperature"), "temperature"),
+        seed=_integer(header.get("seed"), "seed", 0),
+        lease_s=_number(header.get("lease_s"), "lease_s"),
+    )
+
+
+def ticket_id(value: Any) -> TicketId:
+    if not isinstance(value, list) or len(value) != 3:
+        raise WireError(f"id is {value!r}, expected [branch, group, index]")
+    return TicketId(*(_integer(part, "id", 0) for part in value))
+
+
+def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
+    arrays = []
+    for (name, dtype), frame in zip(_ARRAYS, frames, strict=True):
+        expected = length * np.dtype(dtype).itemsize
+        if len(frame) != expected:
+            raise WireError(f"{where}.{name} has {len(frame)} bytes, expected {expected} for {length} tokens")
+        # A byte other than 0 or 1 is no bool, but numpy would take it for one.
+        if dtype is np.bool_ and (np.frombuffer(frame, np.uint8) > 1).any():
+            raise WireError(f"{where}.mask holds bytes other than 0 and 1")
+        array: npt.NDArray[Any] = np.frombuffer(frame, dtype)
+        array.flags.writeable = False
+        arrays.append(array)
+    token_ids, mask, logprobs, versions = arrays
+    if (token_ids < 0).any():
+        raise WireError(f"{where}.token_ids holds a negative id")
+    if not np.isfinite(logprobs).all() or (logprobs > 1e-3).any():
+        raise WireError(f"{where}.logprobs holds a value that is no log-probability")
+    if (versions[mask] < 0).any() or (versions[~mask] != CONTEXT).any():
+        raise WireError(f"{where}.versions must be >= 0 on sampled tokens and {CONTEXT} elsewhere")
+    return Row(token_ids, mask, logprobs, versions)
+
+
+def _list(header: Mapping[str, Any], name: str, longest: int) -> list[Any]:
+    value = header.get(name)
+    if not isinstance(value, list) or len(value) > longest:
+        raise WireError(f"{name} is not a list of at most {longest} entries")
+    return value
+
+
+def _integer(value: Any, name: str, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+        raise WireError(f"{name} is {value!r}, expected an integer >= {least}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise WireError(f"{name} is {value!r}, expected a finite number")
+    return float(value)
+
+
+def _numbers(header: Mapping[str, Any], name: str) -> dict[str, float]:
+    value = header.get(name)
+    if not isinstance(value, dict) or len(value) > 1024:
+        raise WireError(f"{name} is not a mapping of at most 1024 entries")
+    return {str(k): _number(v, f"{name}.{k}") for k, v in value.items()}
+
+
+def _text(header: Mapping[str, Any], name: str) -> str:
+    value = header.get(name)
+    if not isinstance(value, str) or len(value) > 1024:
+        raise WireError(f"{name} is not a text of at most 1024 characters")
+    return value
+
+
+def _one_of(header: Mapping[str, Any], name: str, allowed: Sequence[str]) -> Any:
+    value = header.get(name)
+    if value not in allowed:
+        raise WireError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
+    return value
