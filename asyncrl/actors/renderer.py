@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
+from asyncrl.actors.tool_calls import TOOL_CALL_FORMATS
 from asyncrl.data.base import Message
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import resolve
 
 ToolSchema = Mapping[str, Any]
 """One tool in OpenAI form, `Tool.schema`."""
@@ -44,3 +49,132 @@ class Renderer(Protocol):
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         """The assistant message in sampled ids: `content`, and `tool_calls` if there are any. Never raises on them."""
         ...
+
+
+class ChatTokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that rendering uses."""
+
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any: ...
+
+
+class TemplateRenderer:
+    """Any model with a chat template: the tail is the difference of two renderings, as text, tokenised once."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        *,
+        tool_calls: str = "hermes",
+        stop_token_ids: Sequence[int] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            tokenizer: has a chat template.
+            tool_calls: how the model writes tool calls: a name in `TOOL_CALL_FORMATS`, or an import path.
+            stop_token_ids: default: the tokenizer's `eos_token_id`.
+            template_options: handed to the template, e.g. `{"enable_thinking": False}`.
+        Raises ConfigError when there is no stop token.
+        """
+        if stop_token_ids is None:
+            stop_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        if not stop_token_ids:
+            raise ConfigError("the tokenizer has no eos_token; set actors.stop_token_ids to the ids that end a turn")
+        self.stop_token_ids = tuple(stop_token_ids)
+        self._tokenizer = tokenizer
+        self._stops = tuple(tokenizer.decode([stop], skip_special_tokens=False) for stop in self.stop_token_ids)
+        self._format = resolve(tool_calls, TOOL_CALL_FORMATS, "actors.tool_calls")()
+        self._options = dict(template_options or {})
+
+    def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        return self._encode(self._text(messages, tools, generate=True))
+
+    def render_tail(
+        self,
+        messages_before: Sequence[Message],
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        closed: bool = True,
+    ) -> list[int] | None:
+        base = self._text(messages_before, tools, generate=False)
+        whole = self._text([*messages_before, *new_messages], tools, generate=True)
+        stop = max(self._stops, key=base.rfind)
+        at = base.rfind(stop)
+        # What follows the turn's stop token (in Qwen's format a newline) was not sampled and belongs to the tail.
+        after = at + len(stop)
+        if at < 0 or base[after:].strip() or not whole.startswith(base):
+            return None
+        return self._encode(whole[after if closed else at :])
+
+    def parse(self, sampled_ids: Sequence[int]) -> Message:
+        ids = list(sampled_ids)
+        if ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        content, calls = self._format.parse(self._tokenizer.decode(ids, skip_special_tokens=False))
+        message: Message = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def prefix_breaks(self) -> tuple[str, ...]:
+        """Names of the situations in which this template is not prefix-stable; () is what one wants.
+
+        Run at start-up and shown to the user: in each of them an episode becomes several rows, which costs tokens.
+        """
+        breaks = []
+        for name, (before, new) in _PROBES.items():
+            try:
+                prompt = self._text(before[:-1], _PROBE_TOOLS, generate=True)
+                unstable = (
+                    not self._text(before, _PROBE_TOOLS, generate=False).startswith(prompt)
+                    or self.render_tail(before, new, _PROBE_TOOLS) is None
+                )
+            except TemplateError as error:
+                breaks.append(f"{name} (the template refuses it: {error})")
+            else:
+                if unstable:
+                    breaks.append(name)
+        return tuple(breaks)
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, add_generation_prompt=generate, tokenize=False, **self._options
+        )
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+_CALL = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
+_RESULT = {"role": "tool", "tool_call_id": "call_0", "name": "probe", "content": "1"}
+_USER = {"role": "user", "content": "Go on."}
+_PROBE_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "probe",
+            "description": "A probe.",
+            "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        },
+    }
+]
+
+
+def _assistant(content: str, calls: int = 0) -> Message:
+    return {"role": "assistant", "content": content} | ({"tool_calls": [_CALL] * calls} if calls else {})
+
+
+_PROBES: dict[str, tuple[list[Message], list[Message]]] = {
+    "tool result": ([_USER, _assistant("", 1)], [_RESULT]),
+    "several tool results": ([_USER, _assistant("", 2)], [_RESULT, _RESULT]),
+    "second tool result": ([_USER, _assistant("", 1), _RESULT, _assistant("", 1)], [_RESULT]),
+    "user message": ([_USER, _assistant("Yes.")], [_USER]),
+    "tool result after thinking": ([_USER, _assistant("<think>\nHm.\n</think>\n\n", 1)], [_RESULT]),
+    "user message after thinking": ([_USER, _assistant("<think>\nHm.\n</think>\n\nYes.")], [_USER]),
+}

@@ -1,7 +1,15 @@
 """Tasks in. `SOURCES` names the task sources that come with asyncrl."""
 
-SOURCES: dict[str, str] = {
-    "lookup": "asyncrl.data.lookup:LookupSource",
-    "json_lines": "asyncrl.data.json_lines:JsonLinesSource",
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncrl.data.base import TaskSource
+from asyncrl.data.json_lines import JsonLinesSource
+from asyncrl.data.lookup import LookupSource
+
+SOURCES: dict[str, Callable[..., TaskSource]] = {
+    "json_lines": JsonLinesSource,
+    "lookup": LookupSource,
 }
-"""Name -> import path. A config names one of these, or gives an import path `package.module:name` of its own."""
+"""A config names one of these, or gives an import path `package.module:name`. Called with `seed` and the options."""

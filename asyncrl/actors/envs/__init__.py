@@ -1,8 +1,17 @@
 """Environments: what the policy acts in. `ENVIRONMENTS` names those that come with asyncrl."""
 
-ENVIRONMENTS: dict[str, str] = {
-    "tools": "asyncrl.actors.envs.tool_env:ToolEnv",
-    "single_turn": "asyncrl.actors.envs.single_turn:SingleTurnEnv",
-    "lookup": "asyncrl.actors.envs.lookup:LookupEnv",
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncrl.actors.envs.lookup import LookupEnv
+from asyncrl.actors.envs.protocol import Env
+from asyncrl.actors.envs.single_turn import SingleTurnEnv
+from asyncrl.actors.envs.tool_env import ToolEnv
+
+ENVIRONMENTS: dict[str, Callable[..., Env]] = {
+    "lookup": LookupEnv,
+    "single_turn": SingleTurnEnv,
+    "tools": ToolEnv,
 }
-"""Name -> import path. A config names one of these, or gives an import path `package.module:name` of its own."""
+"""A config names one of these, or gives an import path `package.module:name`. Called once per episode."""

@@ -1,4 +1,4 @@
-"""A tool: a name, a JSON schema and something to call. Made from any Python function with type hints and a docstring."""
+"""A tool: a name, a JSON schema and something to call. Any Python function with type hints and a docstring is one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,47 @@
+"""A calculator as a tool: arithmetic, and nothing else, from text that a policy wrote."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+
+from asyncrl.actors.envs.tool import ToolError
+
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_MAX_CHARS = 200  # bounds the size of every intermediate number, since there is no power operator
+
+
+async def calculate(expression: str) -> str:
+    """Work out an arithmetic expression.
+
+    Args:
+        expression: numbers, + - * / // % and parentheses, e.g. "41 - 17"
+    """
+    if len(expression) > _MAX_CHARS:
+        raise ToolError(f"the expression has {len(expression)} characters, at most {_MAX_CHARS} are allowed")
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except ZeroDivisionError as error:
+        raise ToolError("division by zero") from error
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise ToolError("not an arithmetic expression") from error
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return _BINARY[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+        return _UNARY[type(node.op)](_value(node.operand))
+    raise ValueError(f"not arithmetic: {type(node).__name__}")

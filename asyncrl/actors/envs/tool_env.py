@@ -1,0 +1,115 @@
+"""An agent with tools: calls are executed until the assistant answers without one; the answer is scored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.score import Score, run_score
+from asyncrl.actors.envs.tool import ToolError
+from asyncrl.actors.tool_calls import arguments_of
+from asyncrl.data.base import prompt_messages
+from asyncrl.plugins import resolve
+
+ToolLike = Tool | Callable[..., Any] | str
+"""A tool, a function with type hints and a docstring, or the import path of either."""
+
+
+class ToolEnv:
+    """Executes an assistant message's tool calls concurrently and scores the first message that makes none.
+
+    What the policy did wrong (an unknown tool, arguments that do not fit, a ToolError) comes back to it as a tool
+    message. What a tool did wrong (any other exception, no answer within `tool_timeout_s`) ends the episode as
+    `env_error`: an outage must not teach the policy that its call was bad.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[ToolLike] = (),
+        score: Score | str | None = None,
+        *,
+        max_turns: int = 10,
+        tool_timeout_s: float = 30.0,
+        max_tool_chars: int = 4000,
+    ) -> None:
+        """
+        Args:
+            tools: what the policy may call.
+            score: verl's signature (see `score.py`), or its import path; given the last message's text.
+            max_turns: assistant messages; the last one is scored even if it calls tools (metric `max_turns` is 1).
+            tool_timeout_s: deadline of one call.
+            max_tool_chars: a longer result is cut, and says so.
+        """
+        self.tools: Sequence[Tool] = tuple(as_tool(tool) for tool in tools)
+        self._score: Score | None = resolve(score, {}, "env.score") if isinstance(score, str) else score
+        self._max_turns = max_turns
+        self._tool_timeout_s = tool_timeout_s
+        self._max_tool_chars = max_tool_chars
+        self._turns = 0
+        self.task: Task = {}
+
+    async def reset(self, task: Task) -> list[Message]:
+        self.task = task
+        return prompt_messages(task)
+
+    async def step(self, message: Message) -> Turn:
+        self._turns += 1
+        calls = message.get("tool_calls") or []
+        if calls and self._turns < self._max_turns:
+            return Turn(messages=await self._execute(calls))
+        reward, numbers = await self.score(message.get("content") or "")
+        metrics = {"turns": float(self._turns), "max_turns": float(bool(calls)), **numbers}
+        return Turn(reward=reward, done=True, metrics=metrics, rewards={"score": reward})
+
+    async def close(self) -> None:
+        return None
+
+    async def score(self, solution: str) -> tuple[float, dict[str, float]]:
+        """(reward, metrics) of the final text; an environment with its own idea of success overrides this."""
+        if self._score is None:
+            raise TypeError("env.score is not set; give a callable or an import path, or override ToolEnv.score")
+        return await run_score(self._score, self.task, solution)
+
+    async def _execute(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                answers = [group.create_task(self._answer(call)) for call in calls]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [answer.result() for answer in answers]
+
+    async def _answer(self, call: Mapping[str, Any]) -> Message:
+        name = call["function"].get("name", "")
+        try:
+            text = await self._call(name, arguments_of(call))
+        except ToolError as error:
+            text = f"error: {error}"
+        if len(text) > self._max_tool_chars:
+            text = text[: self._max_tool_chars] + f"\n[cut: {len(text) - self._max_tool_chars} more characters]"
+        return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": text}
+
+    async def _call(self, name: str, arguments: dict[str, Any] | None) -> str:
+        if arguments is None:
+            raise ToolError("the call is not valid JSON")
+        tool = next((tool for tool in self.tools if tool.name == name), None)
+        if tool is None:
+            raise ToolError(f"no tool {name!r}; there are: {', '.join(tool.name for tool in self.tools)}")
+        deadline = asyncio.timeout(self._tool_timeout_s)
+        try:
+            async with deadline:
+                return await tool(arguments)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(
+                f"tool {name} did not answer within {self._tool_timeout_s} s (env.tool_timeout_s)"
+            ) from error
+
+
+def as_tool(tool: ToolLike) -> Tool:
+    """A Tool from a Tool, a function, or the import path of either."""
+    if isinstance(tool, str):
+        tool = resolve(tool, {}, "env.tools")
+    return tool if isinstance(tool, Tool) else Tool.from_function(tool)

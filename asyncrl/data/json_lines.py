@@ -1,0 +1,82 @@
+"""Tasks from a JSON lines file, one task per line."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from asyncrl.data.base import Task
+from asyncrl.errors import ConfigError
+
+
+class JsonLinesSource:
+    """Goes round the training tasks in a new order each time; no held-out prompt is among them."""
+
+    def __init__(self, path: str, seed: int = 0, held_out_size: int = 0, held_out_path: str | None = None) -> None:
+        """
+        Args:
+            path: the file; each line a JSON object with `prompt`, and optionally `id` (default: file name and line).
+            seed: of the order.
+            held_out_size: how many of the file's last tasks are kept out of training; 0 with `held_out_path`.
+            held_out_path: a second file with the held-out tasks.
+        Raises ConfigError when a file is missing or empty, a line is no such object, an id appears twice, or a held-out
+        prompt is also a training prompt.
+        """
+        tasks = _read(path)
+        if not 0 <= held_out_size < len(tasks):
+            raise ConfigError(
+                f"data.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {path}, "
+                "so that some are left for training"
+            )
+        if held_out_size and held_out_path:
+            raise ConfigError("data.held_out_size and data.held_out_path are both set; keep one")
+        split = len(tasks) - held_out_size
+        self._train = tasks[:split]
+        self._held_out = _read(held_out_path) if held_out_path else tasks[split:]
+        trained = {json.dumps(task["prompt"], sort_keys=True) for task in self._train}
+        for task in self._held_out:
+            if json.dumps(task["prompt"], sort_keys=True) in trained:
+                raise ConfigError(f"held-out task {task['id']!r} has the prompt of a training task; remove one of them")
+        self._seed = seed
+        self._order: tuple[int, list[int]] = (-1, [])
+        self.train_size: int | None = len(self._train)
+        self.held_out_size = len(self._held_out)
+
+    def task(self, index: int) -> Task:
+        epoch, position = divmod(index, len(self._train))
+        if self._order[0] != epoch:
+            order = list(range(len(self._train)))
+            random.Random(f"json_lines/{self._seed}/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self._train[self._order[1][position]]
+
+    def held_out(self, index: int) -> Task:
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        return self._held_out[index]
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"data.path is {path!r}; expected a JSON lines file; give a path that exists")
+    tasks: list[dict[str, Any]] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            task = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path} line {number} is no JSON: {error}; expected one JSON object per line") from error
+        if not isinstance(task, dict) or not isinstance(task.get("prompt"), str | list):
+            raise ConfigError(f"{path} line {number}: expected an object with `prompt`, a string or a list of messages")
+        tasks.append({**task, "id": str(task.get("id", f"{file.name}:{number}"))})
+    ids = [task["id"] for task in tasks]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise ConfigError(f"{path}: the id {twice!r} appears more than once; ids must be unique")
+    if not tasks:
+        raise ConfigError(f"{path} holds no task; expected one JSON object per line")
+    return tasks
