@@ -1,0 +1,56 @@
+"""What the processes write: plain lines on stderr, which the launcher puts into `logs/<role>.log`."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?P<level>[A-Z]+) [\w.\-]+: (?P<message>.*)$")
+_TAIL_BYTES = 16384
+
+
+def setup(role: str) -> logging.Logger:
+    """Log lines of this process go to stderr; crashes in C code leave a traceback there too. Level: ASYNCRL_LOG."""
+    level = os.environ.get("ASYNCRL_LOG", "INFO").upper()
+    logging.basicConfig(stream=sys.stderr, level=level, format=FORMAT, force=True)
+    logging.captureWarnings(True)
+    faulthandler.enable()
+    return logging.getLogger(role)
+
+
+def tail(log: Path, lines: int = 20) -> list[str]:
+    """The last lines of a log, without empty ones."""
+    if not log.is_file():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+
+
+def why_it_ended(log: Path, code: int) -> str:
+    """One phrase: how a process ended, and its last words: an error that it logged, or an exception's last line.
+
+    `code` as subprocess gives it: negative is a signal.
+    """
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    words = last_words(log)
+    return f"{how}: {words}" if words else how
+
+
+def last_words(log: Path) -> str:
+    lines = tail(log)
+    for line in reversed(lines):
+        if not (match := _LINE.match(line)):
+            # The last line of a traceback is its exception.
+            if re.match(r"^[\w.]+(Error|Exception|Interrupt|Exit|Timeout)\b", line):
+                return line
+        elif match["level"] in ("ERROR", "CRITICAL"):
+            return match["message"]
+    return ""
