@@ -1,0 +1,131 @@
+"""How a role tells the launcher what it measures and what it waits for, without ever waiting for the launcher.
+
+A message is one msgpack map on a PUSH socket: {"role", "pid", "t": time.time(), "kind": "ready" | "metrics" | "waiting"
+| "event", ...}. When the launcher is not there, or slow, messages are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import zmq
+
+from asyncrl.tracking.series import find
+
+log = logging.getLogger(__name__)
+
+HIGH_WATER = 1000
+"""Messages kept for a launcher that does not read; about 1 MB."""
+
+
+class WaitClock:
+    """Seconds per cause of waiting. Pure: time is an argument, any clock that does not run backwards.
+
+    >>> clock = WaitClock(now=0.0)
+    >>> clock.wait("ticket", 2.0), clock.wait(None, 5.0), clock.wait("ticket", 6.0)
+    (True, True, True)
+    >>> clock.seconds(7.0)
+    {'ticket': 4.0}
+    """
+
+    def __init__(self, now: float) -> None:
+        self.cause: str | None = None
+        self.on = ""
+        self.since = now
+        self._seconds: dict[str, float] = {}
+
+    def wait(self, cause: str | None, now: float, on: str = "") -> bool:
+        """From `now` on the process waits for `cause` (None: it works). Whether that is a change."""
+        if cause == self.cause and on == self.on:
+            return False
+        if cause != self.cause:
+            if self.cause is not None:
+                self._seconds[self.cause] = self._seconds.get(self.cause, 0.0) + max(now - self.since, 0.0)
+            self.since = now
+        self.cause, self.on = cause, on
+        return True
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Seconds waited so far, by cause, the wait that goes on included."""
+        so_far = dict(self._seconds)
+        if self.cause is not None:
+            so_far[self.cause] = so_far.get(self.cause, 0.0) + max(now - self.since, 0.0)
+        return so_far
+
+
+class Reporter:
+    """One per process; any of its threads may call it. Never blocks and never raises once it is made."""
+
+    def __init__(self, address: str, role: str, *, strict: bool = False) -> None:
+        """`address`: where the launcher listens (`RunFolder.address("launcher")`). `strict`: raise ValueError for a
+        series that is not in the table, for tests; otherwise it is left out, counted, and warned of once."""
+        self.role = role
+        self.lost = 0
+        self.unknown = 0
+        self._strict = strict
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._clock = WaitClock(time.time())
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.connect(address)
+
+    def ready(self) -> None:
+        """This process has started and can do its work."""
+        self._send("ready", {})
+
+    def metrics(self, values: Mapping[str, float], *, step: int | None = None) -> None:
+        """Latest values by name (tracking/series.py). The learner gives `step`, once per training step."""
+        known = {}
+        for name, value in values.items():
+            if find(name) is None:
+                self._unknown(name)
+            else:
+                known[name] = float(value)
+        self._send("metrics", {"values": known, "step": step})
+
+    def waiting(self, cause: str | None, on: str = "") -> None:
+        """What this process waits for from now on (None: it works), and on whom. Cheap when nothing changed."""
+        with self._lock:
+            changed = self._clock.wait(cause, time.time(), on)
+        if changed:
+            self._send("waiting", {})
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something happened once: published, checkpoint, eval, restart, guard, ended ..."""
+        self._send("event", {"event": kind, "fields": fields})
+
+    def close(self) -> None:
+        """Hands over what is queued, for at most half a second."""
+        with self._lock:
+            self._socket.close()
+
+    def _unknown(self, name: str) -> None:
+        if self._strict:
+            raise ValueError(f"{name!r} is not in asyncrl/tracking/series.py. Add it there or use a name from it.")
+        self.unknown += 1
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning("series %r is not in asyncrl/tracking/series.py: left out", name)
+
+    def _send(self, kind: str, body: dict[str, Any]) -> None:
+        with self._lock:
+            now = time.time()
+            # Every message carries the whole account of waiting, so that a lost one loses nothing.
+            body |= {
+                "role": self.role, "pid": os.getpid(), "t": now, "kind": kind,
+                "waits": self._clock.seconds(now), "cause": self._clock.cause, "on": self._clock.on,
+                "since": self._clock.since, "lost": self.lost, "unknown": self.unknown,
+            }  # fmt: skip
+            try:
+                self._socket.send(msgpack.packb(body, default=str), zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                self.lost += 1  # zmq.Again: nobody reads; otherwise the socket is closed
+                log.debug("a %s message was dropped: %s", kind, error)

@@ -1,0 +1,262 @@
+"""The one table of series: everything that a run measures, with its unit and what it means.
+
+A name is `section/name`. A name with a `{placeholder}` is a family: `throughput/tokens_wasted_per_s/{reason}`
+stands for one series per reason. A **total** counts from the start of its process; the collector makes it survive
+restarts and turns it into the rate `..._per_s` that stands beside it, so that a role only ever counts.
+
+Every series is plotted over the axes: `step`, `wall_s`, `tokens`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+Across = Literal["sum", "mean", "max", "last"]
+
+SECTIONS: dict[str, str] = {
+    "throughput": "Tokens and episodes per second, and what a training step costs",
+    "staleness": "How old the tokens are, in training steps",
+    "buffer": "Where the prompt groups are, and what dropping them does to the data",
+    "correction": "How far the behaviour policy is from the one that is trained",
+    "reward": "What the agent achieves",
+    "weights": "The update of the weights and their way to the actors",
+    "waits": "What each role waits for",
+    "system": "Processes of the run",
+}
+
+AXES: dict[str, str] = {
+    "step": "training steps applied: the policy version",
+    "wall_s": "seconds since the start of the run",
+    "tokens": "tokens trained on so far",
+}
+
+BUCKETS = ("0", "1", "2", "3", "4", "5_8", "9_up")
+"""Buckets of every staleness histogram."""
+
+DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
+WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "aborted", "masked")
+STATES = ("in_flight", "waiting", "assigned", "trained", "dropped")
+FATES = ("generated", "trained", "dropped")
+
+CAUSES: dict[str, str] = {
+    "working": "waits for nothing",
+    "batch": "learner: the buffer has no complete batch within the bound",
+    "publish": "learner: the new weights are being written",
+    "checkpoint": "learner: the checkpoint is being written",
+    "evaluation": "learner: the held-out set is being played",
+    "ticket": "actor: free slots, but the buffer issues nothing",
+    "weights": "actor: new weights are being loaded",
+    "environment": "actor: every running episode is inside its environment",
+    "put": "actor: the buffer has not acknowledged yet",
+    "buffer": "anyone: the buffer does not answer",
+    "start": "anyone: still starting",
+}
+"""Causes that roles name today, with their meaning; the families of `waits` take any name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    name: str
+    unit: str
+    meaning: str
+    across: Across = "last"
+    """How the values of several roles (actors, mostly) become one."""
+    total: bool = False
+    """Counts up from the start of its process."""
+
+    @property
+    def section(self) -> str:
+        return self.name.split("/", 1)[0]
+
+    @property
+    def family(self) -> bool:
+        return "{" in self.name
+
+
+_OPEN = r"[A-Za-z0-9_.\-]+"
+PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
+    "reason": WASTE_REASONS,
+    "drop": DROP_REASONS,
+    "state": STATES,
+    "bucket": BUCKETS,
+    "fate": FATES,
+    "cause": None,
+    "env": None,
+    "reward": None,
+    "role": None,
+    "kind": None,
+    "sink": None,
+}
+"""What may stand in each placeholder; None: any name of letters, digits, `_`, `.`, `-`."""
+
+
+def _total(name: str, unit: str, meaning: str) -> list[Series]:
+    return [
+        Series(name, unit, f"{meaning}, since the start", "sum", total=True),
+        Series(rate_name(name), f"{unit}/s", f"{meaning}, per second", "sum"),
+    ]
+
+
+def rate_name(total: str) -> str:
+    """The rate that belongs to a total.
+
+    >>> rate_name("throughput/tokens_wasted/stale")
+    'throughput/tokens_wasted_per_s/stale'
+    """
+    section, name, *rest = total.split("/")
+    return "/".join((section, f"{name}_per_s", *rest))
+
+
+_TABLE: list[Series] = [
+    *_total("throughput/tokens_generated", "tokens", "policy tokens sampled by the actors"),
+    *_total("throughput/tokens_trained", "tokens", "policy tokens that carried loss in an applied step"),
+    *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
+    *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
+    Series("throughput/step_s", "s", "wall time of one training step, from one finished to the next"),
+    Series("throughput/compute_s", "s", "of it, forward, backward and optimizer"),
+    Series("throughput/proximal_s", "s", "of it, the forward pass for the proximal logprobs"),
+    Series("throughput/real_token_share", "share", "tokens computed by the learner that are not padding"),
+    Series("throughput/requests_running", "requests", "sequences that the engines generate now", "sum"),
+    Series("throughput/requests_waiting", "requests", "sequences that wait for a slot in the engines", "sum"),
+    Series("throughput/slots_busy", "share", "actor slots that play an episode", "mean"),
+    Series("throughput/kv_use", "share", "KV cache of the engines that is in use", "mean"),
+    Series("staleness/mean", "steps", "mean over the trained tokens"),
+    Series("staleness/max", "steps", "largest over the trained tokens", "max"),
+    Series("staleness/bound", "steps", "buffer.max_staleness"),
+    Series("staleness/trained_tokens/{bucket}", "share", "of the step's trained tokens, by their staleness"),
+    Series("staleness/in_queue/{bucket}", "groups", "complete groups that wait, by the staleness they have now", "sum"),
+    Series("staleness/in_flight/{bucket}", "groups", "incomplete groups, by the staleness they have now", "sum"),
+    Series("staleness/versions_per_episode", "versions", "policy versions that sampled one trained trajectory, mean"),
+    *[Series(f"buffer/groups/{s}", "groups", f"groups that are {s.replace('_', ' ')}", "sum") for s in STATES],
+    Series("buffer/groups/issued", "groups", "groups ever issued: the sum of the five states", "sum"),
+    Series("buffer/dropped/{drop}", "groups", "groups dropped, by reason, since the start", "sum"),
+    Series("buffer/fill", "share", "of buffer.capacity that is taken", "max"),
+    Series("buffer/trajectories", "trajectories", "places of buffer.capacity that are taken", "sum"),
+    Series("buffer/leases", "tickets", "tickets lent to actors now", "sum"),
+    Series("buffer/disk_bytes", "bytes", "payloads on disk", "sum"),
+    Series("buffer/commit_ms", "ms", "one group commit of the ledger, mean", "max"),
+    *_total("buffer/puts", "trajectories", "trajectories stored"),
+    *_total("buffer/duplicates", "trajectories", "trajectories put again with the same digest: not stored"),
+    *_total("buffer/late", "trajectories", "trajectories that came too late or with another digest: discarded"),
+    *_total("buffer/reissued", "tickets", "tickets lent again after a lapsed lease or a failed environment"),
+    *_total("buffer/refused", "messages", "malformed messages refused"),
+    *_total("buffer/env_failures", "episodes", "episodes whose environment failed"),
+    Series("buffer/length/{fate}", "tokens", "policy tokens per trajectory, mean since the start", "sum"),
+    Series("buffer/turns/{fate}", "turns", "assistant turns per trajectory, mean since the start", "sum"),
+    Series("buffer/reward/{fate}", "reward", "reward per trajectory, mean since the start", "sum"),
+    Series("buffer/count/{fate}", "trajectories", "trajectories behind these means", "sum"),
+    Series("buffer/env_count/{fate}/{env}", "trajectories", "of them, by environment", "sum"),
+    Series("correction/ess", "share", "effective sample size of the importance weights over the number of tokens"),
+    Series("correction/mismatch_kl", "nats", "KL(behaviour || proximal), k3 estimate over trained tokens"),
+    Series("correction/engine_mismatch_kl", "nats", "the same over tokens of staleness 0: engine against learner"),
+    Series("correction/ratio_mean", "ratio", "proximal / behaviour, mean over trained tokens"),
+    Series("correction/ratio_p99", "ratio", "its 99th percentile"),
+    Series("correction/ratio_max", "ratio", "its largest value", "max"),
+    Series("correction/ratio_truncated", "share", "tokens whose importance weight was cut or rejected"),
+    Series("correction/weights_mean", "ratio", "importance weight after the correction, mean over trained tokens"),
+    Series("correction/clip_fraction", "share", "trained tokens on the flat side of the loss's clip"),
+    Series("correction/approx_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
+    Series("correction/ess/{bucket}", "share", "effective sample size, by staleness"),
+    Series("correction/mismatch_kl/{bucket}", "nats", "KL(behaviour || proximal), by staleness"),
+    Series("correction/clip_fraction/{bucket}", "share", "clipped tokens, by staleness"),
+    Series("correction/ratio_p99/{bucket}", "ratio", "99th percentile of proximal / behaviour, by staleness"),
+    Series("reward/mean", "reward", "mean over the step's trajectories"),
+    Series("reward/std", "reward", "standard deviation over the step's trajectories"),
+    Series("reward/by_name/{reward}", "reward", "mean of one named reward"),
+    Series("reward/success", "share", "trajectories of the step that succeeded (eval.success)"),
+    Series("reward/success/{env}", "share", "the same, by environment"),
+    Series("reward/mean/{env}", "reward", "mean reward, by environment"),
+    Series("reward/zero_variance_groups", "share", "groups of the step whose rewards are all equal: no gradient"),
+    Series("reward/held_out_success_sampled", "share", "held-out tasks solved at the training temperature"),
+    Series("reward/held_out_success_greedy", "share", "held-out tasks solved greedily"),
+    Series("reward/turns", "turns", "assistant turns per trajectory of the step"),
+    Series("reward/length", "tokens", "policy tokens per trajectory of the step"),
+    Series("reward/truncated", "share", "trajectories ended by a limit of turns or tokens"),
+    Series("reward/advantage_std", "1", "standard deviation of the advantages over the trained tokens"),
+    Series("weights/loss", "1", "the objective that was minimised"),
+    Series("weights/policy_loss", "1", "its policy part"),
+    Series("weights/reference_kl", "nats", "KL to the model at the start of the run (learner.kl_coef)"),
+    Series("weights/entropy", "nats", "entropy of the policy per trained token"),
+    Series("weights/grad_norm", "1", "gradient norm before clipping"),
+    Series("weights/lr", "1", "learning rate"),
+    Series("weights/skipped", "batches", "batches skipped by the guard, since the start", "sum"),
+    Series("weights/publish_s", "s", "seconds to publish one policy version"),
+    Series("weights/published_version", "version", "the latest version published", "max"),
+    Series("weights/bytes", "bytes", "size of one published version"),
+    Series("weights/held_version", "version", "version that the actors hold, mean", "mean"),
+    Series("weights/load_s", "s", "seconds an actor took to take up the latest weights", "max"),
+    Series("weights/paused_share", "share", "of its time an actor stands still for new weights", "mean"),
+    *_total("weights/updates", "updates", "updates taken up by the actors"),
+    Series("waits/learner/{cause}", "share", "of the learner's time, by what it waits for"),
+    Series("waits/actor/{cause}", "share", "of the actors' time, by what they wait for, mean over the actors"),
+    Series("waits/buffer/{cause}", "share", "of the buffer's time, by what it waits for"),
+    Series("system/cpu/{role}", "cores", "CPU of one process and its children"),
+    Series("system/rss_bytes/{role}", "bytes", "resident memory of one process and its children"),
+    Series("system/restarts", "restarts", "processes restarted by the launcher, since the start"),
+    Series("system/restarts/{role}", "restarts", "the same, of one process"),
+    Series("system/reports_lost", "messages", "messages to the launcher dropped rather than waited for", "sum"),
+    Series("system/unknown_series", "values", "values whose name is not in the table of series", "sum"),
+    Series("system/sink_failures/{sink}", "calls", "calls of a metrics sink that failed; it is dropped"),
+]
+
+SERIES: dict[str, Series] = {s.name: s for s in _TABLE}
+if len(SERIES) != len(_TABLE):
+    raise ValueError("asyncrl.tracking.series: a name stands in the table twice")
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    def one(match: re.Match[str]) -> str:
+        allowed = PLACEHOLDERS[match.group(1)]
+        return _OPEN if allowed is None else "(?:" + "|".join(map(re.escape, allowed)) + ")"
+
+    return re.compile(re.sub(r"\{(\w+)\}", one, name))
+
+
+_FAMILIES = [(_pattern(s.name), s) for s in _TABLE if s.family]
+
+
+@lru_cache(maxsize=4096)
+def find(name: str) -> Series | None:
+    """The entry of the table for a series, or for the family that it is of; None if there is none.
+
+    >>> find("throughput/tokens_wasted/stale").unit
+    'tokens'
+    >>> find("throughput/tokens_wasted/boredom") is None
+    True
+    """
+    if name in SERIES and not SERIES[name].family:
+        return SERIES[name]
+    return next((s for pattern, s in _FAMILIES if pattern.fullmatch(name)), None)
+
+
+def check(names: Iterable[str]) -> None:
+    """Raises ValueError if a name is not in the table: for the tests of whoever sends series."""
+    unknown = sorted(n for n in names if find(n) is None)
+    if unknown:
+        raise ValueError(f"no such series: {', '.join(unknown)}. Use one of asyncrl/tracking/series.py, or add it.")
+
+
+def bucket(staleness: int) -> str:
+    """The bucket of a staleness (in training steps, not negative) in every histogram.
+
+    >>> [bucket(s) for s in (0, 4, 5, 8, 9, 100)]
+    ['0', '4', '5_8', '5_8', '9_up', '9_up']
+    """
+    if staleness < 0:
+        raise ValueError(f"staleness is {staleness}: the learner cannot be behind a token that it consumes")
+    return str(staleness) if staleness <= 4 else "5_8" if staleness <= 8 else "9_up"
+
+
+def histogram(family: str, counts: dict[int, int]) -> dict[str, float]:
+    """Counts by staleness as the series of one family: `histogram("staleness/in_queue", {0: 5, 7: 1})`.
+
+    Every bucket is there, so that one that empties returns to 0.
+    """
+    values = dict.fromkeys((f"{family}/{b}" for b in BUCKETS), 0.0)
+    for staleness, n in counts.items():
+        values[f"{family}/{bucket(staleness)}"] += n
+    return values
