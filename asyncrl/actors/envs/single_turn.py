@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
 from asyncrl.actors.envs.score import Score, run_score
 from asyncrl.data.base import prompt_messages
@@ -11,7 +13,7 @@ from asyncrl.plugins import resolve
 class SingleTurnEnv:
     """The task's prompt, then the assistant's text goes to `score`."""
 
-    tools: tuple[Tool, ...] = ()
+    tools: Sequence[Tool] = ()
 
     def __init__(self, score: Score | str) -> None:
         """`score`: a callable with verl's signature, or its import path `package.module:name` or `file.py:name`."""
