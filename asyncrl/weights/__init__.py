@@ -1,0 +1,1 @@
+"""How policy versions travel from the learner to the actors."""

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.errors import RunError
+from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "layer.weight": torch.randn(7, 5, generator=g),
+        "layer.half": torch.randn(3, 3, generator=g).bfloat16(),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+        "transposed": torch.randn(4, 6, generator=g).t(),
+    }
+
+
+def test_a_reader_sees_the_very_bytes(tmp_path: Path) -> None:
+    sent = weights()
+    id = ShmPublisher(tmp_path).publish(1, 4, sent.items())
+    reader = ShmSubscriber(tmp_path)
+    assert reader.latest() == id == WeightsVersion(1, 4, id.digest)
+    got = reader.open()
+    assert got.id == id
+    received = dict(got.tensors())
+    assert received.keys() == sent.keys()
+    for name, tensor in sent.items():
+        assert received[name].dtype == tensor.dtype
+        assert received[name].shape == tensor.shape
+        assert torch.equal(received[name], tensor)
+        assert received[name].data_ptr() % 64 == 0 or tensor.numel() == 0
+    got.close()
+    assert torch.equal(received["layer.weight"], sent["layer.weight"]), "a view outlives close"
+
+
+def test_digest_is_of_the_content_alone(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    a = publisher.publish(0, 1, weights().items())
+    b = publisher.publish(2, 9, reversed(list(weights().items())))
+    c = publisher.publish(2, 10, weights(1).items())
+    renamed = publisher.publish(2, 11, [(f"x.{k}", v) for k, v in weights().items()])
+    assert a.digest == b.digest
+    assert len({a.digest, c.digest, renamed.digest}) == 3
+
+
+def test_nothing_published(tmp_path: Path) -> None:
+    assert ShmSubscriber(tmp_path).latest() is None
+    with pytest.raises(WeightsCorrupt, match="nothing was published"):
+        ShmSubscriber(tmp_path).open()
+
+
+def test_keeps_the_newest_and_readers_keep_what_they_mapped(tmp_path: Path) -> None:
+    publisher, reader = ShmPublisher(tmp_path, keep=2), ShmSubscriber(tmp_path)
+    publisher.publish(0, 0, weights(0).items())
+    first = dict(reader.open().tensors())
+    for version in range(1, 6):
+        publisher.publish(0, version, weights(version).items())
+    assert sorted(p.name for p in tmp_path.glob("*.weights")) == [
+        "000000-0000000004.weights",
+        "000000-0000000005.weights",
+    ]
+    assert torch.equal(first["layer.weight"], weights(0)["layer.weight"])
+    publisher.publish(1, 2, weights(7).items())
+    latest = reader.latest()
+    assert latest is not None
+    assert latest.order == (1, 2), "a newer branch wins over a higher version"
+
+
+def test_writing_to_a_view_changes_nobody(tmp_path: Path) -> None:
+    ShmPublisher(tmp_path).publish(0, 0, weights().items())
+    reader = ShmSubscriber(tmp_path)
+    mine = dict(reader.open().tensors())
+    mine["layer.weight"].zero_()
+    assert torch.equal(dict(reader.open().tensors())["layer.weight"], weights()["layer.weight"])
+
+
+@pytest.mark.parametrize("where", [10, 100, 200, -5, -30, -60])
+def test_a_flipped_byte_is_found(tmp_path: Path, where: int) -> None:
+    ShmPublisher(tmp_path).publish(0, 0, [("w", torch.arange(64.0))])
+    (file,) = tmp_path.glob("*.weights")
+    data = bytearray(file.read_bytes())
+    data[where] ^= 1
+    file.write_bytes(bytes(data))
+    if where == 10:  # padding before the first tensor: no content
+        ShmSubscriber(tmp_path).open()
+        return
+    with pytest.raises(WeightsCorrupt):
+        ShmSubscriber(tmp_path).open()
+
+
+@pytest.mark.parametrize("size", [0, 7, 20, 300])
+def test_a_file_cut_short_is_found(tmp_path: Path, size: int) -> None:
+    ShmPublisher(tmp_path).publish(0, 0, [("w", torch.arange(64.0))])
+    (file,) = tmp_path.glob("*.weights")
+    os.truncate(file, size)
+    with pytest.raises(WeightsCorrupt):
+        ShmSubscriber(tmp_path).open()
+
+
+def test_a_file_of_another_version_under_the_name_is_found(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    publisher.publish(0, 0, weights(0).items())
+    publisher.publish(0, 1, weights(1).items())
+    old, new = sorted(tmp_path.glob("*.weights"))
+    new.write_bytes(old.read_bytes())
+    with pytest.raises(WeightsCorrupt, match="another digest"):
+        ShmSubscriber(tmp_path).open(verify=False)
+
+
+def test_a_pointer_that_is_no_pointer(tmp_path: Path) -> None:
+    (tmp_path / "latest.json").write_text("{")
+    with pytest.raises(WeightsCorrupt, match="pointer"):
+        ShmSubscriber(tmp_path).latest()
+
+
+def test_a_failing_stream_publishes_nothing(tmp_path: Path) -> None:
+    publisher = ShmPublisher(tmp_path)
+    before = publisher.publish(0, 0, weights().items())
+    with pytest.raises(ValueError, match="complex64"):
+        publisher.publish(0, 1, [("a", torch.ones(3)), ("b", torch.ones(3, dtype=torch.complex64))])
+    assert ShmSubscriber(tmp_path).latest() == before
+    ShmPublisher(tmp_path)
+    assert not list(tmp_path.glob("*.tmp")), "the next publisher sweeps up"
+
+
+def test_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("asyncrl.weights.shm._write", full)
+    with pytest.raises(RunError, match="No space left"):
+        ShmPublisher(tmp_path).publish(0, 0, weights().items())
+
+
+WRITER = """
+import sys, torch
+from pathlib import Path
+from asyncrl.weights.shm import ShmPublisher
+publisher = ShmPublisher(Path(sys.argv[1]))
+for version in range(1_000_000):
+    publisher.publish(0, version, [(f"w{i}", torch.full((200_000,), float(version))) for i in range(10)])
+    print(version, flush=True)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_kill_dash_nine_in_the_middle_of_writing(tmp_path: Path) -> None:
+    for delay in (0.0, 0.003, 0.011):
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            for _ in range(3):
+                process.stdout.readline()
+            time.sleep(delay)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+        opened = ShmSubscriber(tmp_path).open(verify=True)
+        tensors = dict(opened.tensors())
+        assert len(tensors) == 10
+        assert all((t == float(opened.id.version)).all() for t in tensors.values())
+        opened.close()
