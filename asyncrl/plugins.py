@@ -55,9 +55,7 @@ def resolve(name: str, table: Mapping[str, T] | None, field: str) -> T:
     return typing.cast(T, found)
 
 
-def check_options(
-    fn: Callable[..., Any], options: Mapping[str, Any], field: str, provided: Iterable[str] = ()
-) -> None:
+def check_options(fn: Callable[..., Any], options: Mapping[str, Any], field: str, provided: Iterable[str] = ()) -> None:
     """Refuse `options` that `fn` cannot be called with, before anything runs.
 
     `provided` are the parameters that the caller passes itself (positionally or by keyword): they must not be given

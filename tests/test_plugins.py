@@ -50,8 +50,13 @@ def test_error_inside_the_users_module_is_not_hidden(tmp_path: Any) -> None:
 
 
 def fn(
-    x: list[int], *, low: float, high: float | None = None, level: Literal["token", "row"] = "token",
-    weights: Sequence[float] = (), extra: list[int] | None = None,
+    x: list[int],
+    *,
+    low: float,
+    high: float | None = None,
+    level: Literal["token", "row"] = "token",
+    weights: Sequence[float] = (),
+    extra: list[int] | None = None,
 ) -> None:
     """A function whose signature the tests check options against."""
 

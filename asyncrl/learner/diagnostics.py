@@ -1,0 +1,90 @@
+"""How far off-policy a batch is, in numbers that a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.learner.ragged import LOG_RATIO_LIMIT, log_ratio, masked, masked_mean, row_sum, row_tokens, share
+
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
+"""Lower edges in policy versions; the last bucket is open."""
+
+
+def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
+    """(sum w)² / (n sum w²) over the n policy tokens: 1 when all weights are equal, 1/n when one has them all. Scalar.
+
+    0 when every weight is 0, 1 when there is no policy token. verl's `1 / mean((w / mean w)²)`.
+    """
+    w = masked(weights.detach(), mask)
+    w = w / w.max().clamp(min=torch.finfo(w.dtype).tiny) if w.numel() else w
+    squares, count = w.square().sum(), mask.sum()
+    ess = w.sum().square() / (squares * count).clamp(min=torch.finfo(w.dtype).tiny)
+    return torch.where(count > 0, ess, torch.ones_like(ess))
+
+
+def sequence_effective_sample_size(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, lengths: Tensor, cap: float | None = None
+) -> Tensor:
+    """The same over rows, each weighing exp(sum log w), capped if asked; rows without policy tokens do not count.
+
+    VCPO (2602.17616).
+    """
+    total = row_sum(log_ratio(proximal.detach(), behaviour.detach(), mask), lengths)
+    w = total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return effective_sample_size(w if cap is None else w.clamp(max=cap), row_tokens(mask, lengths) > 0)
+
+
+def mismatch(proximal: Tensor, behaviour: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """KL(behaviour || proximal) from the sampled tokens, and the tails of w = exp(proximal - behaviour). Scalars.
+
+    `mismatch_kl` is k3 (never negative, low variance), `mismatch_k1` the plain mean of -log w, both in nats a token;
+    `ratio_max`, `ratio_min`; `ratio_above_2`, `ratio_below_half`: shares of the policy tokens.
+    """
+    log_w = log_ratio(proximal.detach(), behaviour.detach(), mask)
+    w = log_w.exp()
+    inside = log_w[mask] if mask.any() else log_w.new_zeros(1)
+    return {
+        "mismatch_kl": masked_mean(w - 1 - log_w, mask),
+        "mismatch_k1": masked_mean(-log_w, mask),
+        "ratio_max": inside.max().exp(),
+        "ratio_min": inside.min().exp(),
+        "ratio_above_2": share(w > 2, mask),
+        "ratio_below_half": share(w < 0.5, mask),
+    }
+
+
+def off_policy(
+    weights: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    staleness: Tensor | None = None,
+    clipped: Tensor | None = None,
+    buckets: Sequence[int] = STALENESS_BUCKETS,
+) -> dict[str, Tensor]:
+    """Effective sample size, mismatch and, given `clipped[T]`, the clip fraction.
+
+    Of the batch and, given `staleness[T]` (learner version minus the token's), of each bucket that has tokens, under
+    `staleness_<low>[_<high>|_up]/...`. Scalars.
+    """
+
+    def of(part: Tensor) -> dict[str, Tensor]:
+        numbers = {"ess": effective_sample_size(weights, part), **mismatch(proximal, behaviour, part)}
+        if clipped is not None:
+            numbers["clip_fraction"] = share(clipped, part)
+        return numbers
+
+    report = of(mask)
+    if staleness is None:
+        return report
+    for low, above in zip(buckets, [*buckets[1:], None], strict=True):
+        part = mask & (staleness >= low) & (staleness < above if above is not None else True)
+        if part.any():
+            name = f"{low}_up" if above is None else f"{low}" if above == low + 1 else f"{low}_{above - 1}"
+            numbers = of(part) | {"tokens": part.sum()}
+            report |= {f"staleness_{name}/{key}": value for key, value in numbers.items()}
+    return report

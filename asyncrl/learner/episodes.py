@@ -1,0 +1,107 @@
+"""From rows to episodes to groups: what a baseline counts, and what whitening does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asyncrl.learner.ragged import check_flat, masked, row_sum, row_tokens, segment_sum, spread, unit_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """What an estimator gives, both 0 outside the mask and without gradient."""
+
+    advantages: Tensor
+    """[T], at least float32."""
+
+    returns: Tensor
+    """[T]: what a critic is trained towards; equal to the advantages where the estimator has no critic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """The E episodes of a batch and the statistics of their G groups, an episode counting once however many its rows.
+
+    A row without policy tokens counts with its reward: it may be masked by age and still inform the baseline.
+    """
+
+    of_row: Tensor
+    """[B] the episode of each row."""
+    group: Tensor
+    """[E] the group of each episode, 0..G-1."""
+    reward: Tensor
+    """[E] sum of all rewards of the episode's rows, at least float32."""
+    tokens: Tensor
+    """[E] policy tokens, same dtype as reward."""
+    size: Tensor
+    """[G] episodes in each group, same dtype as reward."""
+
+    def group_sum(self, x: Tensor) -> Tensor:
+        """Sum of `x[E]` over each group, `[G]`."""
+        return segment_sum(x, self.group, self.size.numel())
+
+    def group_mean(self, x: Tensor) -> Tensor:
+        """Mean of `x[E]` over each group, `[G]`."""
+        return self.group_sum(x) / self.size
+
+    def group_std(self, x: Tensor) -> Tensor:
+        """Standard deviation of `x[E]` over each group with Bessel's correction, `[G]`; 0 in a group of one."""
+        deviation = x - self.group_mean(x)[self.group]
+        return (self.group_sum(deviation.square()) / (self.size - 1).clamp(min=1)).sqrt()
+
+    def group_max(self, x: Tensor) -> Tensor:
+        """Largest `x[E]` of each group, `[G]`."""
+        return torch.full_like(self.size, -torch.inf).scatter_reduce(0, self.group, x, "amax")
+
+    def constant(self, x: Tensor) -> Tensor:
+        """[E] bool: all of the episode's group have the same x. Exact, where a std of rounded numbers is not 0."""
+        return (self.group_max(x) == -self.group_max(-x))[self.group]
+
+    @property
+    def alone(self) -> Tensor:
+        """[E] bool: the episode is a group of one."""
+        return (self.size == 1)[self.group]
+
+
+def gather(
+    where: str, rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, episodes: Tensor | None
+) -> Episodes:
+    """The episodes of a flat batch. Raises ValueError when an episode's rows name different groups."""
+    check_flat(where, mask, lengths, rewards=rewards)
+    rewards = promoted(rewards)
+    of_row, count = unit_ids(lengths, episodes)
+    group_of_row, num_groups = unit_ids(lengths, groups)
+    group = torch.zeros(count, dtype=torch.long, device=lengths.device).scatter(0, of_row, group_of_row)
+    if episodes is not None and not torch.equal(group[of_row], group_of_row):
+        raise ValueError(f"{where}: rows of one episode carry different groups. An episode belongs to one group.")
+    return Episodes(
+        of_row=of_row,
+        group=group,
+        reward=segment_sum(row_sum(rewards, lengths), of_row, count),
+        tokens=segment_sum(row_tokens(mask, lengths), of_row, count).to(rewards.dtype),
+        size=segment_sum(torch.ones_like(group), group, num_groups).to(rewards.dtype),
+    )
+
+
+def on_tokens(value: Tensor, episodes: Episodes, mask: Tensor, lengths: Tensor) -> Tensor:
+    """A value of each episode `[E]` on the policy tokens of all its rows, `[T]`."""
+    return masked(spread(value[episodes.of_row], lengths, mask.numel()), mask)
+
+
+def promoted(x: Tensor) -> Tensor:
+    """Detached and in at least float32: sums over a group in half precision would lose the differences they are for."""
+    return x.detach().to(torch.promote_types(x.dtype, torch.float32))
+
+
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) over the policy tokens, var with Bessel's correction, 0 elsewhere. verl.
+
+    One policy token alone, or none, gives 0.
+    """
+    count = mask.sum().to(x.dtype)
+    deviation = masked(x - masked(x, mask).sum() / count.clamp(min=1), mask)
+    variance = deviation.square().sum() / (count - 1).clamp(min=1)
+    return deviation * torch.rsqrt(variance + 1e-8)

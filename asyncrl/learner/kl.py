@@ -1,0 +1,104 @@
+"""KL(policy || reference) estimated from the sampled tokens, and who sets its coefficient.
+
+With x = logprobs - reference of the sampled token (Schulman, joschu.net/blog/kl-approx.html):
+
+    k1   x                 unbiased value, high variance; as a loss its gradient has mean 0: it teaches nothing
+    abs  |x|
+    k2   x² / 2            biased value; its gradient is the right one on-policy
+    k3   e^-x - 1 + x      unbiased value, low variance, never negative; its gradient is the reverse direction's
+
+A `+` (verl) keeps the value and takes the gradient of k2, straight through.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from asyncrl.learner.ragged import LOG_RATIO_LIMIT, masked
+
+
+def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """x, `[T]`. verl, AReaL, slime, NeMo."""
+    return logprobs - reference.detach()
+
+
+def abs_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """|x|, `[T]`. verl, SkyRL."""
+    return (logprobs - reference.detach()).abs()
+
+
+def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """x² / 2, `[T]`. verl (`mse`), AReaL, NeMo."""
+    return 0.5 * (logprobs - reference.detach()).square()
+
+
+def k3(logprobs: Tensor, reference: Tensor, *, limit: float | None = 10.0) -> Tensor:
+    """e^-x - 1 + x, `[T]`, with -x clamped to ±20 before exp.
+
+    `limit`: the result is clamped to it, and has no gradient there: 10 in verl, SkyRL, NeMo, AReaL, slime's
+    `low_var_kl`; None in TRL and slime's `k3`.
+    """
+    y = (reference.detach() - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    kl = y.exp() - y - 1
+    return kl if limit is None else kl.clamp(max=limit)
+
+
+def _straight_through(estimate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(estimate)
+    def plus(logprobs: Tensor, reference: Tensor, **options: float | None) -> Tensor:
+        gradient = k2(logprobs, reference)
+        return estimate(logprobs, reference, **options).detach() + gradient - gradient.detach()
+
+    return plus
+
+
+KL: dict[str, Callable[..., Tensor]] = {"k1": k1, "abs": abs_kl, "k2": k2, "k3": k3}
+KL |= {f"{name}+": _straight_through(estimate) for name, estimate in KL.items()}
+
+
+def unbiased(kl: Tensor, current: Tensor, sampled_under: Tensor) -> Tensor:
+    """r * kl with r = exp(current - sampled_under) carrying gradient, `[T]`: the current policy's KL from another's tokens.
+
+    DeepSeek-V3.2 (2512.02556); slime `--use-unbiased-kl`, TRL `use_bias_correction_kl`.
+    """
+    return (current - sampled_under.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * kl
+
+
+def penalise_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Tensor:
+    """KL in the reward: `rewards[T] - coefficient * kl[T]` on policy tokens, constant.
+
+    (KL in the loss: add `coefficient * kl` per token to the policy loss before it is aggregated.)
+    """
+    return rewards - coefficient * masked(kl.detach(), mask).to(rewards.dtype)
+
+
+@dataclass(slots=True)
+class FixedKL:
+    """A constant coefficient."""
+
+    value: float
+
+    def update(self, measured: float, steps: int) -> None:
+        """Nothing to learn from what was measured."""
+
+
+@dataclass(slots=True)
+class AdaptiveKL:
+    """A coefficient steered to a target KL: value *= 1 + clip(measured/target - 1, ±0.2) * steps/horizon (1909.08593)."""
+
+    value: float
+    target: float
+    horizon: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.target <= 0 or self.horizon <= 0:
+            raise ValueError(f"AdaptiveKL: target {self.target}, horizon {self.horizon}: both must be above 0.")
+
+    def update(self, measured: float, steps: int) -> None:
+        """`measured`: the mean KL of the step, in nats a token; `steps`: samples it was measured on."""
+        error = min(max(measured / self.target - 1, -0.2), 0.2)
+        self.value *= 1 + error * steps / self.horizon
