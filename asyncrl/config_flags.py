@@ -1,0 +1,109 @@
+"""Every config field as a flag: `--buffer.max-staleness 2`. The field's docstring and default are its help.
+
+A flag's value stays text or plain YAML here: `config_sources.load` validates it together with the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+from tyro import conf
+from tyro.constructors import PrimitiveConstructorSpec
+
+from asyncrl.config import Config
+from asyncrl.config_sources import kinds, nearest, parse_yaml, section_of
+from asyncrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Unset:
+    """Stands for a flag that was not given; shown in the help as the default."""
+
+    default: str
+
+
+def flags_type() -> type:
+    """A dataclass for tyro with every config field as a flag, named by its path, documented by its docstring."""
+    sections = []
+    for name, field in Config.model_fields.items():
+        model = section_of(field)
+        assert model is not None, "the top level of Config holds sections only"
+        leaves: list[Any] = []
+        for leaf_name, leaf in model.model_fields.items():
+            default = leaf.get_default(call_default_factory=True)
+            leaves.append((leaf_name, _flag(leaf), dataclasses.field(default=_Unset(_shown(default)))))
+        section = dataclasses.make_dataclass(name, leaves, frozen=True)
+        section.__doc__ = (model.__doc__ or "").strip()
+        sections.append((name, section, dataclasses.field(default_factory=section)))
+    flags = dataclasses.make_dataclass("ConfigFlags", sections, frozen=True)
+    flags.__doc__ = Config.__doc__
+    return flags
+
+
+def given_flags(flags: Any) -> dict[str, Any]:
+    """Of a parsed `flags_type()`: the values that were given, by field path."""
+    return {
+        f"{section.name}.{leaf.name}": value
+        for section in dataclasses.fields(flags)
+        for leaf in dataclasses.fields(getattr(flags, section.name))
+        if not isinstance(value := getattr(getattr(flags, section.name), leaf.name), _Unset)
+    }
+
+
+def unknown_flag(flag: str) -> ConfigError:
+    path = flag.lstrip("-").partition("=")[0].replace("-", "_")
+    hint = nearest(path, spell=lambda p: "--" + p.replace("_", "-"))
+    return ConfigError(f"{flag} is no flag{hint}: `asyncrl launch --help` lists them all.")
+
+
+def _flag(field: FieldInfo) -> Any:
+    """How tyro reads one field: as text, which is validated later together with the file."""
+    wanted = kinds(field.annotation)
+
+    def parse(words: list[str]) -> Any:
+        if bool in wanted and not words:
+            return True
+        if tuple in wanted and not (len(words) == 1 and words[0].lstrip().startswith("[")):
+            return [_value(word, wanted - {tuple}) for word in words]
+        if len(words) != 1:
+            raise ValueError(f"takes one value, got {len(words)}")
+        return _value(words[0], wanted)
+
+    spec: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
+        nargs="*" if wanted & {bool, tuple} else 1,
+        metavar=_metavar(field.annotation),
+        instance_from_str=parse,
+        is_instance=lambda _: True,
+        str_from_instance=lambda unset: [unset.default],
+    )
+    return Annotated[Any, spec, conf.arg(help=field.description)]
+
+
+def _value(text: str, wanted: set[Any]) -> Any:
+    """A text field takes what was typed; every other kind is written as in the file."""
+    if str in wanted and tuple not in wanted:
+        return None if types.NoneType in wanted and text.lower() in ("none", "null") else text
+    try:
+        return parse_yaml(text)
+    except yaml.YAMLError:
+        return text  # validation names it, with what was expected
+
+
+def _metavar(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "{" + ",".join(map(str, get_args(annotation))) + "}"
+    wanted = kinds(annotation) - {types.NoneType}
+    if bool in wanted:
+        return "[{true,false}]"
+    one = "YAML" if dict in wanted else "|".join(sorted(k.__name__ for k in wanted - {tuple})).upper()
+    return f"[{one} ...]" if tuple in wanted else one
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,212 @@
+"""Where a configuration comes from: defaults, a YAML file over them, flags (config_flags.py) over both.
+
+File and flags meet in one mapping and are validated together, strictly and once, so that an error reads the same
+wherever the value came from: the field with its full path, the value, what was expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+
+SEEDS = ("data.seed", "actors.seed", "learner.seed")
+"""What `launch.seed` stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    config: Config
+    sources: Mapping[str, str]
+    """By field path (`buffer.capacity`): default, file or flag."""
+
+
+def load(file: Path | None, flags: Mapping[str, Any]) -> Sourced:
+    """The configuration of `file` (None: the defaults) with `flags`, by field path, on top. Raises ConfigError."""
+    values = read(file) if file else {}
+    in_file = set(_given(values, Config, file))
+    for path, value in flags.items():
+        section, _, name = path.partition(".")
+        values[section] = {**(values.get(section) or {}), name: value}
+    try:
+        config = Config.model_validate(_with_tuples(values, Config), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, set(flags), file)) from error
+    sources = {path: _source(path, flags, in_file) for path, _ in fields(Config)}
+    return Sourced(config, sources)
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field that is not itself a section, with its full path."""
+    for name, field in model.model_fields.items():
+        if (section := section_of(field)) is not None:
+            yield from fields(section, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def show(sourced: Sourced) -> str:
+    """The resolved configuration as YAML, each value with its source as a comment."""
+    values = sourced.config.model_dump(mode="json")
+    lines = []
+    for section, members in values.items():
+        lines.append(f"{section}:")
+        for name, value in members.items():
+            text = yaml.safe_dump(
+                {name: value}, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True
+            ).strip()[1:-1]
+            lines.append(f"  {text:<44}  # {sourced.sources[f'{section}.{name}']}")
+    return "\n".join(lines)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's idea of scalars: `1e-6` is a number, `off` and `2026-01-01` are texts. A repeated key is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for i, key in enumerate(keys):
+            if key in keys[:i]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} is given twice", node.value[i][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
+    ("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+    ("float", r"^[-+]?\.(?:inf|Inf|INF|nan|NaN|NAN)$", list("-+.")),
+    ("merge", r"^<<$", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+
+def parse_yaml(text: str) -> Any:
+    """Raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Raises ConfigError when the file cannot be read or is not a mapping."""
+    try:
+        values = parse_yaml(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"--config {file}: {error.strerror}: give a YAML file, for instance one of configs/."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {file} is not UTF-8 text: give a YAML file.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"--config {file}{where}: no YAML: {getattr(error, 'problem', None) or error}.") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {file} holds a {type(values).__name__}, expected a mapping of sections.")
+    return values
+
+
+def _given(values: Any, model: type[BaseModel], file: Path | None, prefix: str = "") -> Iterator[str]:
+    """Paths of the fields that the file sets. Raises ConfigError at a key that no section has."""
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        field = model.model_fields.get(name) if isinstance(name, str) else None
+        if field is None:
+            raise ConfigError(f"{path} in {file} is no field{nearest(path)}: `asyncrl launch --help` lists them all.")
+        section = section_of(field)
+        if section is None:
+            yield path
+        elif isinstance(value, dict):
+            yield from _given(value, section, file, f"{path}.")
+        elif value is not None:
+            raise ConfigError(
+                f"{path} in {file} is {value!r}: expected a section with fields, as in `{path}: {{...}}`."
+            )
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _with_tuples(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """YAML has lists only, and strict validation takes no list for a tuple. An empty section keeps its defaults."""
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        field = model.model_fields[name]
+        if (section := section_of(field)) is not None:
+            converted[name] = _with_tuples(value or {}, section)
+        else:
+            converted[name] = tuple(value) if isinstance(value, list) and tuple in kinds(field.annotation) else value
+    return converted
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """{int}, {str, NoneType}, {tuple, str}, {dict}: the plain types that an annotation is made of."""
+    origin = get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return set().union(*(kinds(a) for a in get_args(annotation)))
+    if origin is Literal:
+        return {type(a) for a in get_args(annotation)}
+    if origin is tuple:
+        return {tuple}.union(*(kinds(a) for a in get_args(annotation) if a is not Ellipsis))
+    return {origin or annotation}
+
+
+def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
+    if path in flags:
+        return "flag"
+    if path in in_file:
+        return "file"
+    if path in SEEDS and (seed := _source("launch.seed", flags, in_file)) != "default":
+        return f"{seed} (launch.seed)"
+    return "default"
+
+
+def _sentence(error: ValidationError, flags: set[str], file: Path | None) -> str:
+    """The first thing wrong, as one sentence."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return first["msg"].removeprefix("Value error, ")
+    path = ".".join(str(part) for part in first["loc"])
+    field = ".".join(str(part) for part in first["loc"][:2])
+    where = f"--{field.replace('_', '-')}" if field in flags else f"{path} in {file}" if file else path
+    expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    if first["type"] == "extra_forbidden":
+        expected = f"no such field{nearest(path)}"
+    return f"{where} is {_short(first['input'])}: {expected}."
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def nearest(path: str, spell: Callable[[str], str] = str) -> str:
+    """' (did you mean buffer.capacity?)', or nothing when no field resembles `path`."""
+    known = [p for p, _ in fields(Config)] + list(Config.model_fields)
+    same_name = [p for p in known if p.rpartition(".")[2] == path.rpartition(".")[2]]
+    close: Sequence[str] = same_name or difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    return f" (did you mean {spell(close[0])}?)" if close else ""
