@@ -1,0 +1,26 @@
+"""Engines by name. An entry is an import path, so that a name costs nothing until it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from asyncrl.actors.engines.protocol import Engine
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import check_options, resolve
+
+ENGINES: dict[str, str] = {"hf": "asyncrl.actors.engines.hf:from_config"}
+"""Name -> import path of a callable `(config: Config, **options) -> Engine`."""
+
+
+def build_engine(config: Config) -> Engine:
+    """The engine that `actors.engine` names, with `actors.engine_options`. Raises ConfigError."""
+    try:
+        name = ENGINES.get(config.actors.engine, config.actors.engine)
+        build = resolve(name, dict.fromkeys(ENGINES), "actors.engine")
+        options = config.actors.engine_options
+        check_options(cast(Callable[..., Engine], build), options, "actors.engine_options", provided=("config",))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return cast(Callable[..., Engine], build)(config, **options)

@@ -1,0 +1,104 @@
+"""One forward pass of a transformers model over a static KV cache: any family, by the model's own code.
+
+`hf_decode.py` does the same sums faster for the families that it knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+Rows = slice | torch.Tensor
+"""Rows of the cache: `slice(0, n)` reads it in place, a LongTensor [B] gathers."""
+
+
+class KVCache:
+    """Keys and values of every slot: [layers, slots, kv_heads, length + 1, head_dim].
+
+    The last position is scratch: what must be written somewhere, and is read by nobody, goes there.
+    """
+
+    def __init__(self, model: Any, slots: int, length: int) -> None:
+        c = model.config
+        head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        shape = (c.num_hidden_layers, slots, c.num_key_value_heads, length + 1, head_dim)
+        self.k = torch.zeros(shape, dtype=model.dtype)
+        self.v = torch.zeros(shape, dtype=model.dtype)
+        self.slots, self.scratch = slots, length
+        self.index = torch.arange(slots)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first `length` positions of one slot to another."""
+        self.k[:, target, :, :length] = self.k[:, source, :, :length]
+        self.v[:, target, :, :length] = self.v[:, source, :, :length]
+
+
+class Forward(Protocol):
+    """Writes the keys and values of the given tokens into the cache and returns the logits after the chosen ones."""
+
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows, last: torch.Tensor, longest: int
+    ) -> torch.Tensor:
+        """tokens, positions [B, L] int64 (padding at position `scratch`); last [B] int64: which of the L columns is
+        asked for; longest: no real position is at or beyond it. Returns logits [B, V] float32."""
+        ...
+
+    def refresh(self) -> None:
+        """Called after the model's weights were changed in place."""
+        ...
+
+
+def visible(positions: torch.Tensor, longest: int) -> torch.Tensor:
+    """[B, 1, L, longest] bool: a query at position p sees the keys at 0..p."""
+    return (torch.arange(longest) <= positions[:, :, None])[:, None]
+
+
+class PlainForward:
+    """Through the model's own forward."""
+
+    def __init__(self, model: Any, cache: KVCache) -> None:
+        self._model, self._cache = model, cache
+
+    @torch.inference_mode()
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows, last: torch.Tensor, longest: int
+    ) -> torch.Tensor:
+        view = _View(self._cache, rows, positions, longest)
+        seen = visible(positions, longest)
+        mask = torch.zeros(seen.shape, dtype=self._model.dtype).masked_fill_(~seen, torch.finfo(self._model.dtype).min)
+        hidden = self._model.base_model(
+            input_ids=tokens,
+            position_ids=positions.clamp(max=self._cache.scratch - 1),
+            attention_mask=mask,
+            past_key_values=view,
+            use_cache=True,
+        ).last_hidden_state
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(last)), last])
+        return logits.float()
+
+    def refresh(self) -> None:
+        return None
+
+
+class _View:
+    """What a transformers attention layer expects of a cache, for one call."""
+
+    is_compileable = False
+    is_sliding = (False,)
+
+    def __init__(self, cache: KVCache, rows: Rows, positions: torch.Tensor, longest: int) -> None:
+        self._cache, self._rows, self._positions, self._longest = cache, rows, positions, longest
+        self._index = cache.index[rows][:, None]
+
+    def update(
+        self, k: torch.Tensor, v: torch.Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """k, v [B, kv_heads, L, head_dim] of the new tokens; returns those of all positions below `longest`."""
+        keys, values = self._cache.k[layer], self._cache.v[layer]
+        keys[self._index, :, self._positions] = k.transpose(1, 2)
+        values[self._index, :, self._positions] = v.transpose(1, 2)
+        return keys[self._rows, :, : self._longest], values[self._rows, :, : self._longest]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        return self._longest

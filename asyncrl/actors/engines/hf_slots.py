@@ -1,0 +1,137 @@
+"""Which sequence stands in which slot, and how much of it is in the KV cache. Pure: no model, no threads, no clock.
+
+A slot's sequence is `tokens[slot, :length]`, of which the first `cached` have keys and values in the cache. What is left
+over is its **tail**: one token while it decodes, more while it is to be prefilled. A slot that became free keeps its
+sequence, so that a later prompt that begins the same way finds the work done: the next turn of the same episode in
+place, another episode's system prompt by copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.actors.engines.protocol import Sampling
+from asyncrl.actors.engines.sampling import uniforms
+
+Index = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+WORTH_WAITING = 16
+"""Tokens: a prompt that shares so many with one that is being prefilled waits for it, and copies."""
+
+
+class Slots:
+    """Arrays over `count` slots of `length` tokens each."""
+
+    def __init__(self, count: int, length: int, vocab: int) -> None:
+        self.room = length
+        self.active = np.zeros(count, bool)
+        self.tokens = np.zeros((count, length), np.int32)
+        self.logprobs = np.zeros((count, length), np.float32)
+        self.versions = np.zeros((count, length), np.int32)
+        self.length = np.zeros(count, np.int64)
+        self.cached = np.zeros(count, np.int64)
+        self.prompt = np.zeros(count, np.int64)
+        self.limit = np.zeros(count, np.int64)
+        self.noise = np.zeros((count, length), np.float64)
+        self.temperature = np.ones(count, np.float32)
+        self.greedy = np.zeros(count, bool)
+        self.top_p = np.ones(count, np.float32)
+        self.top_k = np.zeros(count, np.int64)
+        self.stops = np.zeros((count, vocab), bool)
+        self.pure = np.ones(count, bool)
+        """All that is cached was computed under the weights in use."""
+        self._freed = np.zeros(count, np.int64)
+        self._clock = 0
+
+    def place(self, prompt: Tokens, sampling: Sampling) -> int | None:
+        """The slot that takes `prompt` (at least 1, fewer than `room` tokens), or None when all are taken.
+
+        A slot whose whole cache is a beginning of the prompt is the turn before of the same episode; otherwise the
+        slot that has been free for longest.
+        """
+        free = np.flatnonzero(~self.active)
+        if not len(free):
+            return None
+        shared = self._shared(prompt, free)
+        own = np.where(shared == self.cached[free], shared, 0)
+        best = int(own.argmax()) if own.max() > 0 else int(self._freed[free].argmin())
+        slot = int(free[best])
+        if own[best] == 0 and not self.pure[slot]:
+            shared[best], self.pure[slot] = 0, True
+        n = len(prompt)
+        self.tokens[slot, :n] = prompt
+        self.active[slot] = True
+        self.length[slot] = self.prompt[slot] = n
+        self.cached[slot] = shared[best]
+        self.limit[slot] = min(n + sampling.max_new_tokens, self.room)
+        self.noise[slot, : self.limit[slot] - n] = uniforms(sampling.seed, int(self.limit[slot]) - n)
+        self.greedy[slot] = sampling.temperature == 0
+        self.temperature[slot] = sampling.temperature or 1.0
+        self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
+        self.stops[slot] = False
+        self.stops[slot, list(sampling.stop_token_ids)] = True
+        return slot
+
+    def free(self, slot: int) -> None:
+        self._clock += 1
+        self._freed[slot] = self._clock
+        self.active[slot] = False
+
+    def to_prefill(self) -> Index:
+        """Active slots with a tail of more than one token."""
+        return np.flatnonzero(self.active & (self.length - self.cached > 1))
+
+    def donor(self, slot: int) -> tuple[int, int] | None:
+        """(another slot, n): its first n cached positions are those of `slot` and more than `slot` has itself."""
+        others = np.flatnonzero(self.pure & (self.cached > self.cached[slot]))
+        if not len(others):
+            return None
+        shared = self._shared(self.tokens[slot, : self.length[slot]], others)
+        best = int(shared.argmax())
+        return (int(others[best]), int(shared[best])) if shared[best] > self.cached[slot] else None
+
+    def batch(self, rows: Index, max_tokens: int) -> Index:
+        """Those of `rows` (with a tail) that are prefilled together: at most `max_tokens` with padding, at least one,
+        none that could soon copy from another."""
+        tails = self.length[rows] - self.cached[rows]
+        chosen: list[int] = []
+        widest = 0
+        for row in rows[np.argsort(tails, kind="stable")[::-1]].tolist():
+            widest = max(widest, int(self.length[row] - self.cached[row]))
+            if chosen and widest * (len(chosen) + 1) > max_tokens:
+                break
+            n = int(self.length[row])
+            if chosen and self._common(self.tokens[row, :n], chosen).max() >= self.cached[row] + WORTH_WAITING:
+                continue
+            chosen.append(row)
+        return np.array(sorted(chosen), np.int64)
+
+    def record(self, rows: Index, tokens: Index, logprobs: npt.NDArray[np.float32], version: int) -> tuple[Index, Index]:
+        """One sampled token per row. Returns the rows that ended with a stop token, and those that ran out of room."""
+        at = self.length[rows]
+        self.tokens[rows, at] = tokens
+        self.logprobs[rows, at] = logprobs
+        self.versions[rows, at] = version
+        self.cached[rows] = at
+        self.length[rows] = at + 1
+        stopped = self.stops[rows, tokens]
+        return rows[stopped], rows[~stopped & (at + 1 >= self.limit[rows])]
+
+    def weights_changed(self, recompute: bool) -> None:
+        """Forget the cache, or keep it for the sequences that it belongs to and nobody else."""
+        if recompute:
+            self.cached[:] = 0
+        self.pure[:] = recompute
+
+    def _shared(self, prompt: Tokens, slots: Index) -> Index:
+        """How many positions of `prompt`, at most all but the last, the cache of each slot holds."""
+        return np.minimum(np.minimum(self._common(prompt, slots), self.cached[slots]), len(prompt) - 1)
+
+    def _common(self, prompt: Tokens, slots: Index | Sequence[int]) -> Index:
+        """Length of the common beginning with each slot's tokens (what follows a slot's length is garbage)."""
+        same = self.tokens[slots, : len(prompt)] == prompt
+        return np.where(same.all(1), len(prompt), same.argmin(1))
