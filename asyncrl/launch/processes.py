@@ -1,0 +1,143 @@
+"""One process of the run, and how to find and end all of them, grandchildren too.
+
+A process leads a session of its own, carries the run's id in its environment, and holds the reading end of a pipe
+(lifeline.py) whose writing end only the launcher has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from asyncrl.launch import lifeline
+
+RUN_MARKER = "ASYNCRL_RUN"
+ROLE_MARKER = "ASYNCRL_ROLE"
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What to start."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *arguments)
+
+
+class Process:
+    """A started role."""
+
+    def __init__(self, role: Role, run_id: str, log: Path) -> None:
+        """Raises OSError when it cannot be started."""
+        self.role = role
+        self.log = log
+        reading, self._lifeline = os.pipe()
+        markers = {RUN_MARKER: run_id, ROLE_MARKER: role.name, lifeline.ENVIRONMENT: str(reading)}
+        try:
+            with log.open("ab") as output:
+                self._popen = subprocess.Popen(
+                    role.command,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **role.environment, **markers},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[reading],
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(reading)
+        self.pid = self._popen.pid
+        self.started = time.monotonic()
+        self.ready = False
+
+    @property
+    def created(self) -> float:
+        """Start time as the system has it: with the pid it names the process for good."""
+        return psutil.Process(self.pid).create_time()
+
+    def ended(self) -> int | None:
+        """None while it runs; then its exit code, negative for a signal, and nothing of its group is left."""
+        if self._popen.returncode is None:
+            # Seen but not yet reaped: until then the group's number cannot be given to anybody else.
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            self._kill_group()
+            self._popen.wait()
+            os.close(self._lifeline)
+        return self._popen.returncode
+
+    def stop(self) -> None:
+        """Asks it to stop in order."""
+        if self.ended() is None:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.ended() is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM when only zombies are left
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become children of this process instead of init's: none gets out of sight."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(known: Iterable[int]) -> None:
+    """Collects adopted children that have ended; `known` pids are left to whoever waits for them."""
+    mine = set(known)
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.pid not in mine and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def of_run(run_id: str) -> list[psutil.Process]:
+    """Every process that carries the run's id in its environment, zombies left out; not this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(RUN_MARKER) == run_id
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append(process)
+    return found
+
+
+def alive(pid: int, created: float) -> bool:
+    """Whether the process of this pid is still the one that started then, and runs."""
+    try:
+        process = psutil.Process(pid)
+        # psutil derives the time of the start from the boot time, which the system's clock moves a little.
+        return abs(process.create_time() - created) < 2.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()

@@ -1,0 +1,28 @@
+"""How every process of a run begins and ends: bound to its launcher, logging, its exit code meaning something."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from asyncrl.errors import AsyncRLError, ConfigError
+from asyncrl.launch import lifeline, logs
+
+CONFIG_ERROR = 2
+"""Exit code: the configuration cannot work. The run ends, exit code 2."""
+RUN_ERROR = 3
+"""Exit code: the run cannot go on and a restart would not help. The run ends, exit code 1."""
+
+
+def play(role: str, main: Callable[[], None]) -> NoReturn:
+    """Runs `main` as the process of `role`. Any other exception is a death: traceback, exit code 1, restarted."""
+    lifeline.hold_on()
+    log = logs.setup(role)
+    try:
+        main()
+    except AsyncRLError as error:
+        log.debug("raised here", exc_info=True)
+        log.error("%s", error)
+        sys.exit(CONFIG_ERROR if isinstance(error, ConfigError) else RUN_ERROR)
+    sys.exit(0)
