@@ -10,6 +10,7 @@ Every series is plotted over the axes: `step`, `wall_s`, `tokens`.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,8 +35,9 @@ AXES: dict[str, str] = {
     "tokens": "tokens trained on so far",
 }
 
-BUCKETS = ("0", "1", "2", "3", "4", "5_8", "9_up")
-"""Buckets of every staleness histogram."""
+BUCKET_EDGES = (0, 1, 2, 3, 4, 8, 16)
+"""Lower edges of the buckets of every staleness histogram; the last is open."""
+BUCKETS = ("0", "1", "2", "3", "4_7", "8_15", "16_up")
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
 WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "aborted", "masked")
@@ -87,8 +89,9 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "cause": None,
     "env": None,
     "reward": None,
+    "correction": None,
+    "metric": None,
     "role": None,
-    "kind": None,
     "sink": None,
 }
 """What may stand in each placeholder; None: any name of letters, digits, `_`, `.`, `-`."""
@@ -156,14 +159,29 @@ _TABLE: list[Series] = [
     Series("correction/ratio_mean", "ratio", "proximal / behaviour, mean over trained tokens"),
     Series("correction/ratio_p99", "ratio", "its 99th percentile"),
     Series("correction/ratio_max", "ratio", "its largest value", "max"),
-    Series("correction/ratio_truncated", "share", "tokens whose importance weight was cut or rejected"),
+    Series("correction/ratio_min", "ratio", "its smallest value"),
+    Series("correction/ratio_above_2", "share", "trained tokens with a ratio above 2"),
+    Series("correction/ratio_below_half", "share", "trained tokens with a ratio below 1/2"),
+    Series("correction/mismatch_k1", "nats", "mean of log(behaviour / proximal): the same KL, unbiased and noisier"),
+    Series("correction/kept", "share", "trained tokens that the corrections keep"),
     Series("correction/weights_mean", "ratio", "importance weight after the correction, mean over trained tokens"),
     Series("correction/clip_fraction", "share", "trained tokens on the flat side of the loss's clip"),
-    Series("correction/approx_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
-    Series("correction/ess/{bucket}", "share", "effective sample size, by staleness"),
-    Series("correction/mismatch_kl/{bucket}", "nats", "KL(behaviour || proximal), by staleness"),
-    Series("correction/clip_fraction/{bucket}", "share", "clipped tokens, by staleness"),
-    Series("correction/ratio_p99/{bucket}", "ratio", "99th percentile of proximal / behaviour, by staleness"),
+    Series("correction/proximal_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
+    Series("correction/applied/{correction}/{metric}", "1", "what one importance correction says of itself"),
+    *[
+        Series(f"correction/{metric}/{{bucket}}", unit, f"{meaning}, by staleness")
+        for metric, unit, meaning in (
+            ("ess", "share", "effective sample size"),
+            ("mismatch_kl", "nats", "KL(behaviour || proximal)"),
+            ("mismatch_k1", "nats", "mean of log(behaviour / proximal)"),
+            ("clip_fraction", "share", "clipped tokens"),
+            ("ratio_p99", "ratio", "99th percentile of proximal / behaviour"),
+            ("ratio_max", "ratio", "largest proximal / behaviour"),
+            ("ratio_min", "ratio", "smallest proximal / behaviour"),
+            ("ratio_above_2", "share", "tokens with a ratio above 2"),
+            ("ratio_below_half", "share", "tokens with a ratio below 1/2"),
+        )
+    ],
     Series("reward/mean", "reward", "mean over the step's trajectories"),
     Series("reward/std", "reward", "standard deviation over the step's trajectories"),
     Series("reward/by_name/{reward}", "reward", "mean of one named reward"),
@@ -179,6 +197,7 @@ _TABLE: list[Series] = [
     Series("reward/advantage_std", "1", "standard deviation of the advantages over the trained tokens"),
     Series("weights/loss", "1", "the objective that was minimised"),
     Series("weights/policy_loss", "1", "its policy part"),
+    Series("weights/loss/{metric}", "1", "what the policy loss says of itself"),
     Series("weights/reference_kl", "nats", "KL to the model at the start of the run (learner.kl_coef)"),
     Series("weights/entropy", "nats", "entropy of the policy per trained token"),
     Series("weights/grad_norm", "1", "gradient norm before clipping"),
@@ -243,12 +262,12 @@ def check(names: Iterable[str]) -> None:
 def bucket(staleness: int) -> str:
     """The bucket of a staleness (in training steps, not negative) in every histogram.
 
-    >>> [bucket(s) for s in (0, 4, 5, 8, 9, 100)]
-    ['0', '4', '5_8', '5_8', '9_up', '9_up']
+    >>> [bucket(s) for s in (0, 3, 4, 7, 8, 100)]
+    ['0', '3', '4_7', '4_7', '8_15', '16_up']
     """
     if staleness < 0:
         raise ValueError(f"staleness is {staleness}: the learner cannot be behind a token that it consumes")
-    return str(staleness) if staleness <= 4 else "5_8" if staleness <= 8 else "9_up"
+    return BUCKETS[bisect_right(BUCKET_EDGES, staleness) - 1]
 
 
 def histogram(family: str, counts: dict[int, int]) -> dict[str, float]:

@@ -43,13 +43,19 @@ def test_every_placeholder_in_a_name_is_known():
 
 
 def test_a_histogram_names_every_bucket_and_loses_no_count():
-    values = histogram("staleness/in_queue", {0: 5, 2: 1, 6: 2, 7: 1, 30: 4})
+    values = histogram("staleness/in_queue", {0: 5, 2: 1, 5: 2, 7: 1, 30: 4})
     check(values)
     assert len(values) == len(BUCKETS)
     assert sum(values.values()) == 13
-    assert values["staleness/in_queue/5_8"] == 3
+    assert values["staleness/in_queue/4_7"] == 3
     assert values["staleness/in_queue/1"] == 0
 
 
 def test_docstrings():
     assert doctest.testmod(series).failed == 0
+
+
+def test_the_buckets_are_named_after_their_edges():
+    edges = series.BUCKET_EDGES
+    named = [f"{a}" if b == a + 1 else f"{a}_{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
+    assert [*named, f"{edges[-1]}_up"] == list(BUCKETS)
