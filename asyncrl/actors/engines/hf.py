@@ -73,8 +73,8 @@ class HFEngine:
         positions = getattr(model.config, "max_position_embeddings", max_tokens)
         if max_tokens > positions:
             raise ConfigError(f"env.max_tokens is {max_tokens} but the model has {positions} positions: lower it.")
-        window = getattr(model.config, "sliding_window", None)
-        if window is not None and "sliding_attention" in getattr(model.config, "layer_types", ()) and max_tokens > window:
+        window = getattr(model.config, "sliding_window", None) or max_tokens
+        if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()) and max_tokens > window:
             raise ConfigError(f"env.max_tokens is {max_tokens} but the model attends to {window} tokens: lower it.")
         self.held = (0, 0)
         self._model = model.eval().requires_grad_(False)
@@ -203,11 +203,10 @@ class HFEngine:
             self._death = error
         finally:
             self._closing = True
+            while self._inbox:  # what nobody will carry out ends its caller's wait, too
+                self._inbox.popleft()()
             for request in [*self._running.values(), *self._waiting]:
                 self._done.append((request.future, EngineDied(f"request {request.name}: the engine ended")))
-            for message in self._inbox:  # commands that nobody will carry out end their callers' wait
-                message()
-            self._done.extend((r.future, EngineDied(f"request {r.name}: the engine ended")) for r in self._waiting)
             self._hand_over()
 
     def _step(self) -> bool:
@@ -264,9 +263,7 @@ class HFEngine:
         place: Rows = slice(0, top) if dense else torch.from_numpy(rows)
         self._sample(rows, place, computed, tokens[:, None], positions[:, None], zeros)
 
-    def _sample(
-        self, rows: Index, place: Rows, computed: Index, tokens: Tokens, positions: Index, last: Index
-    ) -> None:
+    def _sample(self, rows: Index, place: Rows, computed: Index, tokens: Tokens, positions: Index, last: Index) -> None:
         """Forward pass over the `computed` slots, of which `rows` are active, and one token for each of these."""
         s = self._slots
         longest = min(-(-int(s.length[rows].max()) // KEY_BLOCK) * KEY_BLOCK, s.room)
@@ -292,8 +289,10 @@ class HFEngine:
     def _finish(self, slot: int, reason: Literal["stop", "length", "abort"]) -> None:
         s = self._slots
         part = slice(int(s.prompt[slot]), int(s.length[slot]))
-        output = (a[slot, part].copy() for a in (s.tokens, s.logprobs, s.versions))
-        self._done.append((self._running.pop(slot).future, Generation(*output, reason)))
+        output = Generation(
+            s.tokens[slot, part].copy(), s.logprobs[slot, part].copy(), s.versions[slot, part].copy(), reason
+        )
+        self._done.append((self._running.pop(slot).future, output))
         s.free(slot)
 
     def _abort(self, name: str) -> None:
@@ -304,8 +303,8 @@ class HFEngine:
         for request in self._waiting:
             if request.name == name:
                 self._waiting.remove(request)
-                nothing = (np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32))
-                self._done.append((request.future, Generation(*nothing, "abort")))
+                empty = np.zeros(0, np.int32)
+                self._done.append((request.future, Generation(empty, empty.astype(np.float32), empty, "abort")))
                 return
 
     def _pause(self, recompute_kv: bool) -> None:

@@ -1,8 +1,8 @@
 """Which sequence stands in which slot, and how much of it is in the KV cache. Pure: no model, no threads, no clock.
 
-A slot's sequence is `tokens[slot, :length]`, of which the first `cached` have keys and values in the cache. What is left
-over is its **tail**: one token while it decodes, more while it is to be prefilled. A slot that became free keeps its
-sequence, so that a later prompt that begins the same way finds the work done: the next turn of the same episode in
+A slot's sequence is `tokens[slot, :length]`, of which the first `cached` have keys and values in the cache. What is
+left over is its **tail**: one token while it decodes, more while it is to be prefilled. A slot that became free keeps
+its sequence, so that a later prompt that begins the same way finds the work done: the next turn of the same episode in
 place, another episode's system prompt by copying.
 """
 
@@ -110,7 +110,9 @@ class Slots:
             chosen.append(row)
         return np.array(sorted(chosen), np.int64)
 
-    def record(self, rows: Index, tokens: Index, logprobs: npt.NDArray[np.float32], version: int) -> tuple[Index, Index]:
+    def record(
+        self, rows: Index, tokens: Index, logprobs: npt.NDArray[np.float32], version: int
+    ) -> tuple[Index, Index]:
         """One sampled token per row. Returns the rows that ended with a stop token, and those that ran out of room."""
         at = self.length[rows]
         self.tokens[rows, at] = tokens
