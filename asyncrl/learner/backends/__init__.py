@@ -1,0 +1,1 @@
+"""Who computes: one process (`torch`), or many."""

@@ -1,0 +1,86 @@
+"""What the learner asks of whatever holds the model: scores of packed rows, gradients, updates, weights out.
+
+The backend runs the passes, the learner says what the loss is: `accumulate` takes a function from the scores of a
+micro-batch to its share of the loss, so that the same learner drives one process, sharded parameters, or a pipeline
+whose last stage alone sees logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows laid end to end: what one forward pass computes. No row sees another."""
+
+    token_ids: Tensor
+    """[T] int64"""
+    mask: Tensor
+    """[T] bool: tokens whose logprob is wanted. Never the first of a row: nothing predicts it."""
+    lengths: tuple[int, ...]
+    """Of the rows, each at least 1; their sum is T."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of a Packed, at the sampling temperature; 0 outside its mask."""
+
+    logprobs: Tensor
+    """[T] float32, nats"""
+    entropy: Tensor
+    """[T] float32, nats: of the distribution that the token was drawn from"""
+
+
+class Backend(Protocol):
+    dp_rank: int
+    dp_size: int
+    device: torch.device
+
+    def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
+        """Scores without gradient; under `reference` of the frozen model that the run started from."""
+        ...
+
+    def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
+        """Forward and backward of every part in order, adding to the gradient; `loss(i, scores)` of part i."""
+        ...
+
+    def clip(self, max_norm: float) -> float:
+        """Scale the gradient down to `max_norm`; its norm before that (not finite if the gradient is not)."""
+        ...
+
+    def apply(self, lr: float) -> None:
+        """One optimizer update with the accumulated gradient, which is cleared."""
+        ...
+
+    def discard(self) -> None:
+        """Clear the accumulated gradient."""
+        ...
+
+    def mark(self) -> None:
+        """Remember weights and optimizer as they are, for `rollback`. Costs a copy of both."""
+        ...
+
+    def rollback(self) -> None: ...
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Of the data-parallel ranks; with one rank, `values`."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full weights with Hugging Face names, one at a time, in the model's dtype; tied ones once."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Weights (`hf/`, loadable by transformers) and optimizer into a new checkpoint's folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`. Raises RunError when the checkpoint is damaged or of another model."""
+        ...

@@ -1,0 +1,77 @@
+"""The model and its tokenizer, found and loaded the same way by every role."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.config import ModelConfig
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def resolve_path(model: ModelConfig) -> Path:
+    """The folder of `model.path`; builds the quickstart's model, fetches a hub name. Raises ConfigError."""
+    if model.path == "quickstart":
+        from asyncrl.quickstart import ensure_model
+
+        return Path(ensure_model())
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.path.startswith((".", "~")) or model.path.count("/") > 1:
+        raise ConfigError(f"model.path is {model.path!r}, and there is no such folder: give a folder or a hub name.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(model.path))
+    # The hub client raises OSError's kin for what is missing, refused or unreachable (also offline and not cached).
+    except (OSError, HFValidationError) as error:
+        raise ConfigError(
+            f"model.path is {model.path!r}: no folder of that name, and the hub does not give it "
+            f"({type(error).__name__}). Give a folder with config.json, or a hub name that this machine can reach."
+        ) from error
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """Raises ConfigError when the model's folder has none."""
+    from transformers import AutoTokenizer
+
+    folder = resolve_path(model)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model.path is {model.path!r}, and {folder} has no tokenizer that transformers can load "
+            f"({_first_line(error)}). Put tokenizer.json and tokenizer_config.json beside config.json."
+        ) from error
+    return tokenizer
+
+
+def load_model(model: ModelConfig, dtype: torch.dtype | str | None = None) -> PreTrainedModel:
+    """The causal language model on the CPU, in `dtype` (default: `model.dtype`). Raises ConfigError."""
+    return load_folder(resolve_path(model), dtype or model.dtype, f"model.path is {model.path!r}")
+
+
+def load_folder(folder: Path, dtype: torch.dtype | str, says: str) -> PreTrainedModel:
+    """A causal language model from a Hugging Face folder. `says` opens the error: which field led here."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    wanted: Any = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    try:
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{says}, and {folder} holds no causal language model that transformers can load "
+            f"({_first_line(error)}). It needs config.json and weights as safetensors."
+        ) from error
+    return loaded
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

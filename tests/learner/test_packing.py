@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.learner.packing import pack, row_cost
+
+
+@given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 400), st.integers(1, 5))
+def test_every_row_once_within_the_limit(lengths: list[int], limit: int, at_least: int) -> None:
+    packed = pack(lengths, limit, at_least)
+    assert sorted(i for rows in packed for i in rows) == list(range(len(lengths)))
+    assert len(packed) >= at_least
+    for rows in packed:
+        assert rows == sorted(rows)
+        assert sum(lengths[i] for i in rows) <= limit or len(rows) == 1
+    assert pack(lengths, limit, at_least) == packed
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(100, 400))
+def test_few_micro_batches(lengths: list[int], limit: int) -> None:
+    fewest = -(-sum(lengths) // limit)
+    assert len([rows for rows in pack(lengths, limit) if rows]) <= 2 * fewest
+
+
+def test_balanced() -> None:
+    lengths = [80 + i % 61 for i in range(192)]
+    costs = [sum(row_cost(lengths[i]) for i in rows) for rows in pack(lengths, 4096)]
+    assert len(costs) == 6
+    assert max(costs) / min(costs) < 1.03
+
+
+def test_a_row_longer_than_the_limit_stands_alone() -> None:
+    assert [2] in pack([10, 20, 500, 3], 100)
+
+
+def test_nothing_to_pack() -> None:
+    assert pack([], 10) == [[]]
+    assert pack([3], 10, at_least=3) == [[0], [], []]
+
+
+@pytest.mark.parametrize(("lengths", "limit", "at_least"), [([1], 0, 1), ([1], 1, 0), ([0], 1, 1)])
+def test_impossible(lengths: list[int], limit: int, at_least: int) -> None:
+    with pytest.raises(ValueError, match=r"expected at least 1|at least one token"):
+        pack(lengths, limit, at_least)
