@@ -1,0 +1,1 @@
+"""Train: advantages, losses, corrections, packing, backends, checkpoints, the loop."""
