@@ -1,4 +1,5 @@
 import doctest
+import itertools
 
 import pytest
 
@@ -57,5 +58,5 @@ def test_docstrings():
 
 def test_the_buckets_are_named_after_their_edges():
     edges = series.BUCKET_EDGES
-    named = [f"{a}" if b == a + 1 else f"{a}_{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
+    named = [f"{a}" if b == a + 1 else f"{a}_{b - 1}" for a, b in itertools.pairwise(edges)]
     assert [*named, f"{edges[-1]}_up"] == list(BUCKETS)

@@ -1,0 +1,46 @@
+"""Records to trackio: a local database and dashboard that need no account.
+
+The database lies in `<launch.runs_dir>/.trackio`, beside the run folders, so that one dashboard compares runs.
+Imported only when the sink is asked for: `pip install 'asyncrl[trackio]'`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.tracking.board import Event, Record
+
+if TYPE_CHECKING:
+    from asyncrl.config import Config
+    from asyncrl.run_folder import RunFolder
+
+
+def folder(run: RunFolder) -> Path:
+    """Where trackio's database of this run and its neighbours lies."""
+    return run.path.parent / ".trackio"
+
+
+class Trackio:
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        # trackio reads the folder once, when it is imported.
+        os.environ["TRACKIO_DIR"] = str(folder(run))
+        import trackio
+
+        self._run = trackio.init(
+            project=config.tracking.project, name=run.name, config=config.model_dump(mode="json"), resume="allow",
+            embed=False, auto_log_cpu=False, auto_log_gpu=False,
+        )  # fmt: skip
+
+    def record(self, record: Record) -> None:
+        values = {name: value for name, value in record.items() if math.isfinite(value)}
+        self._run.log(values, step=int(values.pop("step")))
+
+    def event(self, event: Event) -> None:
+        """Events stay in events.jsonl."""
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        self._run.finish()

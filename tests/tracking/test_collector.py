@@ -1,0 +1,177 @@
+import io
+import json
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+import zmq
+from fake_run import fake_run
+from rich.console import Console
+
+from asyncrl.config import Config
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking import jsonl
+from asyncrl.tracking.collector import Collector
+from asyncrl.tracking.reporter import Reporter
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    made = []
+
+    def collector(sinks=("jsonl",), run=None, **options):
+        config = Config.model_validate({"tracking": {"sinks": sinks}, "learner": {"steps": 20}})
+        run = run or RunFolder.create(tmp_path / "runs" / "r", config)
+        made.append((Collector(run, config, **options), run))
+        return made[-1]
+
+    yield collector
+    for each, _ in made:
+        each._socket.close(0)
+
+
+def send(run, messages):
+    socket = zmq.Context.instance().socket(zmq.PUSH)
+    socket.connect(run.address("launcher"))
+    for m in messages:
+        socket.send(m if isinstance(m, bytes) else msgpack.packb(m))
+    socket.close(5000)
+
+
+def polled(collector, until):
+    events, deadline = [], time.monotonic() + 10
+    while not until(events):
+        assert time.monotonic() < deadline, [e.kind for e in events]
+        events += collector.poll(0.05)
+    return events
+
+
+def test_reports_of_the_roles_become_one_record_per_step(make):
+    collector, run = make()
+    collector.board.started = 0.0
+    send(run, fake_run(20))
+    events = polled(collector, lambda es: sum(e.kind == "step" for e in es) == 22)
+    assert collector.ready == {"learner", "buffer", "actor-0", "actor-1"}
+    assert [e.role for e in events if e.kind == "ready"] == ["learner", "buffer", "actor-0", "actor-1"]
+    collector.close()
+    records = list(jsonl.read(run.metrics))
+    assert [r["step"] for r in records] == [0, *range(1, 21), 20]
+    assert records[5]["tokens"] == 5 * 6500
+    lines = [json.loads(x) for x in (run.path / "events.jsonl").read_text().splitlines()]
+    assert sum(x["kind"] == "published" for x in lines) == 20
+
+
+def test_the_summary_holds_what_summary_json_needs(make):
+    collector, run = make()
+    send(run, fake_run(20, start=collector.board.started))
+    polled(collector, lambda es: sum(e.kind == "step" for e in es) == 22)
+    collector.restarted("actor-0", "killed by SIGKILL")
+    summary = json.loads(json.dumps(collector.summary()))
+    assert (summary["held_out_success_start"], summary["held_out_success_end"]) == (0.31, 0.93)
+    assert (summary["steps"], summary["max_staleness_seen"]) == (20, 2)
+    assert summary["tokens_trained"] == 130_000
+    assert summary["restarts"] == {"actor-0": 1}
+    assert summary["waits_s"]["learner"]["evaluation"] == 4.8
+    assert {"asyncrl", "torch", "transformers", "python"} <= set(summary["versions"])
+    collector.close()
+
+
+def test_one_evaluation_has_no_end(make):
+    collector, run = make()
+    send(run, list(fake_run(3))[:-1])
+    polled(collector, lambda es: sum(e.kind == "step" for e in es) == 4)
+    summary = collector.summary()
+    assert (summary["held_out_success_start"], summary["held_out_success_end"]) == (0.31, None)
+
+
+def test_real_reporters_are_heard_and_what_they_wait_for_is_known(make):
+    collector, run = make()
+    reporter = Reporter(run.address("launcher"), "actor-0", strict=True)
+    reporter.ready()
+    reporter.waiting("ticket", on="buffer: admission is closed")
+    polled(collector, lambda es: len(es) == 2)
+    assert collector.ready == {"actor-0"}
+    waiting = collector.waiting["actor-0"]
+    assert (waiting.cause, waiting.on) == ("ticket", "buffer: admission is closed")
+    assert 0 <= waiting.for_s < 10
+    collector.exited("actor-0")
+    assert collector.ready == frozenset()
+    reporter.close()
+
+
+def test_garbage_is_refused_and_counted(make, caplog):
+    collector, run = make()
+    send(run, [b"\xc1", b"", msgpack.packb([1]), msgpack.packb({"role": "x"}), *list(fake_run(1))[:1]])
+    polled(collector, lambda es: len(es) == 1)
+    assert collector.malformed == 4
+    assert sum("malformed" in r.message for r in caplog.records) == 1
+
+
+def test_poll_returns_in_time_when_nobody_speaks(make):
+    collector, _ = make()
+    begun = time.monotonic()
+    assert collector.poll(0.1) == []
+    assert 0.05 < time.monotonic() - begun < 1.0
+
+
+class FailingSink:
+    def __init__(self, run, config):
+        self.seen = 0
+
+    def record(self, record):
+        self.seen += 1
+        if self.seen == 3:
+            raise RuntimeError("the tracker's server is gone")
+
+    def event(self, event):
+        pass
+
+    def close(self, summary):
+        raise AssertionError("a dropped sink is not asked again")
+
+
+class SlowSink(FailingSink):
+    def __init__(self, run, config):
+        time.sleep(0.5)
+        raise OSError("no such host")
+
+
+@pytest.mark.parametrize("sink", ["FailingSink", "SlowSink", "missing"])
+def test_a_failing_slow_or_missing_sink_never_ends_a_run(make, caplog, sink):
+    name = "no_such_module:Sink" if sink == "missing" else f"{Path(__file__)}:{sink}"
+    collector, run = make(sinks=("jsonl", name))
+    begun = time.monotonic()
+    send(run, fake_run(20))
+    polled(collector, lambda es: sum(e.kind == "step" for e in es) == 22)
+    collector.close()
+    assert time.monotonic() - begun < 5
+    assert len(list(jsonl.read(run.metrics))) == 22
+    warned = [r.message for r in caplog.records if "dropped for the rest of the run" in r.message]
+    assert len(warned) == 1
+    assert collector._sinks[0].failures == 1
+
+
+def test_a_resumed_run_appends(make):
+    collector, run = make()
+    send(run, list(fake_run(5))[:-1])
+    polled(collector, lambda es: sum(e.kind == "step" for e in es) == 6)
+    collector.close()
+    again, _ = make(run=run)
+    assert again.board.step == 5
+    send(run, [m for m in fake_run(6) if m["kind"] == "metrics"][-2:])
+    polled(again, lambda es: len(es) == 2)
+    again.close()
+    assert [r["step"] for r in jsonl.read(run.metrics)] == [0, 1, 2, 3, 4, 5, 6, 6]
+    assert again.summary()["held_out_success_start"] == 0.31
+
+
+def test_output_goes_to_the_console(make):
+    out = io.StringIO()
+    collector, run = make(console=Console(file=out, width=100))
+    send(run, fake_run(2))
+    polled(collector, lambda es: sum(e.kind == "step" for e in es) == 4)
+    collector.close()
+    assert "step 2/20" in out.getvalue()
+    assert str(run.path.name) in out.getvalue()
