@@ -47,19 +47,19 @@ def flags_type() -> type:
 
 
 def given_flags(flags: Any) -> dict[str, Any]:
-    """Of a parsed `flags_type()`: the values that were given, by field path."""
+    """Of a parsed `flags_type()`, or a subclass: the values that were given, by field path."""
     return {
-        f"{section.name}.{leaf.name}": value
-        for section in dataclasses.fields(flags)
-        for leaf in dataclasses.fields(getattr(flags, section.name))
-        if not isinstance(value := getattr(getattr(flags, section.name), leaf.name), _Unset)
+        f"{section}.{leaf.name}": value
+        for section in Config.model_fields
+        for leaf in dataclasses.fields(getattr(flags, section))
+        if not isinstance(value := getattr(getattr(flags, section), leaf.name), _Unset)
     }
 
 
-def unknown_flag(flag: str) -> ConfigError:
+def unknown_flag(flag: str, command: str = "launch") -> ConfigError:
     path = flag.lstrip("-").partition("=")[0].replace("-", "_")
     hint = nearest(path, spell=lambda p: "--" + p.replace("_", "-"))
-    return ConfigError(f"{flag} is no flag{hint}: `asyncrl launch --help` lists them all.")
+    return ConfigError(f"{flag} is no flag{hint}: `asyncrl {command} --help` lists them all.")
 
 
 def _flag(field: FieldInfo) -> Any:

@@ -6,13 +6,16 @@ memory. Both live in folders that only their owner can read; `run.json` says whe
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import json
 import os
+import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +37,15 @@ class RunFolder:
     def create(cls, path: Path, config: Config) -> RunFolder:
         """A new run folder, ready for the roles. Raises RunError when `path` already holds a run."""
         run = cls(path.absolute())
-        if (run.path / "run.json").exists():
-            raise RunError(f"{path} already holds a run: choose another launch.name, or go on with --resume {path}.")
+        run.path.mkdir(parents=True, exist_ok=True)
+        try:
+            (run.path / "run.json").open("x").close()
+        except FileExistsError:
+            raise RunError(
+                f"{path} already holds a run: choose another launch.name, or go on with --resume {path}."
+            ) from None
         for folder in (run.logs, run.checkpoints, run.buffer, run.acks, run.plots):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
         run.save_config(config)
         run.open()
         return run
@@ -49,6 +57,18 @@ class RunFolder:
         if not (run.path / "run.json").is_file():
             raise RunError(f"{path} holds no run (no run.json in it): give the folder that `asyncrl launch` printed.")
         return run
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """One launcher at a time; the kernel lets go when it dies. Raises RunError when another one holds the run."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.path} is in use by another launcher: stop that one, or choose another run."
+                ) from None
+            yield
 
     @property
     def name(self) -> str:
@@ -134,10 +154,17 @@ class RunFolder:
         self._write({**self.record(), **values})
 
     def open(self) -> None:
-        """A new launch of this run: fresh folders for sockets and weights, a new id."""
+        """A new launch of this run: fresh folders for sockets and weights, a new id. No process of it may live."""
+        self.remove_temporary()
         sockets = tempfile.mkdtemp(prefix="asyncrl-", dir=_short_folder())
         record = {"id": uuid.uuid4().hex, "started": time.time(), "user": getpass.getuser(), "sockets": sockets}
         self._write({**record, "shm": str(self._new_shm()), "processes": {}})
+
+    def remove_temporary(self) -> None:
+        """Sockets and weights in flight of a launch that is over."""
+        text = (self.path / "run.json").read_text()
+        for name in ("sockets", "shm") if text else ():
+            shutil.rmtree(json.loads(text)[name], ignore_errors=True)
 
     def _new_shm(self) -> Path:
         memory = Path("/dev/shm")

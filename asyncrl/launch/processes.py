@@ -31,8 +31,15 @@ class Role:
     """What to start."""
 
     name: str
+    """`buffer`, `learner`, `actor-0`: the part before the dash is its kind."""
     command: tuple[str, ...]
+    again: tuple[str, ...] = ()
+    """The command of a restart, where it differs."""
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition("-")[0]
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
@@ -42,7 +49,7 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 class Process:
     """A started role."""
 
-    def __init__(self, role: Role, run_id: str, log: Path) -> None:
+    def __init__(self, role: Role, run_id: str, log: Path, *, again: bool = False) -> None:
         """Raises OSError when it cannot be started."""
         self.role = role
         self.log = log
@@ -51,7 +58,7 @@ class Process:
         try:
             with log.open("ab") as output:
                 self._popen = subprocess.Popen(
-                    role.command,
+                    (again and role.again) or role.command,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **role.environment, **markers},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -66,7 +73,6 @@ class Process:
             os.close(reading)
         self.pid = self._popen.pid
         self.started = time.monotonic()
-        self.ready = False
 
     @property
     def created(self) -> float:
@@ -141,3 +147,17 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
+
+
+def role_of(process: psutil.Process) -> str:
+    """`actor-0`; of a grandchild, also its command: `actor-0: sandbox`."""
+    try:
+        role = process.environ().get(ROLE_MARKER, "")
+        return role if process.pid == os.getsid(process.pid) else f"{role}: {process.name()}"
+    except (psutil.Error, OSError):
+        return "ended meanwhile"
+
+
+def this_process() -> list[float]:
+    """[pid, start time], as run.json holds them."""
+    return [os.getpid(), psutil.Process().create_time()]

@@ -1,0 +1,209 @@
+"""The `asyncrl` command. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from asyncrl.errors import AsyncRLError, ConfigError
+
+Arg = tyro.conf.arg
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Ends the process: 0 done, 1 the run failed, 2 the configuration or the command line is wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        sys.exit(0 if words else 2)
+    if words[0] == "--version":
+        from asyncrl import __version__
+
+        print(__version__)
+        sys.exit(0)
+    debug = "--debug" in words
+    # As for `python -m`: the user's own modules are found from the folder where the command is given.
+    sys.path.insert(0, os.getcwd())
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError(f"{words[0]!r} is no command: expected one of {', '.join(COMMANDS)}.")
+        sys.exit(COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"]))
+    except KeyboardInterrupt:
+        code, sentence = 130, "stopped by the user"
+    except AsyncRLError as error:
+        code, sentence = error.exit_code, str(error)
+    except OSError as error:
+        remedy = " Free some space, or choose another launch.runs_dir." if error.errno == errno.ENOSPC else ""
+        code, sentence = 1, f"{error.filename or 'system'}: {error.strerror or error}.{remedy}"
+    if debug:
+        traceback.print_exc()
+    print(f"asyncrl: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
+
+def launch(words: list[str]) -> int:
+    """Trains: starts actors, buffer and learner, and watches them until the run ends."""
+    from asyncrl.config_sources import load, show
+    from asyncrl.run_folder import RunFolder
+
+    @dataclass(frozen=True)
+    class Launch:
+        config: Annotated[Path | None, Arg(help="YAML file; flags come on top of it.", metavar="FILE")] = None
+        resume: Annotated[
+            Path | None, Arg(help="Go on with this run folder, from its last checkpoint.", metavar="RUN")
+        ] = None
+        dry_run: Annotated[bool, Arg(help="Print the configuration with the source of each value; start nothing.")] = (
+            False
+        )
+        debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
+
+    options, given = _parse(Launch, words, "launch")
+    run = None
+    if options.resume is not None:
+        if options.config is not None:
+            raise ConfigError("--config and --resume cannot go together: a run goes on with the config in its folder.")
+        run = RunFolder.existing(options.resume)
+    sourced = load(run.config if run else options.config, given)
+    from asyncrl.launch import start
+
+    start.check(sourced.config)
+    if options.dry_run:
+        print(show(sourced))
+        return 0
+    from rich.console import Console
+
+    if run is None:
+        run, resume = start.new_run(sourced.config, options.config.stem if options.config else "run"), False
+    else:
+        run, resume = start.old_run(run, sourced.config), True
+    outcome = start.play(run, sourced.config, Console(), resume=resume)
+    if outcome.exit_code:
+        print(f"asyncrl: {outcome.why}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def evaluate(words: list[str]) -> int:
+    """Plays the held-out tasks with a checkpoint: success with a confidence interval."""
+    from asyncrl.config_sources import load
+
+    @dataclass(frozen=True)
+    class Eval:
+        checkpoint: Annotated[Path, Arg(help="A checkpoint of a run, or a Hugging Face folder.", metavar="FOLDER")]
+        config: Annotated[Path | None, Arg(help="YAML file; flags come on top of it.", metavar="FILE")] = None
+        debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
+
+    options, given = _parse(Eval, words, "eval")
+    config = load(options.config, given).config
+    from asyncrl.launch import start
+
+    start.check(config)
+    from asyncrl.evaluation import evaluate as play
+
+    return play(config, options.checkpoint)
+
+
+def dashboard(words: list[str]) -> int:
+    """Opens the local dashboard (trackio), or makes the workspace at wandb."""
+
+    @dataclass(frozen=True)
+    class Dashboard:
+        where: Annotated[tyro.conf.Positional[str], Arg(help="trackio or wandb.", metavar="{trackio,wandb}")] = (
+            "trackio"
+        )
+        project: Annotated[str, Arg(help="tracking.project of the runs.")] = "asyncrl"
+
+    options = tyro.cli(Dashboard, args=words, prog="asyncrl dashboard", description=dashboard.__doc__)
+    from asyncrl.tracking.dashboard import dashboard as make
+
+    return make(options.where, options.project)
+
+
+def status(words: list[str]) -> int:
+    """What a run is doing: its processes, and, while it runs, the buffer's account."""
+
+    @dataclass(frozen=True)
+    class Status:
+        run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
+
+    options = tyro.cli(Status, args=words, prog="asyncrl status", description=status.__doc__)
+    from asyncrl.launch.preflight import living
+    from asyncrl.run_folder import RunFolder
+
+    run = RunFolder.existing(options.run)
+    processes = living(run)
+    report: dict[str, Any] = {"run": str(run.path), "processes": {str(pid): name for pid, name in processes.items()}}
+    if "buffer" in processes.values():
+        from asyncrl.buffer.client import BufferClient
+
+        report["buffer"] = BufferClient(run.address("buffer"), identity="status", deadline_s=10.0).status()
+    elif run.summary.is_file():
+        report["summary"] = json.loads(run.summary.read_text())
+    print(json.dumps(report, indent=2, default=str))
+    return 0
+
+
+def envs(words: list[str]) -> int:
+    """Lists the environments and task sources that come with asyncrl."""
+
+    @dataclass(frozen=True)
+    class Envs:
+        pass
+
+    tyro.cli(Envs, args=words, prog="asyncrl envs", description=envs.__doc__)
+    from asyncrl.actors.envs import ENVIRONMENTS
+    from asyncrl.data import SOURCES
+
+    for title, table in (("env.name", ENVIRONMENTS), ("data.source", SOURCES)):
+        print(title)
+        for name, entry in sorted(table.items()):
+            print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "launch": launch,
+    "eval": evaluate,
+    "dashboard": dashboard,
+    "status": status,
+    "envs": envs,
+}
+
+
+def _parse(options: type[Any], words: list[str], command: str) -> tuple[Any, dict[str, Any]]:
+    """The command's own options, and the config fields that were given as flags. Raises ConfigError."""
+    from asyncrl.config_flags import flags_type, given_flags, unknown_flag
+
+    both = dataclasses.make_dataclass(command, [], bases=(flags_type(), options), frozen=True)
+    description = (COMMANDS[command].__doc__ or "").strip()
+    parsed: Any
+    parsed, unknown = tyro.cli(
+        both, args=words, prog=f"asyncrl {command}", description=description, return_unknown_args=True
+    )
+    for word in unknown:
+        if word.startswith("-"):
+            raise unknown_flag(word, command)
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r} belongs to no flag: `asyncrl {command} --help` lists them all.")
+    return parsed, given_flags(parsed)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {(run.__doc__ or '').strip().splitlines()[0]}" for name, run in COMMANDS.items()]
+    return "\n".join(
+        ["usage: asyncrl COMMAND [--help]", "", "Asynchronous reinforcement learning for language-model agents.", "",
+         *lines]
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The launcher's loop: the processes of one run as subprocesses of this one, started, watched, stopped.
+
+    starts ──────────> guardian          ends everything, removes sockets and weights, when the launcher is gone
+       │
+       ├─────────────> buffer, learner, actor-0 .. actor-n          each in a session of its own, output in logs/
+       │                  │ reports                │ dies
+       │                  ▼                        ▼
+    the loop: poll the collector ──> ended? ── within the budget: start again (learner: --resume)
+       │      what unblocks it: a report, or a fifth of a second
+       ▼
+    the learner ends, with 0: the run is finished      Ctrl-C, SIGTERM: stop in order      a second Ctrl-C: kill
+       └──> stop actors, then the learner (it writes its checkpoint), then the buffer
+
+Nothing here decides: supervision.py does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.launch.logs import why_it_ended
+from asyncrl.launch.processes import Process, Role, adopt_orphans, python, reap_orphans
+from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit, who_waits
+from asyncrl.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from asyncrl.tracking.collector import Collector
+
+POLL_S = 0.2
+GUARDIAN_S = 15.0
+ORDER = ("actor", "learner", "buffer")
+"""In which the roles are stopped: nothing is generated for a buffer or a learner that is gone."""
+
+
+def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
+    """The processes of a run, in the order in which they start."""
+    folder = str(run.path)
+    learner = python("asyncrl.learner", folder)
+    again = (*learner, "--resume")
+    return [
+        Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
+        Role("learner", again if resume else learner, again, _threads(config.learner.threads)),
+        *(
+            Role(name, python("asyncrl.actors", folder, "--name", name), environment=_threads(config.actors.threads))
+            for name in (f"actor-{i}" for i in range(config.actors.count))
+        ),
+    ]
+
+
+class Launcher:
+    """Runs `roles` until the learner is done, the user stops it, or it cannot go on."""
+
+    def __init__(self, run: RunFolder, config: Config, roles: Sequence[Role], collector: Collector) -> None:
+        self._run = run
+        self._limits = config.launch
+        self._drain_s = config.actors.drain_s
+        self._roles = {role.name: role for role in roles}
+        self._collector = collector
+        self._processes: dict[str, Process] = {}
+        self._budgets = {
+            name: RestartBudget(self._limits.restarts, self._limits.restart_window_s) for name in self._roles
+        }
+        self._interrupts = 0
+        self._progress = time.monotonic()
+
+    def supervise(self) -> Outcome:
+        """Returns when every process of the run has ended. Raises RunError when one cannot be started."""
+        adopt_orphans()
+        with self._signals():
+            guardian = Guardian(self._run)
+            try:
+                for name in self._roles:
+                    self._start(name)
+                while (outcome := self._look()) is None:
+                    guardian.ensure()
+            finally:
+                self._stop()
+                guardian.release()
+        return outcome
+
+    def _look(self) -> Outcome | None:
+        """One turn of the loop."""
+        for event in self._collector.poll(POLL_S):
+            if event.kind in ("ready", "step", "eval", "checkpoint", "published"):
+                self._progress = time.monotonic()
+        if self._interrupts:
+            return Outcome("interrupted", 130, "stopped by the user")
+        now = time.monotonic()
+        for name, process in list(self._processes.items()):
+            if (code := process.ended()) is not None:
+                why = why_it_ended(process.log, code)
+            elif name not in self._collector.ready and now - process.started > self._limits.start_s:
+                process.kill()
+                why = f"not ready within launch.start_s = {self._limits.start_s:g} s"
+                code = -signal.SIGKILL
+            else:
+                continue
+            if (outcome := after_exit(name, code, why, self._budgets[name], now)) is not None:
+                if outcome.kind == "failed":
+                    self._collector.exited(name, why)
+                return outcome
+            self._collector.restarted(name, why)
+            self._start(name, again=True)
+        reap_orphans(process.pid for process in self._processes.values())
+        if now - self._progress > self._limits.stall_s:
+            self._progress = now
+            self._collector.event("stall", text=self._who_waits())
+        return None
+
+    def _start(self, name: str, *, again: bool = False) -> None:
+        try:
+            process = Process(self._roles[name], self._run.id, self._run.log(name), again=again)
+        except OSError as error:
+            raise RunError(f"{name} cannot be started: {error.strerror} ({error.filename}).") from error
+        self._processes[name] = process
+        started = {**self._run.record()["processes"], name: [process.pid, process.created]}
+        self._run.note(processes=started)
+
+    def _stop(self) -> None:
+        """In order, each kind within `launch.stop_s`; at once after a second Ctrl-C."""
+        for kind in ORDER:
+            running = [p for p in self._processes.values() if p.role.kind == kind and p.ended() is None]
+            for process in running:
+                process.stop()
+            patience_s = self._limits.stop_s + (self._drain_s if kind == "actor" else 0.0)
+            deadline = time.monotonic() + patience_s
+            while running := [p for p in running if p.ended() is None]:
+                self._collector.poll(0.05)
+                if self._interrupts > 1 or time.monotonic() > deadline:
+                    for process in running:
+                        process.kill()
+                        if self._interrupts <= 1:
+                            self._collector.exited(process.role.name, f"killed: not stopped within {patience_s:g} s")
+                    deadline = float("inf")
+
+    def _who_waits(self) -> str:
+        waits = {role: (w.cause, w.on, w.for_s) for role, w in self._collector.waiting.items() if role in self._roles}
+        return who_waits(waits, {name: name in self._collector.ready for name in self._roles})
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def interrupt(_number: int, _frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, interrupt) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Guardian:
+    """The guardian process (guardian.py) and the pipe that tells it when to act."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._start()
+
+    def ensure(self) -> None:
+        """Starts another one when somebody killed it."""
+        if self._process.poll() is not None:
+            os.close(self._pipe)
+            self._start()
+
+    def release(self) -> None:
+        """Lets it end whatever is left of the run, and waits for that."""
+        os.close(self._pipe)
+        self._process.wait(GUARDIAN_S)
+
+    def _start(self) -> None:
+        reading, self._pipe = os.pipe()
+        folders = [str(self._run.sockets), str(self._run.shm)]
+        command = python("asyncrl.launch.guardian", str(reading), str(os.getpid()), self._run.id, *folders)
+        self._process = subprocess.Popen(
+            command, pass_fds=[reading], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        os.close(reading)
+
+
+def _threads(n: int) -> dict[str, str]:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {"TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(names, str(n))}

@@ -1,0 +1,108 @@
+"""What can be known to be wrong before any process is started."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.processes import alive, of_run, role_of
+from asyncrl.plugins import check_options, resolve
+from asyncrl.run_folder import RunFolder
+
+MIN_FREE_MB = 200
+"""Free disk space without which a run is not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A config field that picks something by name, and the table of the names that come with asyncrl."""
+
+    field: str
+    module: str
+    table: str
+    provided: tuple[str, ...]
+    """Parameters that asyncrl passes itself; the rest come from the field `options` beside it."""
+
+
+CHOICES = (
+    Choice("data.source", "asyncrl.data", "SOURCES", ("seed",)),
+    Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", ()),
+)
+"""Those that are checked without importing torch. The others are checked by the role that uses them: it exits with
+CONFIG_ERROR before it does anything, and the launcher passes its sentence on."""
+
+
+def check_names(config: Config) -> None:
+    """Every name means something, and takes the options given. Raises ConfigError."""
+    for choice in CHOICES:
+        section, _, name = choice.field.partition(".")
+        values = getattr(config, section)
+        options: Mapping[str, Any] = values.options
+        table = getattr(importlib.import_module(choice.module), choice.table)
+        try:
+            check_options(
+                resolve(getattr(values, name), table, choice.field), options, f"{section}.options", choice.provided
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        except Exception as error:  # the user's module raised while it was imported
+            raise ConfigError(
+                f"{choice.field} is {getattr(values, name)!r}, which fails when it is imported: "
+                f"{type(error).__name__}: {error}. Import it in a Python of its own to see where."
+            ) from error
+
+
+def check_model(config: Config) -> None:
+    """A path that names no model. Whether a hub name exists is for transformers to say. Raises ConfigError."""
+    path = Path(config.model.path).expanduser()
+    looks_local = path.is_absolute() or config.model.path.startswith((".", "~")) or config.model.path.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, and there is no such folder: expected a Hugging Face folder (with "
+            "config.json and a tokenizer), a hub name, or `quickstart`."
+        )
+    if not path.is_dir() or config.model.path == "quickstart":
+        return
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model.path is {config.model.path!r}, a folder without config.json: save the model there.")
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, a folder without a tokenizer (tokenizer.json): save it beside the "
+            "model with tokenizer.save_pretrained."
+        )
+
+
+def check_disk(runs_dir: Path) -> None:
+    """Raises RunError when the run folders' disk is full or cannot be written."""
+    folder = runs_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RunError(f"launch.runs_dir is {str(runs_dir)!r}, and {folder} cannot be written: choose another folder.")
+    free_mb = shutil.disk_usage(folder).free >> 20
+    if free_mb < MIN_FREE_MB:
+        raise RunError(
+            f"launch.runs_dir is {str(runs_dir)!r}, on a disk with {free_mb} MB free: a run needs at least "
+            f"{MIN_FREE_MB} MB; free some, or choose another folder."
+        )
+
+
+def living(run: RunFolder) -> dict[int, str]:
+    """Processes of this run that still live, by pid: the role; of a grandchild, its command as well."""
+    record = run.record()
+    found = {pid: name for name, (pid, created) in record["processes"].items() if alive(pid, created)}
+    return found | {process.pid: role_of(process) for process in of_run(record["id"])}
+
+
+def refuse_live(run: RunFolder) -> None:
+    """Raises RunError naming the processes of an earlier launch that still live."""
+    if left := living(run):
+        named = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(left.items()))
+        raise RunError(f"{run.path} is in use by a live run: {named}. Stop it first: Ctrl-C, or kill these processes.")

@@ -1,0 +1,93 @@
+"""One run from its configuration to its summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import zmq
+from rich.console import Console
+
+from asyncrl.config import Config, warnings
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch import local
+from asyncrl.launch.preflight import check_disk, check_model, check_names, refuse_live
+from asyncrl.launch.processes import this_process
+from asyncrl.launch.supervision import Outcome
+from asyncrl.run_folder import RunFolder, replace
+
+log = logging.getLogger(__name__)
+
+
+def new_run(config: Config, stem: str) -> RunFolder:
+    """A folder named `launch.name`, or after the config and the time. Raises RunError when it is taken."""
+    folder = Path(config.launch.runs_dir)
+    check_disk(folder)
+    if config.launch.name is not None:
+        path = folder / config.launch.name
+        if (path / "run.json").exists():
+            refuse_live(RunFolder.existing(path))
+        return RunFolder.create(path, config)
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    taken = sum(1 for _ in folder.glob(f"{name}*"))
+    return RunFolder.create(folder / (f"{name}-{taken + 1}" if taken else name), config)
+
+
+FIXED = ("model", "data", "env", "learner.group_size", "learner.groups_per_step", "buffer.dir")
+"""What a run cannot change: the groups in its ledger were drawn, played and batched with it."""
+
+
+def old_run(run: RunFolder, config: Config) -> RunFolder:
+    """Goes on with a run. Raises RunError, naming them, when processes of it still live; ConfigError when `config`
+    differs in what cannot change."""
+    check_disk(run.path)
+    refuse_live(run)
+    before = run.load_config()
+    for field in FIXED:
+        was, now = attrgetter(field)(before), attrgetter(field)(config)
+        if was != now:
+            raise ConfigError(f"{field} cannot change with --resume: it was {was!r}, now {now!r}. Start a new run.")
+    run.save_config(config)
+    run.open()
+    return run
+
+
+def play(run: RunFolder, config: Config, console: Console, *, resume: bool) -> Outcome:
+    """Runs it to its end and leaves summary.json and the report. Raises RunError when it cannot start."""
+    from asyncrl.tracking.collector import Collector
+
+    with run.hold():
+        run.note(processes={"launcher": this_process()})
+        for warning in warnings(config):
+            console.print(f"warning: {warning}", style="yellow", highlight=False)
+        console.print(f"run folder {run.path}", highlight=False, soft_wrap=True)
+        try:
+            collector = Collector(run, config, console)
+        except zmq.ZMQError as error:
+            raise RunError(
+                f"{run.address('launcher')} cannot be bound: {error}. Set TMPDIR to another folder."
+            ) from error
+        outcome = Outcome("failed", 1, "the launcher failed")
+        try:
+            outcome = local.Launcher(run, config, local.roles(run, config, resume=resume), collector).supervise()
+        except RunError as error:
+            outcome = Outcome("failed", 1, str(error))
+        finally:
+            _conclude(run, collector.summary(), outcome, collector)
+        return outcome
+
+
+def check(config: Config) -> None:
+    """Everything that can be known before a process is started. Raises ConfigError."""
+    check_model(config)
+    check_names(config)
+
+
+def _conclude(run: RunFolder, measured: dict[str, Any], outcome: Outcome, collector: Any) -> None:
+    summary = {"run": run.name, "outcome": outcome.kind, "why": outcome.why, "exit_code": outcome.exit_code, **measured}
+    collector.close(summary)
+    replace(run.summary, json.dumps(summary, indent=2) + "\n")
