@@ -12,14 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from asyncrl.learner.episodes import Advantages, Episodes, gather, on_tokens
+from asyncrl.learner.episodes import Advantages, Singleton, gather, shared_by_rows
+from asyncrl.learner.group_baselines import (
+    gdpo,
+    gpg,
+    grpo_passk,
+    max_rl,
+    normalised_in_group,
+    opo,
+    reinforce_pp_baseline,
+)
+from asyncrl.learner.returns import gae, reinforce_pp, remax, vapo_gae, vtrace
+from asyncrl.learner.token_baseline import optimal_token_baseline
 
 __all__ = ["ESTIMATORS", "Advantages"]
-
-Singleton = Literal["zero", "reward"]
 
 
 def grpo(
@@ -42,7 +50,7 @@ def grpo(
     `batch_std`: the std over all episodes of the batch (TRL `scale_rewards: batch`).
     """
     e = gather("grpo", rewards, mask, lengths, groups, episodes)
-    return _advantages(_grpo(e, e.reward, eps, scale_by_std, variant), e, mask, lengths, singleton)
+    return shared_by_rows(normalised_in_group(e, e.reward, eps, scale_by_std, variant), e, mask, lengths, singleton)
 
 
 def dr_grpo(
@@ -57,7 +65,7 @@ def dr_grpo(
 ) -> Advantages:
     """Dr.GRPO (2503.20783): A = R - mean; no division by the std, which favours easy and hard prompts. prime-rl."""
     e = gather("dr_grpo", rewards, mask, lengths, groups, episodes)
-    return _advantages(_centred(e, e.reward), e, mask, lengths, singleton)
+    return shared_by_rows(e.centred(e.reward), e, mask, lengths, singleton)
 
 
 def rloo(
@@ -72,61 +80,23 @@ def rloo(
 ) -> Advantages:
     """RLOO (2402.14740): A = R - mean of the others = G / (G - 1) * (R - mean)."""
     e = gather("rloo", rewards, mask, lengths, groups, episodes)
-    return _advantages(_centred(e, e.reward) * _others_factor(e), e, mask, lengths, singleton)
-
-
-def _grpo(e: Episodes, reward: Tensor, eps: float, scale_by_std: bool, variant: str) -> Tensor:
-    """GRPO's advantage of each episode, `[E]`, for one reward `[E]`."""
-    centred = _centred(e, reward)
-    if variant in ("leave_one_out_mean", "leave_one_out"):
-        centred = centred * _others_factor(e)
-    if not scale_by_std:
-        return centred
-    if variant == "leave_one_out":
-        std = _std_of_others(e, reward)
-        return torch.where(std > 0, centred / (std + eps), centred)
-    if variant == "batch_std":
-        return centred / (reward.std() + eps) if reward.numel() > 1 else centred
-    return centred / (e.group_std(reward)[e.group] + eps)
-
-
-def _centred(e: Episodes, x: Tensor) -> Tensor:
-    """x - mean of its group, exactly 0 where the group's x are all equal, `[E]`."""
-    return torch.where(e.constant(x), 0.0, x - e.group_mean(x)[e.group])
-
-
-def _others_factor(e: Episodes) -> Tensor:
-    """G / (G - 1) of each episode's group, `[E]`, 1 in a group of one: turns x - mean into x - mean of the others."""
-    size = e.size[e.group]
-    return size / (size - 1).clamp(min=1)
-
-
-def _std_of_others(e: Episodes, x: Tensor) -> Tensor:
-    """Standard deviation (Bessel) of the group's other episodes, `[E]`; exactly 0 where those are equal."""
-    deviation = x - e.group_mean(x)[e.group]
-    size = e.size[e.group]
-    # Taking one of G away: sum of squares - G/(G-1) * its own; this leaves G-1 values, G-2 degrees of freedom.
-    squares = e.group_sum(deviation.square())[e.group] - deviation.square() * size / (size - 1).clamp(min=1)
-    std = (squares / (size - 2).clamp(min=1)).clamp(min=0).sqrt()
-    highest, lowest = e.group_max(x)[e.group], -e.group_max(-x)[e.group]
-    at_highest, at_lowest = e.group_sum((x == highest).to(x.dtype)), e.group_sum((x == lowest).to(x.dtype))
-    others_equal = (
-        (highest == lowest)
-        | ((at_highest[e.group] == size - 1) & (x != highest))
-        | ((at_lowest[e.group] == size - 1) & (x != lowest))
-        | (size <= 2)
-    )
-    return torch.where(others_equal, 0.0, std)
-
-
-def _advantages(value: Tensor, e: Episodes, mask: Tensor, lengths: Tensor, singleton: Singleton) -> Advantages:
-    value = torch.where(e.alone, e.reward if singleton == "reward" else 0.0, value)
-    advantages = on_tokens(value, e, mask, lengths)
-    return Advantages(advantages, advantages)
+    return shared_by_rows(e.centred(e.reward) * e.over_others, e, mask, lengths, singleton)
 
 
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "opo": opo,
+    "gpg": gpg,
+    "grpo_passk": grpo_passk,
+    "max_rl": max_rl,
+    "gdpo": gdpo,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "reinforce_pp": reinforce_pp,
+    "remax": remax,
+    "gae": gae,
+    "vapo_gae": vapo_gae,
+    "vtrace": vtrace,
+    "optimal_token_baseline": optimal_token_baseline,
 }

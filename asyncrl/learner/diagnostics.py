@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.learner.ragged import LOG_RATIO_LIMIT, log_ratio, masked, masked_mean, row_sum, row_tokens, share
+from asyncrl.learner.ragged import clamped_exp, log_ratio, masked, masked_mean, row_sum, row_tokens, share
 
 STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16)
 """Lower edges in policy versions; the last bucket is open."""
@@ -33,7 +33,7 @@ def sequence_effective_sample_size(
     VCPO (2602.17616).
     """
     total = row_sum(log_ratio(proximal.detach(), behaviour.detach(), mask), lengths)
-    w = total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    w = clamped_exp(total)
     return effective_sample_size(w if cap is None else w.clamp(max=cap), row_tokens(mask, lengths) > 0)
 
 
@@ -44,13 +44,13 @@ def mismatch(proximal: Tensor, behaviour: Tensor, mask: Tensor) -> dict[str, Ten
     `ratio_max`, `ratio_min`; `ratio_above_2`, `ratio_below_half`: shares of the policy tokens.
     """
     log_w = log_ratio(proximal.detach(), behaviour.detach(), mask)
-    w = log_w.exp()
+    w = clamped_exp(log_w)
     inside = log_w[mask] if mask.any() else log_w.new_zeros(1)
     return {
         "mismatch_kl": masked_mean(w - 1 - log_w, mask),
         "mismatch_k1": masked_mean(-log_w, mask),
-        "ratio_max": inside.max().exp(),
-        "ratio_min": inside.min().exp(),
+        "ratio_max": clamped_exp(inside.max()),
+        "ratio_min": clamped_exp(inside.min()),
         "ratio_above_2": share(w > 2, mask),
         "ratio_below_half": share(w < 0.5, mask),
     }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from asyncrl.learner.ragged import check_flat, masked, row_sum, row_tokens, segment_sum, spread, unit_ids
+
+Singleton = Literal["zero", "reward"]
+"""The advantage of a group of one: 0, or its reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,16 @@ class Episodes:
         """[E] bool: all of the episode's group have the same x. Exact, where a std of rounded numbers is not 0."""
         return (self.group_max(x) == -self.group_max(-x))[self.group]
 
+    def centred(self, x: Tensor) -> Tensor:
+        """x - mean of its group, `[E]`, exactly 0 where the group's x are all equal."""
+        return torch.where(self.constant(x), 0.0, x - self.group_mean(x)[self.group])
+
+    @property
+    def over_others(self) -> Tensor:
+        """G / (G - 1), `[E]`, 1 in a group of one: turns x - mean of all into x - mean of the others."""
+        size = self.size[self.group]
+        return size / (size - 1).clamp(min=1)
+
     @property
     def alone(self) -> Tensor:
         """[E] bool: the episode is a group of one."""
@@ -89,6 +103,24 @@ def gather(
 def on_tokens(value: Tensor, episodes: Episodes, mask: Tensor, lengths: Tensor) -> Tensor:
     """A value of each episode `[E]` on the policy tokens of all its rows, `[T]`."""
     return masked(spread(value[episodes.of_row], lengths, mask.numel()), mask)
+
+
+def shared_by_rows(
+    value: Tensor,
+    episodes: Episodes,
+    mask: Tensor,
+    lengths: Tensor,
+    singleton: Singleton,
+    of_one: Tensor | None = None,
+) -> Advantages:
+    """Advantages of a value of each episode `[E]`, once groups of one have what `singleton` says.
+
+    `of_one[E]` is what they have under `reward`, if not the plain reward.
+    """
+    reward = episodes.reward if of_one is None else of_one
+    value = torch.where(episodes.alone, reward if singleton == "reward" else 0.0, value)
+    advantages = on_tokens(value, episodes, mask, lengths)
+    return Advantages(advantages, advantages)
 
 
 def promoted(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncrl.learner.ragged import LOG_RATIO_LIMIT, masked
+from asyncrl.learner.ragged import LOG_RATIO_LIMIT, clamped_exp, masked
 
 
 def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
@@ -61,11 +61,11 @@ KL |= {f"{name}+": _straight_through(estimate) for name, estimate in KL.items()}
 
 
 def unbiased(kl: Tensor, current: Tensor, sampled_under: Tensor) -> Tensor:
-    """r * kl with r = exp(current - sampled_under) carrying gradient, `[T]`: the current policy's KL from another's tokens.
+    """r * kl with r = exp(current - sampled_under) carrying gradient, `[T]`: the KL, from another policy's tokens.
 
     DeepSeek-V3.2 (2512.02556); slime `--use-unbiased-kl`, TRL `use_bias_correction_kl`.
     """
-    return (current - sampled_under.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp() * kl
+    return clamped_exp(current - sampled_under.detach()) * kl
 
 
 def penalise_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Tensor:
@@ -88,7 +88,7 @@ class FixedKL:
 
 @dataclass(slots=True)
 class AdaptiveKL:
-    """A coefficient steered to a target KL: value *= 1 + clip(measured/target - 1, ±0.2) * steps/horizon (1909.08593)."""
+    """Steered to a target KL (1909.08593): value *= 1 + clip(measured / target - 1, ±0.2) * steps / horizon."""
 
     value: float
     target: float

@@ -88,8 +88,13 @@ def share(condition: Tensor, mask: Tensor) -> Tensor:
 
 
 def log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:
-    """`above - below` of logprobs `[T]`, clamped to ±20, 0 outside the mask. Gradient flows where neither applies."""
-    return masked(above - below, mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """`above - below` of two logprobs `[T]`, 0 outside the mask. Unclamped: a sum over a row must see all of it."""
+    return masked(above - below, mask)
+
+
+def clamped_exp(log: Tensor) -> Tensor:
+    """exp of a log-ratio clamped to ±20; no gradient where the clamp acts."""
+    return log.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def unit_ids(lengths: Tensor, units: Tensor | None) -> tuple[Tensor, int]:

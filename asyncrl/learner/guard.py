@@ -1,0 +1,35 @@
+"""Is this batch safe to apply, and how large a step does it deserve? Decisions only; the learner's loop acts on them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+
+def refuse(*, ess: float, min_ess: float, loss: float, gradient_norm: float | None = None) -> str | None:
+    """Why a batch must not be applied (its outcome is `skipped: guard`, its payload kept), or None.
+
+    `ess`: normalised effective sample size, in (0, 1]; `gradient_norm` None: not known yet. Numbers that are not finite
+    are refused whatever `min_ess` is.
+    """
+    for name, value in (("loss", loss), ("gradient norm", gradient_norm), ("effective sample size", ess)):
+        if value is not None and not math.isfinite(value):
+            return f"{name} is {value}, expected a finite number"
+    if ess < min_ess:
+        return (
+            f"effective sample size {ess:.3g} is below learner.min_ess {min_ess:.3g}: the batch is too far off-policy. "
+            f"Lower buffer.max_staleness or weights.every, or lower learner.min_ess"
+        )
+    return None
+
+
+def learning_rate_scale(ess: float, *, base_ess: float = 1.0, rule: Literal["sqrt", "linear"] = "sqrt") -> float:
+    """VCPO (2602.17616): the factor of one optimizer step's learning rate, s^1/2 or s with s = min(1, ess / base_ess).
+
+    `ess` over sequences (`diagnostics.sequence_effective_sample_size`). base_ess: 1 for maths, 0.55 for tool use in the
+    paper. Apply it to the one step and restore the rate.
+    """
+    if not 0 < base_ess <= 1:
+        raise ValueError(f"learning_rate_scale: base_ess is {base_ess}, expected in (0, 1].")
+    s = min(1.0, max(ess, 0.0) / base_ess)
+    return math.sqrt(s) if rule == "sqrt" else s

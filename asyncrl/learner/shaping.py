@@ -1,0 +1,96 @@
+"""Rewards before they become advantages: penalties, clipping, and PF-PPO's choice of what to train on.
+
+All take one reward per episode. Filters of zero-variance groups judge the raw reward, not the shaped one: a length
+penalty gives every group some variance.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from asyncrl.learner.ragged import segment_sum, unit_ids
+
+
+def overlong_penalty(
+    rewards: Tensor, tokens: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0, floor: bool = False
+) -> Tensor:
+    """DAPO (2503.14476): R + min(-(tokens - (max_tokens - buffer_tokens)) / buffer_tokens * factor, 0), `[E]`.
+
+    `tokens[E]`: the response's length. `floor`: never below -factor, however far past max_tokens (the paper; verl and
+    AReaL have no floor).
+    """
+    if not 0 < buffer_tokens <= max_tokens:
+        raise ValueError(
+            f"overlong_penalty: buffer_tokens is {buffer_tokens}, expected 1 to max_tokens = {max_tokens}."
+        )
+    penalty = -(tokens - (max_tokens - buffer_tokens)) / buffer_tokens * factor
+    return rewards + penalty.clamp(min=-factor if floor else None, max=0.0).to(rewards.dtype)
+
+
+def stop_properly(rewards: Tensor, truncated: Tensor, *, coefficient: float) -> Tensor:
+    """R * coefficient for episodes cut at their length limit (`truncated[E]` bool). NeMo."""
+    return torch.where(truncated, rewards * coefficient, rewards)
+
+
+def clip(rewards: Tensor, *, bias: float = 0.0, scale: float = 1.0, limit: float = 20.0) -> Tensor:
+    """(R + bias) * scale, clamped to ±limit. AReaL."""
+    return ((rewards + bias) * scale).clamp(-limit, limit)
+
+
+def length_penalty(
+    rewards: Tensor,
+    groups: Tensor,
+    *,
+    output_tokens: Tensor,
+    input_tokens: Tensor,
+    turns: Tensor,
+    output_weight: float = 0.25,
+    input_weight: float = 0.1,
+    turns_weight: float = 0.1,
+) -> Tensor:
+    """prime-rl: R - mean(R) * (0.25 output/max output + 0.1 input/max input + 0.1 turns/max turns), all `[E]`.
+
+    Mean and maxima are of the group: a group that always fails is not taught to fail in fewer words.
+    """
+    group, count = unit_ids(groups, groups)
+    size = segment_sum(torch.ones_like(rewards), group, count)
+    mean = segment_sum(rewards, group, count) / size
+
+    def relative(x: Tensor) -> Tensor:
+        x = x.to(rewards.dtype)
+        largest = torch.zeros_like(size).scatter_reduce(0, group, x, "amax")
+        return x / torch.where(largest > 0, largest, 1.0)[group]
+
+    cost = output_weight * relative(output_tokens) + input_weight * relative(input_tokens)
+    return rewards - mean[group] * (cost + turns_weight * relative(turns))
+
+
+def pf_ppo_weights(
+    rewards: Tensor, *, method: Literal["pow", "max_min", "max_random"] = "pow", power: float = 2.0
+) -> Tensor:
+    """PF-PPO (2409.06957; verl): how much each of `rewards[E]` is worth drawing, never 0.
+
+    `pow`: |R|^power; `max_min`: 1 for the best and the worst, else 0; `max_random`: 0.4 for the best, else 0.1.
+    """
+    if method == "pow":
+        weights = rewards.abs().pow(power)
+    elif method == "max_min":
+        weights = ((rewards == rewards.max()) | (rewards == rewards.min())).to(rewards.dtype)
+    else:
+        weights = torch.where(rewards == rewards.max(), 0.4, 0.1).to(rewards.dtype)
+    return weights + 1e-8
+
+
+def pf_ppo_resample(
+    rewards: Tensor,
+    *,
+    generator: torch.Generator,
+    method: Literal["pow", "max_min", "max_random"] = "pow",
+    power: float = 2.0,
+) -> Tensor:
+    """Indices of E episodes drawn with replacement by `pf_ppo_weights`, `[E]` int64."""
+    weights = pf_ppo_weights(rewards, method=method, power=power)
+    return torch.multinomial(weights, rewards.numel(), replacement=True, generator=generator)
