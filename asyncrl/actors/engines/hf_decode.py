@@ -77,7 +77,7 @@ class FusedForward:
             h = h.view(size * width, qk_heads + self._kv_heads, self._dim)
             qk = h[:, :qk_heads]
             if layer.norm_q is not None and layer.norm_k is not None:
-                q, k = qk.split((q_heads, self._kv_heads), 1)
+                q, k = h[:, :q_heads], h[:, q_heads:qk_heads]
                 qk = torch.cat((self._rms(q, layer.norm_q), self._rms(k, layer.norm_k)), 1)
             a, b = qk.chunk(2, -1)
             qk = qk * cos + torch.cat((-b, a), -1) * sin

@@ -1,0 +1,289 @@
+"""One episode, token in, token out: the environment and the policy take turns until one of four limits ends it.
+
+    prompt ──> [generate ──> parse ──> environment.step ──> tail] ──> ... ──> Trajectory
+               sampled ids: mask 1                          context: mask 0
+
+Sampled ids are never encoded again. What the environment says is rendered once, as the tail behind them; where the chat
+template would change what stands before it, the row ends and a new one starts with the whole conversation.
+
+What goes wrong in the environment costs this episode only: EpisodeFailed, never reward 0. What goes wrong in the
+engine is not the episode's affair and passes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
+from asyncrl.actors.envs.protocol import Env, Turn
+from asyncrl.actors.renderer import Renderer
+from asyncrl.config import Config
+from asyncrl.data.base import Message
+from asyncrl.trajectory import CONTEXT, Float32, Int32, Row, StopReason, Ticket, Trajectory
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EpisodeFailed(Exception):
+    """No trajectory. `reason`: env_error, or aborted (its lease was revoked, the actor stops)."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of every episode, from the config."""
+
+    max_turns: int
+    max_tokens: int
+    """Of one row."""
+    max_new_tokens: int
+    """Of one turn."""
+    call_s: float
+    """Seconds for one call of the environment."""
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> Limits:
+        env, actors = config.env, config.actors
+        return cls(env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, actors.top_p, actors.top_k)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where an episode stands; written by it, read by the thread that renews its lease."""
+
+    at: float
+    """When it last got on, by `clock`."""
+    phase: str = "environment"
+    """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
+    seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
+    clock: Callable[[], float] = time.monotonic
+    changed: Callable[[], None] = lambda: None
+
+    def enter(self, phase: str) -> None:
+        now = self.clock()
+        if self.phase in self.seconds:
+            self.seconds[self.phase] += now - self.at
+        self.at, self.phase = now, phase
+        self.changed()
+
+
+async def play(
+    ticket: Ticket,
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    limits: Limits,
+    progress: Progress,
+    *,
+    actor: str,
+    env_name: str,
+) -> Trajectory:
+    """Play the episode of `ticket`. Raises EpisodeFailed, and what the engine raises (EngineDied).
+
+    The last assistant message is handed to the environment also when a limit cut it short, so that every trajectory
+    is scored by it.
+    """
+    start = progress.at
+    env: Env | None = None
+    try:
+        env = _guarded(make_env, "its constructor")
+        episode = _Episode(ticket, env, engine, renderer, limits, progress)
+        stop_reason = await episode.run()
+    finally:
+        if env is not None:
+            await _close(env, limits.call_s)
+    progress.enter("put")
+    return Trajectory(
+        id=ticket.id,
+        attempt=ticket.attempt,
+        kind=ticket.kind,
+        actor=actor,
+        task_id=str(ticket.task["id"]),
+        env=env_name,
+        rows=tuple(row.freeze() for row in episode.rows),
+        reward=episode.reward,
+        rewards=episode.rewards,
+        turns=episode.turns,
+        stop_reason=stop_reason,
+        timings={**progress.seconds, "total": progress.at - start},
+        metrics=episode.metrics,
+    )
+
+
+class _Episode:
+    """The state of one episode: its rows, the conversation so far, the rewards."""
+
+    def __init__(
+        self, ticket: Ticket, env: Env, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress
+    ) -> None:
+        self.rows: list[_OpenRow] = []
+        self.reward = 0.0
+        self.rewards: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
+        self.turns = 0
+        self._ticket, self._env, self._engine, self._renderer = ticket, env, engine, renderer
+        self._limits, self._progress = limits, progress
+        self._messages: list[Message] = []
+        self._tools: list[Any] = []
+
+    async def run(self) -> StopReason:
+        task = {**self._ticket.task, "episode": self._ticket.id.index}
+        self._messages = list(await self._call(self._env.reset(task), "reset"))
+        self._tools = [tool.schema for tool in self._env.tools]
+        row = _OpenRow(self._renderer.render_initial(self._messages, self._tools))
+        while True:
+            generation = await self._generate(row)
+            if generation is None:
+                return "max_tokens"
+            message = self._renderer.parse(generation.token_ids.tolist())
+            answer = await self._call(self._env.step(message), "step")
+            self._count(answer)
+            if answer.done and generation.stop_reason == "stop":
+                return "done"
+            if len(row.ids) >= self._limits.max_tokens:
+                return "max_tokens"
+            if answer.done:
+                return "length"
+            if self.turns == self._limits.max_turns:
+                return "max_turns"
+            row = self._continue(row, message, answer, closed=generation.stop_reason == "stop")
+
+    async def _generate(self, row: _OpenRow) -> Generation | None:
+        """One turn of the policy, appended to `row`; None when the row has no room for it."""
+        t = self._ticket
+        sampling = Sampling(
+            max_new_tokens=self._limits.max_new_tokens,
+            temperature=t.temperature,
+            stop_token_ids=self._renderer.stop_token_ids,
+            seed=t.seed * 1_000_003 + self.turns,
+            top_p=self._limits.top_p,
+            top_k=self._limits.top_k,
+        )
+        self._progress.enter("generate")
+        try:
+            generation = await self._engine.generate(f"{t.id}-{t.attempt}/{self.turns}", row.ids, sampling)
+        except PromptTooLong as error:
+            if self.turns == 0:
+                raise EpisodeFailed("env_error", f"task {t.task['id']}: {error}") from error
+            return None
+        finally:
+            self._progress.enter("environment")
+        if generation.stop_reason == "abort":
+            raise EpisodeFailed("aborted", f"{t.id} in turn {self.turns}")
+        if not row.sampled_any:
+            self.rows.append(row)
+        row.sampled(generation)
+        self.turns += 1
+        return generation
+
+    def _continue(self, row: _OpenRow, message: Message, answer: Turn, *, closed: bool) -> _OpenRow:
+        """The row in which the policy speaks next: this one with the environment's words, or a new one."""
+        if not answer.messages:
+            raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
+        before = [*self._messages, message]
+        tail = self._renderer.render_tail(before, answer.messages, self._tools, closed=closed)
+        self._messages = [*before, *answer.messages]
+        if tail is None:
+            return _OpenRow(self._renderer.render_initial(self._messages, self._tools))
+        row.context(tail)
+        return row
+
+    def _count(self, answer: Turn) -> None:
+        numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
+        if not all(math.isfinite(n) for n in numbers):
+            raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {answer}")
+        self.reward += float(answer.reward)
+        for name, value in answer.rewards.items():
+            self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
+        self.metrics.update({name: float(value) for name, value in answer.metrics.items()})
+
+    async def _call(self, call: Awaitable[T], name: str) -> T:
+        try:
+            return await _within(call, self._limits.call_s)
+        except TimeoutError as error:
+            limit = f"did not return within {self._limits.call_s} s (env.call_s)" if not str(error) else str(error)
+            raise EpisodeFailed("env_error", f"environment.{name} {limit}") from error
+        except Exception as error:
+            raise EpisodeFailed("env_error", f"environment.{name}: {_said(error)}") from error
+        finally:
+            self._progress.enter("environment")
+
+
+class _OpenRow:
+    """A row that still grows. What stands behind its last sampled token is cut off at the end: it teaches nothing."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.ids: list[int] = list(prompt)
+        self._parts: list[tuple[int, Generation]] = []
+
+    @property
+    def sampled_any(self) -> bool:
+        return bool(self._parts)
+
+    def context(self, ids: Sequence[int]) -> None:
+        self.ids.extend(ids)
+
+    def sampled(self, generation: Generation) -> None:
+        self._parts.append((len(self.ids), generation))
+        self.ids.extend(generation.token_ids.tolist())
+
+    def freeze(self) -> Row:
+        last, generation = self._parts[-1]
+        n = last + len(generation.token_ids)
+        token_ids: Int32 = np.array(self.ids[:n], np.int32)
+        mask = np.zeros(n, np.bool_)
+        logprobs: Float32 = np.zeros(n, np.float32)
+        versions: Int32 = np.full(n, CONTEXT, np.int32)
+        for at, part in self._parts:
+            span = slice(at, at + len(part.token_ids))
+            mask[span], logprobs[span], versions[span] = True, part.logprobs, part.versions
+        for array in (token_ids, mask, logprobs, versions):
+            array.flags.writeable = False
+        return Row(token_ids, mask, logprobs, versions)
+
+
+async def _within(call: Awaitable[T], seconds: float) -> T:
+    """The result of `call`; TimeoutError after `seconds`, also when it does not let itself be cancelled."""
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        raise TimeoutError
+    return task.result()
+
+
+def _guarded(make: Callable[[], T], what: str) -> T:
+    try:
+        return make()
+    except Exception as error:
+        raise EpisodeFailed("env_error", f"environment: {what}: {_said(error)}") from error
+
+
+async def _close(env: Env, seconds: float) -> None:
+    """The episode's outcome stands, whatever closing does."""
+    try:
+        await _within(env.close(), seconds)
+    except Exception as error:
+        log.warning("environment.close: %s", _said(error))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
