@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_conformance import *  # noqa: F403
-from engine_conformance import Subject, all_of, judge, play, prompts, sampling, until
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.hf import HFEngine
@@ -15,6 +13,8 @@ from asyncrl.actors.engines.hf_decode import FusedForward, supported
 from asyncrl.actors.engines.hf_forward import KVCache, PlainForward
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
 from asyncrl.errors import ConfigError
+from tests.actors.engine_conformance import *  # noqa: F403
+from tests.actors.engine_conformance import Subject, all_of, judge, play, prompts, sampling, until
 
 VOCAB, MAX_TOKENS = 64, 256
 SIZES = {
