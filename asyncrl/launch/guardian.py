@@ -1,7 +1,7 @@
 """The process that survives the launcher, and ends what the launcher can no longer end.
 
     launcher ──pipe──> guardian: waits for the end of file, which comes when the launcher ends, by any cause
-                          │ every second: notes the launcher's descendants
+                          │ twice a second: notes the launcher's descendants
                           ▼
        kills the run's processes, those noted and those that carry its id; removes sockets and shared memory; exits
 
@@ -24,6 +24,7 @@ import psutil
 
 from asyncrl.launch.processes import kill_all, of_run
 
+NOTE_MS = 500
 SWEEP_S = 10.0
 """How long it goes on killing; a process that then still lives is stuck in the kernel."""
 
@@ -34,8 +35,9 @@ def guard(pipe: int, launcher: int, run_id: str, folders: list[Path]) -> None:
     poll = select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     noted: set[psutil.Process] = set()
-    while not poll.poll(1000):
-        noted = _descendants(launcher) or noted
+    while not poll.poll(NOTE_MS):
+        noted = _descendants(launcher)
+    noted |= _descendants(launcher)  # a launcher that ends in order waits for this
     deadline = time.monotonic() + SWEEP_S
     while (left := {*_running(noted), *of_run(run_id)}) and time.monotonic() < deadline:
         kill_all(list(left))

@@ -1,0 +1,66 @@
+"""A fake role: reports that it is ready, has a grandchild, and ends as its argument says.
+
+    python fake_role.py RUN NAME BEHAVIOUR
+
+stay: until SIGTERM, then exit 0.   deaf: ignores SIGTERM.   done: exit 0 when the file RUN/done is there.
+die: exit 1 after a logged error.   config: exit 2.   fatal: exit 3.   mute: never ready.
+once: die at the first start, then as `done`.   daemon: as `stay`, and leaves a daemon with an empty environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.role import play
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.reporter import Reporter
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
+DAEMON = f"""
+import subprocess
+daemon = subprocess.Popen({SLEEP!r}, env={{}}, start_new_session=True, stdout=subprocess.DEVNULL)
+print(daemon.pid)
+"""
+
+
+def main() -> None:
+    run, name, behaviour = RunFolder.existing(Path(sys.argv[1])), sys.argv[2], sys.argv[3]
+    note = run.path / f"{name}.pids"
+    first, asked = not note.exists(), list[bool]()
+    grandchild = subprocess.Popen(SLEEP)
+    pids = [os.getpid(), grandchild.pid]
+    if behaviour == "daemon":
+        pids.append(int(subprocess.check_output([sys.executable, "-c", DAEMON])))
+    with note.open("a") as file:
+        file.write("".join(f"{pid}\n" for pid in pids))
+    if behaviour == "config":
+        raise ConfigError("learner.loss is 'x': expected y.")
+    if behaviour == "fatal":
+        raise RunError("the disk is full.")
+    if behaviour == "die" or (behaviour == "once" and first):
+        raise ValueError("no such weather")
+    if behaviour == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    if behaviour != "mute":
+        Reporter(run.address("launcher"), name).ready()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if behaviour in ("done", "once") and (run.path / "done").exists():
+            return
+        if asked:
+            with (run.path / "stopped").open("a") as file:
+                file.write(f"{name}\n")
+            return
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    play(sys.argv[2], main)

@@ -1,0 +1,188 @@
+"""The launcher's loop over real processes (fake_role.py): whatever ends, nothing is left running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.launch.preflight import living, refuse_live
+from asyncrl.run_folder import RunFolder
+from tests.launch.fakes import pids_of, running, until
+
+LAUNCHER = str(Path(__file__).with_name("fake_launcher.py"))
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def launch(run: RunFolder) -> Iterator[Launch]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(**roles: str) -> subprocess.Popen[str]:
+        words = [f"{name.replace('_', '-')}={behaviour}" for name, behaviour in roles.items()]
+        process = subprocess.Popen(
+            [sys.executable, LAUNCHER, str(run.path), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def all_started(run: RunFolder, *names: str) -> bool:
+    return until(lambda: all(pids_of(run, name) for name in names))
+
+
+def gone(run: RunFolder, seconds: float = 5.0) -> list[str]:
+    """The test's claim: no process of the run is left, by pid or by mark; returns those that are."""
+    pids = [pid for note in run.path.glob("*.pids") for pid in map(int, note.read_text().split())]
+    assert pids, "no role ever started"
+    until(lambda: not any(map(running, pids)) and not living(run), seconds)
+    return [str(pid) for pid in pids if running(pid)] + list(living(run).values())
+
+
+def test_the_run_ends_when_the_learner_is_done(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="done", actor_0="stay", actor_1="daemon")
+    assert all_started(run, "buffer", "learner", "actor-0", "actor-1")
+    sockets, shm = run.sockets, run.shm
+    (run.path / "done").touch()
+    out, err = launcher.communicate(timeout=30)
+    assert out.strip() == "finished 0", err
+    assert gone(run) == []
+    assert (run.path / "stopped").read_text().split()[-1] == "buffer"
+    assert not sockets.exists()
+    assert not shm.exists()
+
+
+def test_ctrl_c_stops_in_order(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="stay", actor_0="stay")
+    assert all_started(run, "buffer", "learner", "actor-0")
+    launcher.send_signal(signal.SIGINT)
+    out, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 130
+    assert out.startswith("interrupted")
+    assert (run.path / "stopped").read_text().split() == ["actor-0", "learner", "buffer"]
+    assert gone(run) == []
+
+
+def test_a_second_ctrl_c_kills(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="deaf", learner="deaf", actor_0="deaf")
+    assert all_started(run, "buffer", "learner", "actor-0")
+    until(lambda: False, 0.3)
+    launcher.send_signal(signal.SIGINT)
+    until(lambda: False, 0.5)
+    assert launcher.poll() is None
+    began = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=30)
+    assert time.monotonic() - began < 4.0, "launch.stop_s is 5 s for each kind of role: it was waited for"
+    assert gone(run) == []
+
+
+@pytest.mark.parametrize("guardian_too", [False, True])
+def test_nothing_outlives_a_launcher_killed_dead(run: RunFolder, launch: Launch, guardian_too: bool) -> None:
+    launcher = launch(buffer="deaf", learner="stay", actor_0="stay" if guardian_too else "daemon")
+    assert all_started(run, "buffer", "learner", "actor-0")
+    until(lambda: False, 1.0)  # the guardian notes the daemon within half a second
+    sockets, shm = run.sockets, run.shm
+    if guardian_too:
+        guardian = guardian_of(launcher.pid)
+        assert guardian
+        os.kill(launcher.pid, signal.SIGSTOP)  # so that it does not start another one
+        os.kill(guardian, signal.SIGKILL)
+    launcher.kill()
+    launcher.wait()
+    assert gone(run) == []
+    if not guardian_too:
+        assert until(lambda: not sockets.exists() and not shm.exists(), 5.0)
+
+
+def test_a_killed_guardian_is_replaced(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="stay")
+    assert all_started(run, "buffer", "learner")
+    first = guardian_of(launcher.pid)
+    assert first
+    os.kill(first, signal.SIGKILL)
+    assert until(lambda: guardian_of(launcher.pid) not in (0, first), 10.0)
+    assert launcher.poll() is None
+
+
+@pytest.mark.parametrize("role", ["buffer", "learner", "actor-0"])
+def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, role: str) -> None:
+    launcher = launch(buffer="stay", learner="done", actor_0="stay")
+    assert all_started(run, "buffer", "learner", "actor-0")
+    process, grandchild = pids_of(run, role)
+    os.kill(process, signal.SIGKILL)
+    assert until(lambda: len(pids_of(run, role)) == 4), "not started again"
+    assert not running(grandchild), "what it had started lives on"
+    (run.path / "done").touch()
+    out, err = launcher.communicate(timeout=30)
+    assert out.strip() == "finished 0", err
+    assert gone(run) == []
+
+
+def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="stay", actor_0="die")
+    out, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 1
+    assert "actor-0 died more than 2 times" in out
+    assert "ValueError: no such weather" in out
+    assert len(pids_of(run, "actor-0")) == 2 * 3
+    assert gone(run) == []
+
+
+@pytest.mark.parametrize(("behaviour", "code", "words"), [("config", 2, "learner.loss"), ("fatal", 1, "disk is full")])
+def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, code: int, words: str) -> None:
+    launcher = launch(buffer="stay", learner=behaviour)
+    out, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == code
+    assert words in out
+    assert len(pids_of(run, "learner")) == 2, "it was started again"
+    assert gone(run) == []
+
+
+def test_a_role_that_is_never_ready_is_restarted_and_then_ends_the_run(
+    run: RunFolder, launch: Launch, config: Config
+) -> None:
+    limits = config.launch.model_copy(update={"start_s": 1.0, "restarts": 0})
+    run.save_config(config.model_copy(update={"launch": limits}))
+    launcher = launch(buffer="mute")
+    out, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 1
+    assert "not ready within launch.start_s = 1 s" in out
+    assert gone(run) == []
+
+
+def test_a_live_run_is_refused_and_its_processes_named(run: RunFolder, launch: Launch) -> None:
+    launch(buffer="stay", learner="stay")
+    assert all_started(run, "buffer", "learner")
+    with pytest.raises(RunError, match=r"launcher \(pid \d+\).*buffer \(pid \d+\).*learner \(pid \d+\)"):
+        refuse_live(run)
+    with pytest.raises(RunError, match="another launcher"), run.hold():
+        pass
+
+
+def guardian_of(launcher: int) -> int:
+    """0: there is none."""
+    for child in psutil.Process(launcher).children():
+        with contextlib.suppress(psutil.Error):
+            if "asyncrl.launch.guardian" in child.cmdline():
+                return child.pid
+    return 0
