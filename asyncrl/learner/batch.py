@@ -1,0 +1,102 @@
+"""Trajectories as the flat tensors that everything in the learner works on: tokens [T] cut into rows [B]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.learner.backends.protocol import Packed
+from asyncrl.trajectory import Row, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one training step consumes, or some rows of it."""
+
+    token_ids: Tensor
+    """[T] int64"""
+    mask: Tensor
+    """[T] bool: policy tokens that carry loss. A token older than the bound (`over_age: mask`) does not."""
+    behaviour: Tensor
+    """[T] float32 logprobs, 0 where the policy did not sample"""
+    versions: Tensor
+    """[T] int64, CONTEXT where the policy did not sample"""
+    rewards: Tensor
+    """[T] float32: an episode's reward, on the last policy token of its last row with one; masked or not"""
+    lengths: Tensor
+    """[B] int64"""
+    groups: Tensor
+    """[B] int64: place of the row's group in the batch, 0..G-1"""
+    episodes: Tensor
+    """[B] int64: place of the row's trajectory in the batch"""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def tokens_of(self, rows: Tensor) -> Tensor:
+        """Indices [t] into the tokens, of the rows [b] in their order."""
+        starts = self.lengths.cumsum(0) - self.lengths
+        lengths = self.lengths[rows]
+        offsets = torch.repeat_interleave(starts[rows] - (lengths.cumsum(0) - lengths), lengths)
+        return offsets + torch.arange(int(lengths.sum()))
+
+    def take(self, rows: Tensor) -> Batch:
+        """The rows [b], in their order."""
+        t = self.tokens_of(rows)
+        return Batch(
+            token_ids=self.token_ids[t],
+            mask=self.mask[t],
+            behaviour=self.behaviour[t],
+            versions=self.versions[t],
+            rewards=self.rewards[t],
+            lengths=self.lengths[rows],
+            groups=self.groups[rows],
+            episodes=self.episodes[rows],
+        )
+
+    def packed(self) -> Packed:
+        return Packed(self.token_ids, self.mask, tuple(self.lengths.tolist()))
+
+
+def flatten(trajectories: Sequence[Trajectory], groups: Sequence[int], mask_before: int | None = None) -> Batch:
+    """One rank's share of a batch, in an order that depends on nothing but the batch.
+
+    `groups`: the ids of the whole batch's groups, in its order. `mask_before`: tokens of an earlier version carry no
+    loss. Raises ValueError for a trajectory of another group, and for a row that begins with a policy token: nothing
+    predicts that one.
+    """
+    place = {group: i for i, group in enumerate(groups)}
+    foreign = [t.id for t in trajectories if t.id.group not in place]
+    if foreign:
+        raise ValueError(f"trajectory {foreign[0]} is in none of the batch's groups {list(groups)}")
+    ordered = sorted(trajectories, key=lambda t: (place[t.id.group], t.id.index))
+    rows = [(episode, t, row) for episode, t in enumerate(ordered) for row in t.rows]
+    if not rows:
+        raise ValueError("the batch holds no trajectory: learner.groups_per_step groups were expected")
+    for _, t, row in rows:
+        if row.mask[0]:
+            raise ValueError(f"trajectory {t.id}: a row begins with a sampled token; a prompt must come before it")
+    mask = np.concatenate([row.mask for _, _, row in rows])
+    versions = np.concatenate([row.versions for _, _, row in rows]).astype(np.int64)
+    return Batch(
+        token_ids=torch.from_numpy(np.concatenate([row.token_ids for _, _, row in rows]).astype(np.int64)),
+        mask=torch.from_numpy(mask if mask_before is None else mask & (versions >= mask_before)),
+        behaviour=torch.from_numpy(np.concatenate([row.logprobs for _, _, row in rows])),
+        versions=torch.from_numpy(versions),
+        rewards=torch.from_numpy(np.concatenate([_rewards(t, row) for _, t, row in rows])),
+        lengths=torch.tensor([len(row) for _, _, row in rows]),
+        groups=torch.tensor([place[t.id.group] for _, t, _ in rows]),
+        episodes=torch.tensor([episode for episode, _, _ in rows]),
+    )
+
+
+def _rewards(t: Trajectory, row: Row) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    rewards = np.zeros(len(row), np.float32)
+    paid = [r for r in t.rows if r.mask.any()][-1]
+    if row is paid:
+        rewards[np.flatnonzero(row.mask)[-1]] = t.reward
+    return rewards

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.learner.batch import flatten
+from asyncrl.trajectory import TicketId
+from tests.learner.tiny import random_trajectory
+
+RNG = np.random.default_rng
+
+
+def test_rows_lie_end_to_end_in_the_batchs_order() -> None:
+    rng = RNG(0)
+    made = [random_trajectory(g, i, rng, rows=1 + i) for g in (7, 3) for i in range(2)]
+    batch = flatten(list(reversed(made)), groups=(7, 3))
+    in_order = [row for t in made for row in t.rows]
+    assert batch.lengths.tolist() == [len(row) for row in in_order]
+    assert batch.groups.tolist() == [0, 0, 0, 1, 1, 1]
+    assert batch.episodes.tolist() == [0, 1, 1, 2, 3, 3]
+    assert batch.token_ids.tolist() == [x for row in in_order for x in row.token_ids.tolist()]
+    assert batch.mask.tolist() == [x for row in in_order for x in row.mask.tolist()]
+    assert batch.behaviour.tolist() == [x for row in in_order for x in row.logprobs.tolist()]
+    assert batch.versions.tolist() == [x for row in in_order for x in row.versions.tolist()]
+
+
+def test_an_episodes_reward_stands_once_on_its_last_policy_token() -> None:
+    t = dataclasses.replace(random_trajectory(0, 0, RNG(1), rows=3), reward=2.5)
+    silent = dataclasses.replace(t.rows[2], mask=np.zeros_like(t.rows[2].mask))
+    t = dataclasses.replace(t, rows=(t.rows[0], t.rows[1], silent))
+    batch = flatten([t], groups=(0,))
+    (at,) = batch.rewards.nonzero()[:, 0].tolist()
+    last = len(t.rows[0]) + int(np.flatnonzero(t.rows[1].mask)[-1])
+    assert (at, float(batch.rewards[at])) == (last, 2.5)
+
+
+def test_old_tokens_lose_their_loss_but_not_their_reward() -> None:
+    t = dataclasses.replace(random_trajectory(0, 0, RNG(2), versions=(0, 5)), reward=1.0)
+    batch = flatten([t], groups=(0,), mask_before=6)
+    assert not batch.mask.any()
+    assert float(batch.rewards.sum()) == 1.0
+    kept = flatten([t], groups=(0,), mask_before=3)
+    assert torch.equal(kept.mask, kept.versions >= 3)
+    assert 0 < int(kept.mask.sum()) < t.num_policy_tokens
+
+
+def test_take_gives_rows_and_their_tokens() -> None:
+    rng = RNG(3)
+    batch = flatten([random_trajectory(g, i, rng) for g in range(3) for i in range(3)], groups=(0, 1, 2))
+    rows = torch.tensor([4, 0, 8])
+    part = batch.take(rows)
+    assert part.lengths.tolist() == batch.lengths[rows].tolist()
+    starts = (batch.lengths.cumsum(0) - batch.lengths).tolist()
+    expected = [batch.token_ids[starts[r] : starts[r] + int(batch.lengths[r])] for r in rows.tolist()]
+    assert torch.equal(part.token_ids, torch.cat(expected))
+    assert torch.equal(part.token_ids, batch.token_ids[batch.tokens_of(rows)])
+    assert torch.equal(part.rewards, batch.rewards[batch.tokens_of(rows)])
+
+
+def test_what_cannot_be_a_batch() -> None:
+    t = random_trajectory(0, 0, RNG(4))
+    with pytest.raises(ValueError, match=r"0\.5\.1 is in none"):
+        flatten([dataclasses.replace(t, id=TicketId(0, 5, 1))], groups=(0,))
+    with pytest.raises(ValueError, match="no trajectory"):
+        flatten([], groups=())
+    first = dataclasses.replace(t.rows[0], mask=np.ones_like(t.rows[0].mask))
+    with pytest.raises(ValueError, match="begins with a sampled token"):
+        flatten([dataclasses.replace(t, rows=(first,))], groups=(0,))
