@@ -58,7 +58,7 @@ def gpg(
     alpha makes up for the groups whose gradient is 0; it is of the whole batch.
     """
     e = gather("gpg", rewards, mask, lengths, groups, episodes)
-    alpha = e.reward.numel() / (e.reward != 0).sum().clamp(min=1)
+    alpha = e.reward.numel() / (e.reward != 0).sum().clamp(min=1).to(e.reward.dtype)
     value = torch.where(e.alone, e.reward, e.centred(e.reward)) * alpha / f_norm
     return shared_by_rows(value, e, mask, lengths, singleton, of_one=value)
 
@@ -171,10 +171,10 @@ def gdpo(
     of_each = torch.stack([normalised_in_group(e, part, eps, True, "group") for part in parts])
     if singleton == "reward":
         of_each = torch.where(e.alone, torch.stack(parts), of_each)
-    scale = torch.ones(len(parts)) if weights is None else torch.as_tensor(weights)
+    scale = torch.as_tensor([1.0] * len(parts) if weights is None else weights, dtype=of_each.dtype)
     if scale.shape != (len(parts),):
         raise ValueError(f"gdpo: weights is {tuple(scale.shape)}, expected [{len(parts)}], one for each reward.")
-    total = (scale.to(of_each)[:, None] * of_each).sum(0)
+    total = (scale.to(of_each.device)[:, None] * of_each).sum(0)
     if variant == "token":
         advantages = whiten(on_tokens(total, e, mask, lengths), mask)
     else:

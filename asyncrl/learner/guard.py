@@ -1,4 +1,4 @@
-"""Is this batch safe to apply, and how large a step does it deserve? Decisions only; the learner's loop acts on them."""
+"""Is this batch safe to apply, and how large a step does it deserve? Decisions only; the learner acts on them."""
 
 from __future__ import annotations
 

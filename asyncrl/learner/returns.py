@@ -46,6 +46,10 @@ class Steps:
         """`x[N]` back on the tokens, `[T]`, 0 on those that are no step."""
         return torch.zeros(self.total, dtype=x.dtype, device=x.device).index_put((self.token,), x)
 
+    def goes_on(self, dtype: torch.dtype) -> Tensor:
+        """[N] 1 where the episode has a next step, 0 at its last."""
+        return (~self.last).to(dtype)
+
     def after(self, x: Tensor) -> Tensor:
         """x of the next step, `[N]`, 0 after the last."""
         return torch.where(self.last, 0.0, torch.roll(x, -1))
@@ -100,7 +104,7 @@ def gae(
     require("gae", values=values)
     assert values is not None
     steps = _steps("gae", rewards, mask, lengths, episodes, values=values)
-    a, v = _gae(steps, rewards, values, gamma, torch.full((), lam, device=mask.device))
+    a, v = _gae(steps, rewards, values, gamma, lam)
     return _advantages(steps, a, a + v, mask, whiten)
 
 
@@ -127,7 +131,7 @@ def vapo_gae(
     length = steps.episode.bincount()[steps.episode].to(torch.promote_types(values.dtype, torch.float32))
     lam = 1 - 1 / (alpha * length).clamp(min=1)
     a, _ = _gae(steps, rewards, values, gamma, lam)
-    for_critic, v = _gae(steps, rewards, values, gamma, torch.full((), lam_value, device=mask.device))
+    for_critic, v = _gae(steps, rewards, values, gamma, lam_value)
     return _advantages(steps, a, for_critic + v, mask, whiten)
 
 
@@ -157,7 +161,7 @@ def vtrace(
     ratio = clamped_exp(steps.take(log_ratio(current, behaviour, mask)))
     rho, c = ratio.clamp(max=rho_max), ratio.clamp(max=c_max)
     delta = rho * (r + gamma * steps.after(v) - v)
-    target = v + discounted(delta, torch.where(steps.last, 0.0, gamma * c))
+    target = v + discounted(delta, steps.goes_on(c.dtype) * gamma * c)
     return _advantages(steps, rho * (r + gamma * steps.after(target) - v), target, mask, False)
 
 
@@ -178,10 +182,11 @@ def reinforce_pp(
     to what comes before it (older verl, SkyRL; wrong for tool calls).
     """
     steps = _steps("reinforce_pp", rewards, mask, lengths, episodes)
-    carry = torch.where(steps.last, 0.0, gamma)
+    r = steps.take(rewards)
+    carry = steps.goes_on(r.dtype) * gamma
     if variant == "reset":
         carry = torch.where(torch.roll(steps.token, -1) == steps.token + 1, carry, 0.0)
-    g = discounted(steps.take(rewards), carry.to(steps.take(rewards).dtype))
+    g = discounted(r, carry)
     return _advantages(steps, g, g, mask, True)
 
 
@@ -201,7 +206,7 @@ def remax(
         raise ValueError(f"remax: baseline is {tuple(baseline.shape)}, expected [{lengths.numel()}], one of each row.")
     steps = _steps("remax", rewards, mask, lengths, episodes)
     r = steps.take(rewards)
-    g = discounted(r, torch.where(steps.last, 0.0, 1.0).to(r.dtype))
+    g = discounted(r, steps.goes_on(r.dtype))
     a = g - promoted(baseline)[row_ids(lengths, mask.numel())[steps.token]].to(g.dtype)
     return _advantages(steps, a, g, mask, False)
 
@@ -213,10 +218,10 @@ def _steps(
     return steps_of(mask, lengths, episodes)
 
 
-def _gae(steps: Steps, rewards: Tensor, values: Tensor, gamma: float, lam: Tensor) -> tuple[Tensor, Tensor]:
+def _gae(steps: Steps, rewards: Tensor, values: Tensor, gamma: float, lam: Tensor | float) -> tuple[Tensor, Tensor]:
     r, v = steps.take(rewards), steps.take(values)
     delta = r + gamma * steps.after(v) - v
-    return discounted(delta, torch.where(steps.last, 0.0, gamma * lam).to(delta.dtype)), v
+    return discounted(delta, steps.goes_on(delta.dtype) * gamma * lam), v
 
 
 def _advantages(steps: Steps, a: Tensor, returns: Tensor, mask: Tensor, whitened: bool) -> Advantages:

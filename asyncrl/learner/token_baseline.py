@@ -49,12 +49,11 @@ def optimal_token_baseline(
         return Advantages(nothing, nothing)
 
     r = steps.take(rewards)
-    carry = torch.where(steps.last, 0.0, 1.0).to(r.dtype)
-    returns = discounted(r, carry)
+    returns = discounted(r, steps.goes_on(r.dtype))
     norm = 1 - 2 * steps.take(logprobs).exp() + steps.take(sum_pi_sq)
     if weights is not None:
         norm = norm * steps.take(weights).square()
-    from_start = discounted(norm.flip(0), torch.where(steps.first, 0.0, 1.0).to(norm.dtype).flip(0)).flip(0)
+    from_start = discounted(norm.flip(0), (~steps.first).to(norm.dtype).flip(0)).flip(0)
 
     index = torch.arange(steps.token.numel(), device=mask.device)
     begin = torch.where(steps.first, index, 0).cummax(0).values

@@ -1,0 +1,109 @@
+"""Flat batches of every shape that the learner meets: ragged rows, holes, empty rows, groups of 1 to 8, zero variance."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from reference import Batch
+from torch import Tensor
+
+
+class Flat:
+    """A batch as tensors and, in `rows`, as the reference's lists."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        several_rows: bool = False,
+        extreme: bool = False,
+        empty: bool = False,
+        tokens: bool = True,
+    ) -> None:
+        rng = random.Random(seed)
+        lengths: list[int] = []
+        groups: list[int] = []
+        episodes: list[int] = []
+        mask: list[bool] = []
+        rewards: list[float] = []
+        order: list[tuple[int, int]] = []
+        for g, size in enumerate(rng.sample([1, 2, 3, 5, 8], 3)):
+            for k in range(size):
+                order += [(g * 7 + 3, g * 100 + k)] * (rng.randint(1, 3) if several_rows else 1)
+        rng.shuffle(order)
+        flat_group = rng.choice([g for g, _ in order])
+        for g, e in order:
+            n = rng.choice([1, 2, 4] if g == flat_group else [0, 1, 2, 4, 7, 11]) if tokens else 0
+            row_mask = [not empty and rng.random() < 0.7 for _ in range(n)]
+            row = [0.0] * n
+            if any(row_mask):
+                last = max(i for i, m in enumerate(row_mask) if m)
+                row[last] = rng.choice([0.0, 1.0, 0.1, -0.5, rng.gauss(0, 1)])
+            lengths.append(n)
+            groups.append(g)
+            episodes.append(e)
+            mask += row_mask
+            rewards += row
+        size = len(mask)
+        self.rows = Batch(lengths, groups, episodes, mask)
+        if not several_rows:  # one group of equal rewards: 0.1, whose mean is not 0.1 in floating point
+            for b, row in enumerate(self.rows.all_rows):
+                for i in row:
+                    if groups[b] == flat_group:
+                        rewards[i] = 0.1 / len(row)
+        spread = 25.0 if extreme else 0.6
+
+        def logprobs(around: list[float] | None) -> list[float]:
+            base = around or [-abs(rng.gauss(0, 2)) - 0.01 for _ in range(size)]
+            if around is None:
+                return base
+            return [min(v + rng.choice([rng.gauss(0, 0.3), rng.uniform(-spread, spread)]), -1e-3) for v in base]
+
+        self.floats = {"rewards": rewards, "proximal": logprobs(None)}
+        self.floats["behaviour"] = logprobs(self.floats["proximal"])
+        self.floats["current"] = logprobs(self.floats["proximal"])
+        if extreme:
+            for i in range(0, size, 5):
+                self.floats["behaviour"][i] = self.floats["proximal"][i] - 25
+                self.floats["current"][i] = self.floats["proximal"][i] - 25
+        self.floats["advantages"] = [rng.choice([0.0, rng.gauss(0, 1), rng.gauss(0, 1)]) for _ in range(size)]
+        self.floats["values"] = [rng.gauss(0, 1) for _ in range(size)]
+        self.floats["sum_pi_sq"] = [rng.random() for _ in range(size)]
+        self.floats["weights"] = [rng.random() * 2 for _ in range(size)]
+        self.lengths = torch.tensor(lengths)
+        self.groups = torch.tensor(groups)
+        self.episodes = torch.tensor(episodes)
+        self.mask = torch.tensor(mask, dtype=torch.bool)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """A token quantity as float64, with NaN where the policy sampled nothing: what is there must not matter."""
+        if name == "floats" or name not in self.floats:
+            raise AttributeError(name)
+        x = torch.tensor(self.floats[name], dtype=torch.float64)
+        return x if name == "rewards" else torch.where(self.mask, x, torch.nan)
+
+    @property
+    def layout(self) -> tuple[Tensor, Tensor]:
+        return self.mask, self.lengths
+
+
+def special() -> dict[str, Flat]:
+    """Each special case once: ratios of e^±25, several rows an episode, no policy token at all, no token at all."""
+    return {
+        "extreme": Flat(11, extreme=True),
+        "several_rows": Flat(12, several_rows=True),
+        "several_rows_extreme": Flat(13, several_rows=True, extreme=True),
+        "no_policy_token": Flat(14, empty=True),
+        "no_token": Flat(15, tokens=False),
+    }
+
+
+FLATS = {f"seed{seed}": Flat(seed) for seed in range(8)} | special()
+
+
+def close(got: Tensor, expected: object) -> None:
+    """Equal to 1e-9 in float64."""
+    want = torch.as_tensor(expected, dtype=torch.float64)
+    assert got.dtype == torch.float64
+    torch.testing.assert_close(got.detach(), want, rtol=1e-9, atol=1e-9)
