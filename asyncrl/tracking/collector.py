@@ -23,6 +23,7 @@ import zmq
 from asyncrl.tracking import jsonl
 from asyncrl.tracking.board import GREEDY, SAMPLED, Board, Event, Record
 from asyncrl.tracking.live import Terminal
+from asyncrl.tracking.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink
 from asyncrl.tracking.system import Usage
 from asyncrl.tracking.view import Waiting
@@ -49,6 +50,7 @@ class Collector:
         self.board = Board(time.time(), config.learner.steps, config.buffer.max_staleness)
         self.board.resume(jsonl.read(run.metrics))
         self.malformed = 0
+        self._closed = False
         self._events: list[Event] = []
         self._usage = Usage()
         self._usage_at = 0.0
@@ -77,8 +79,7 @@ class Collector:
     def poll(self, timeout_s: float) -> list[Event]:
         """What happened since the last poll; returns at once when something did, else after `timeout_s`."""
         if self._socket.poll(int(timeout_s * 1000)):
-            for message in self._messages():
-                self._take(message)
+            self._drain()
         now = time.time()
         if now - self._usage_at >= self._config.tracking.system_s:
             self._usage_at = now
@@ -105,6 +106,7 @@ class Collector:
 
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json. Success is None where there was no evaluation."""
+        self._drain()
         now = time.time()
         board, values = self.board, self.board.now(now)
         generated = values.get("throughput/tokens_generated", 0.0)
@@ -135,18 +137,31 @@ class Collector:
         }
 
     def close(self, summary: dict[str, Any] | None = None) -> None:
-        """Takes what is still queued, lets the sinks finish (at most 30 s), and shows the end on the terminal."""
-        for message in self._messages():
-            self._take(message)
-        self._socket.close(0)
+        """Takes what is still queued, lets the sinks finish (at most 30 s), writes the report and shows the end on
+        the terminal. `summary`: as of `summary()`; its `outcome` and `why`, if there, are shown."""
         summary = self.summary() if summary is None else summary
+        self._drain()
+        self._closed = True
+        self._socket.close(0)
         for sink in self._sinks:
             sink.close(summary)
         if self._jsonl is not None:
             self._jsonl.close(summary)
             self._jsonl = None
+        self._report()
         if self._terminal is not None:
             self._terminal.close(summary)
+
+    def _drain(self) -> None:
+        if not self._closed:
+            for message in self._messages():
+                self._take(message)
+
+    def _report(self) -> None:
+        try:
+            write_report(self._run)
+        except Exception as error:  # pictures are not worth losing the end of a run for
+            log.warning("no report: %s: %s", type(error).__name__, error)
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         for _ in range(AT_ONCE):

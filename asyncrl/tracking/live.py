@@ -19,7 +19,7 @@ from asyncrl.tracking.series import BUCKETS
 from asyncrl.tracking.view import RoleView, View, view
 
 REFRESH_S = 0.25
-SHOWN_EVENTS = {"restart", "exit", "guard", "poison", "checkpoint", "stall", "resumed", "branch"}
+SHOWN_EVENTS = {"restart", "exit", "guard", "poison", "checkpoint", "stall", "resumed", "branch", "skipped"}
 """Events that are worth a line; the others are in events.jsonl."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -76,7 +76,11 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
         rows.add_row("restarts", ", ".join(f"{role} {n}" for role, n in summary["restarts"].items()))
     rows.add_row("run folder", Text(str(run), style="bold", overflow="fold"))
     rows.add_row("report", Text(str(run / "report.html"), overflow="fold"))
-    return Panel(rows, title="[bold]asyncrl[/bold] · done", title_align="left", border_style="green")
+    outcome = str(summary.get("outcome", "finished"))
+    colour = {"finished": "green", "interrupted": "yellow"}.get(outcome, "red")
+    if outcome != "finished" and summary.get("why"):
+        rows.add_row("why", Text(str(summary["why"]), style=colour, overflow="fold"))
+    return Panel(rows, title=f"[bold]asyncrl[/bold] · {outcome}", title_align="left", border_style=colour)
 
 
 class Terminal:

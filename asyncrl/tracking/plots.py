@@ -12,6 +12,8 @@ from asyncrl.tracking.panels import Panel, members
 from asyncrl.tracking.series import BUCKETS, SERIES, find
 
 INCHES, DPI = (5.4, 3.0), 120
+INSIDE = (0.135, 0.15, 0.84, 0.74)
+"""Where the axes lie: fixed, because matplotlib draws everything twice to find out."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c8c8c")
 """Okabe-Ito: told apart by colour-blind readers too."""
 SMOOTHED = (
@@ -36,8 +38,8 @@ def draw(panel: Panel, records: Sequence[Record], known: set[str]) -> bytes | No
     curves = {name: (x, y) for name, (x, y) in curves.items() if len(x) and not _idle_member(name, y)}
     if not curves:
         return None
-    figure = Figure(figsize=INCHES, dpi=DPI, layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=INCHES, dpi=DPI)
+    axes = figure.add_axes(INSIDE)
     if panel.stacked:
         _stack(axes, panel, records, list(curves))
     else:

@@ -79,7 +79,7 @@ class Series:
         return "{" in self.name
 
 
-_OPEN = r"[A-Za-z0-9_.\-]+"
+_OPEN = r"[^/\s{}]+"
 PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "reason": WASTE_REASONS,
     "drop": DROP_REASONS,
@@ -94,7 +94,7 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "role": None,
     "sink": None,
 }
-"""What may stand in each placeholder; None: any name of letters, digits, `_`, `.`, `-`."""
+"""What may stand in each placeholder; None: any name without a slash or a space."""
 
 
 def _total(name: str, unit: str, meaning: str) -> list[Series]:
@@ -159,6 +159,7 @@ _TABLE: list[Series] = [
     Series("correction/ratio_mean", "ratio", "proximal / behaviour, mean over trained tokens"),
     Series("correction/ratio_p99", "ratio", "its 99th percentile"),
     Series("correction/ratio_max", "ratio", "its largest value", "max"),
+    Series("correction/ratio_truncated", "share", "tokens whose importance weight was cut or rejected"),
     Series("correction/ratio_min", "ratio", "its smallest value"),
     Series("correction/ratio_above_2", "share", "trained tokens with a ratio above 2"),
     Series("correction/ratio_below_half", "share", "trained tokens with a ratio below 1/2"),
@@ -166,7 +167,7 @@ _TABLE: list[Series] = [
     Series("correction/kept", "share", "trained tokens that the corrections keep"),
     Series("correction/weights_mean", "ratio", "importance weight after the correction, mean over trained tokens"),
     Series("correction/clip_fraction", "share", "trained tokens on the flat side of the loss's clip"),
-    Series("correction/proximal_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
+    Series("correction/approx_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
     Series("correction/applied/{correction}/{metric}", "1", "what one importance correction says of itself"),
     *[
         Series(f"correction/{metric}/{{bucket}}", unit, f"{meaning}, by staleness")

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking import jsonl
+from asyncrl.tracking import collector as collector_module
+from asyncrl.tracking import jsonl, report
 from asyncrl.tracking.collector import Collector
 from asyncrl.tracking.reporter import Reporter
 
@@ -19,6 +20,7 @@ from asyncrl.tracking.reporter import Reporter
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(collector_module, "write_report", lambda run: run.report.touch())
     made = []
 
     def collector(sinks=("jsonl",), run=None, **options):
@@ -167,6 +169,14 @@ def test_a_resumed_run_appends(make):
     assert again.summary()["held_out_success_start"] == 0.31
 
 
+def test_a_report_that_cannot_be_made_does_not_end_the_run(make, caplog, monkeypatch):
+    collector, run = make()
+    monkeypatch.setattr(collector_module, "write_report", report.write_report)
+    run.metrics.write_text("no json\n{}\n")
+    collector.close()
+    assert any("no report" in r.message for r in caplog.records)
+
+
 def test_output_goes_to_the_console(make):
     out = io.StringIO()
     collector, run = make(console=Console(file=out, width=100))
@@ -175,3 +185,4 @@ def test_output_goes_to_the_console(make):
     collector.close()
     assert "step 2/20" in out.getvalue()
     assert str(run.path.name) in out.getvalue()
+    assert run.report.exists()

@@ -95,6 +95,12 @@ def test_a_run_without_evaluation_ends_too():
     assert "largest staleness" in text
 
 
+def test_a_run_that_failed_says_why():
+    text = shown(end(SUMMARY | {"outcome": "failed", "why": "actor-0 died [/bold] too often"}, Path("runs/x")))
+    assert "asyncrl · failed" in text
+    assert "actor-0 died [/bold] too often" in text
+
+
 def test_a_sparkline_of_anything_has_at_most_its_width():
     assert sparkline([], 10) == ""
     assert sparkline([0.5], 10) == "▁"
