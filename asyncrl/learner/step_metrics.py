@@ -15,7 +15,7 @@ from asyncrl.learner.diagnostics import mismatch, off_policy
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
 from asyncrl.learner.step import StepResult
-from asyncrl.tracking.series import histogram
+from asyncrl.tracking.series import BUCKET_EDGES, histogram
 from asyncrl.trajectory import Trajectory
 
 
@@ -54,7 +54,13 @@ def step_metrics(
         values["staleness/max"] = float(staleness[mask].max())
         values["reward/advantage_std"] = float(record.advantages[mask].std(correction=0))
     found = off_policy(
-        record.weights, record.proximal, batch.behaviour, mask, staleness=staleness, clipped=record.clipped
+        record.weights,
+        record.proximal,
+        batch.behaviour,
+        mask,
+        staleness=staleness,
+        clipped=record.clipped,
+        buckets=BUCKET_EDGES,
     )
     values |= histogram("staleness/trained_tokens", {})
     for name, value in found.items():
