@@ -5,6 +5,7 @@ Imported only when the sink is asked for: `pip install 'asyncrl[wandb]'`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ class Wandb:
         """Raises ConfigError when `tracking.wandb_mode` is online and wandb knows no API key; wandb would ask for one
         on the terminal, where nobody answers."""
         mode = config.tracking.wandb_mode
-        if mode == "online" and not wandb.setup().settings.api_key and not wandb.api.api_key:
+        if mode == "online" and not wandb.api.api_key:
             raise ConfigError(
                 "tracking.wandb_mode is online but wandb has no API key: run `wandb login`, or set it to offline and "
                 "send the run later with `wandb sync`."
@@ -55,6 +56,4 @@ class Wandb:
 
 def _id(run: RunFolder) -> str:
     """One id per run folder, over every resume of it."""
-    import hashlib
-
     return hashlib.sha256(str(run.path).encode()).hexdigest()[:12]
