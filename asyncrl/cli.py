@@ -113,19 +113,30 @@ def evaluate(words: list[str]) -> int:
 
 
 def dashboard(words: list[str]) -> int:
-    """Opens the local dashboard (trackio), or makes the workspace at wandb."""
+    """Opens the local dashboard (trackio) of a run, or makes the workspace at wandb."""
 
     @dataclass(frozen=True)
     class Dashboard:
-        where: Annotated[tyro.conf.Positional[str], Arg(help="trackio or wandb.", metavar="{trackio,wandb}")] = (
-            "trackio"
-        )
-        project: Annotated[str, Arg(help="tracking.project of the runs.")] = "asyncrl"
+        what: Annotated[
+            tyro.conf.Positional[str | None],
+            Arg(help="A run folder, or `wandb`; default: the newest run.", metavar="[RUN|wandb]"),
+        ] = None
+        runs_dir: Annotated[Path, Arg(help="Folder of the run folders.", metavar="FOLDER")] = Path("runs")
+        port: Annotated[int | None, Arg(help="Of the local dashboard; default: the first free one.")] = None
+        browser: Annotated[bool, Arg(help="Open the local dashboard in the browser.")] = True
+        project: Annotated[str, Arg(help="wandb: tracking.project of the runs.")] = "asyncrl"
+        entity: Annotated[str | None, Arg(help="wandb: user or team; default: the one that is logged in.")] = None
+        save_to: Annotated[
+            Path | None, Arg(help="wandb: write the workspace's specification here; send nothing.", metavar="FILE")
+        ] = None
 
     options = tyro.cli(Dashboard, args=words, prog="asyncrl dashboard", description=dashboard.__doc__)
-    from asyncrl.tracking.dashboard import dashboard as make
+    from asyncrl.tracking.dashboards import dashboard as show
 
-    return make(options.where, options.project)
+    return show(
+        options.what, runs_dir=options.runs_dir, project=options.project, entity=options.entity,
+        save_to=options.save_to, port=options.port, browser=options.browser,
+    )  # fmt: skip
 
 
 def status(words: list[str]) -> int:
