@@ -135,7 +135,7 @@ def make_workspace(project: str, entity: str | None = None, *, save_to: Path | N
     if save_to is not None:
         save_to.write_text(json.dumps(spec(workspace(project, entity or "entity")), indent=2) + "\n")
         return str(save_to)
-    if not wandb.api.api_key:
+    if not wandb.login(prompt=False, verify=False):
         raise RunError(
             "wandb has no API key: run `wandb login` first, or save the workspace's specification to a file instead."
         )

@@ -26,7 +26,7 @@ class Wandb:
         """Raises ConfigError when `tracking.wandb_mode` is online and wandb knows no API key; wandb would ask for one
         on the terminal, where nobody answers."""
         mode = config.tracking.wandb_mode
-        if mode == "online" and not wandb.api.api_key:
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "tracking.wandb_mode is online but wandb has no API key: run `wandb login`, or set it to offline and "
                 "send the run later with `wandb sync`."

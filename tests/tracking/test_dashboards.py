@@ -57,7 +57,7 @@ def test_offline_the_specification_goes_into_a_file(tmp_path):
 def test_without_an_account_the_remedy_is_named(monkeypatch):
     wandb = pytest.importorskip("wandb")
     pytest.importorskip("wandb_workspaces")
-    monkeypatch.setattr(wandb, "api", type("FakeApi", (), {"api_key": None})())
+    monkeypatch.setattr(wandb, "login", lambda **asked: False)
     with pytest.raises(RunError, match="wandb login"):
         make_workspace("p")
 
