@@ -69,6 +69,8 @@ class Progress:
     """When it last got on, by `clock`."""
     phase: str = "environment"
     """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
+    tokens: int = 0
+    """Sampled so far."""
     seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
     clock: Callable[[], float] = time.monotonic
     changed: Callable[[], None] = lambda: None
@@ -187,6 +189,7 @@ class _Episode:
         if not row.sampled_any:
             self.rows.append(row)
         row.sampled(generation)
+        self._progress.tokens += len(generation.token_ids)
         self.turns += 1
         return generation
 

@@ -25,8 +25,9 @@ class WeightsMismatch(RunError):
     """Weights that do not fit the engine's model; nothing was changed and the engine still serves."""
 
 
-class EngineDied(RunError):
-    """The engine cannot generate any more; every request that was running ends with this."""
+class EngineDied(Exception):
+    """The engine cannot generate any more; every request that was running ends with this. The actor ends with it and is
+    started again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,114 @@
+"""`python -m asyncrl.actors RUN --name actor-0`: one actor process, put together from the run's config."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from asyncrl.actors.acks import AckLog
+from asyncrl.actors.engines import build_engine
+from asyncrl.actors.envs import ENVIRONMENTS
+from asyncrl.actors.envs.protocol import Env
+from asyncrl.actors.leases import LeaseKeeper, Patience
+from asyncrl.actors.process import Actor
+from asyncrl.actors.renderer import TemplateRenderer
+from asyncrl.actors.updates import DrainingEngine, Updates
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.launch.role import play
+from asyncrl.model import load_tokenizer
+from asyncrl.plugins import check_options, resolve
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.reporter import Reporter
+from asyncrl.weights.shm import ShmSubscriber
+
+log = logging.getLogger(__name__)
+
+
+def environment(config: Config) -> Callable[[], Env]:
+    """What makes one environment per episode. Raises ConfigError."""
+    try:
+        make = resolve(config.env.name, ENVIRONMENTS, "env.name")
+        check_options(make, config.env.options, "env.options")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return functools.partial(make, **config.env.options)
+
+
+async def run(folder: RunFolder, name: str) -> None:
+    config = folder.load_config()
+    reporter = Reporter(folder.address("launcher"), name)
+    reporter.waiting("start")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    # Tools that are plain functions run here: as many at once as there are episodes.
+    threads = ThreadPoolExecutor(max_workers=config.actors.slots + 4, thread_name_prefix="tool")
+    loop.set_default_executor(threads)
+
+    renderer = TemplateRenderer(load_tokenizer(config.model))
+    for situation in renderer.prefix_breaks():
+        log.warning("the chat template is not prefix-stable: %s. There, an episode becomes several rows.", situation)
+    make_env = environment(config)
+    engine = build_engine(config)
+    if config.weights.drain:
+        engine = DrainingEngine(engine)
+    await engine.start()
+
+    address, deadline_s = folder.address("buffer"), config.buffer.lease_s / 3
+    buffer = AsyncBufferClient(address, identity=name, deadline_s=deadline_s)
+    # A client of its own, because it is used by a thread of its own.
+    renewals = BufferClient(address, identity=f"{name}-leases", deadline_s=deadline_s)
+    keeper = LeaseKeeper(
+        functools.partial(renewals.renew, name),
+        lambda: engine.load_stats()["generated"],
+        Patience(config.actors.episode_idle_s, config.actors.episode_s),
+        deadline_s,
+    )
+    acks = AckLog(folder.acks / f"{name}.jsonl")
+    actor = Actor(
+        name, config, engine=engine, renderer=renderer, make_env=make_env, buffer=buffer, keeper=keeper,
+        updates=Updates(engine, ShmSubscriber(folder.shm), recompute_kv=config.weights.kv == "recompute"),
+        reporter=reporter, acks=acks,
+    )  # fmt: skip
+    reporter.ready()
+    log.info("ready: engine %s, %d slots", config.actors.engine, config.actors.slots)
+    try:
+        await actor.run(stop)
+    finally:
+        await engine.close()
+        acks.close()
+        await buffer.close()
+        renewals.close()
+        reporter.close()
+    threads.shutdown(wait=False, cancel_futures=True)
+    await asyncio.sleep(0.1)
+    stuck = [thread.name for thread in threading.enumerate() if thread.name.startswith("tool")]
+    if stuck:  # Python would wait for a tool that never returns, and so for ever.
+        log.warning("%d tools did not return: left behind", len(stuck))
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m asyncrl.actors", description="One actor process of a run.")
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--name", required=True, help="of this actor, for instance actor-0")
+    arguments = parser.parse_args()
+    play(arguments.name, lambda: asyncio.run(run(RunFolder.existing(arguments.run), arguments.name)))
+
+
+if __name__ == "__main__":
+    main()

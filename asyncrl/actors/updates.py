@@ -1,0 +1,112 @@
+"""New weights for a running engine: looked for, verified, loaded between two tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
+from asyncrl.weights.protocol import Subscriber, Weights, WeightsCorrupt
+
+log = logging.getLogger(__name__)
+
+
+class DrainingEngine:
+    """An engine whose `pause` waits for the running requests and holds back new ones (`weights.drain`)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running = 0
+        self._open, self._idle = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._idle.set()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        return self._engine.held
+
+    @held.setter
+    def held(self, value: tuple[int, int]) -> None:
+        self._engine.held = value
+
+    async def start(self) -> None:
+        await self._engine.start()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        await self._open.wait()
+        self._running += 1
+        self._idle.clear()
+        try:
+            return await self._engine.generate(request, prompt, sampling)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def abort(self, request: str) -> None:
+        await self._engine.abort(request)
+
+    async def pause(self, recompute_kv: bool) -> None:
+        self._open.clear()
+        await self._idle.wait()
+        await self._engine.pause(recompute_kv)
+
+    async def load(self, weights: Weights) -> None:
+        await self._engine.load(weights)
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+        self._open.set()
+
+    def load_stats(self) -> Mapping[str, float]:
+        return self._engine.load_stats()
+
+
+class Updates:
+    """Takes over a version that is newer than the one held: of a later branch, or later on the same."""
+
+    def __init__(self, engine: Engine, subscriber: Subscriber, *, recompute_kv: bool) -> None:
+        self._engine, self._subscriber, self._recompute_kv = engine, subscriber, recompute_kv
+        self.loading = False
+        self.count = 0
+        self.load_s = 0.0
+        """What the last update took, and of it the engine stood still for `paused_s`."""
+        self.paused_s = 0.0
+
+    async def look(self) -> bool:
+        """Take over what is new. Whether there was something.
+
+        Weights that are corrupt are left; the next look tries again. Raises WeightsMismatch.
+        """
+        start = time.monotonic()
+        try:
+            latest = self._subscriber.latest()
+            if latest is None or (self.count and latest.order <= self._engine.held):
+                return False
+            # Every byte is read here, while the engine still generates.
+            weights = await asyncio.to_thread(self._subscriber.open)
+        except WeightsCorrupt as error:
+            log.error("weights were not taken over: %s", error)
+            return False
+        try:
+            if self.count and weights.id.order <= self._engine.held:
+                return False
+            self.loading = True
+            paused = time.monotonic()
+            await self._engine.pause(self._recompute_kv)
+            try:
+                await self._engine.load(weights)
+            finally:
+                await self._engine.resume()
+            self.paused_s += time.monotonic() - paused
+        finally:
+            self.loading = False
+            weights.close()
+        self.count += 1
+        self.load_s = time.monotonic() - start
+        return True

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from asyncrl.actors.episode import Progress
+from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
+from asyncrl.errors import RunError
+from asyncrl.trajectory import TicketId
+
+A, B = (TicketId(0, 0, 0), 1), (TicketId(0, 0, 1), 2)
+
+
+@pytest.mark.parametrize(
+    ("phase", "now", "engine_moved", "why"),
+    [
+        ("environment", 11.0, 11.0, ""),
+        ("environment", 21.0, 21.0, "no progress for 11 s in phase environment"),
+        ("generate", 21.0, 20.0, ""),
+        ("generate", 31.0, 20.0, "no progress for 11 s in phase generate"),
+        ("generate", 111.0, 111.0, "it lasts 101 s (actors.episode_s is 100)"),
+        ("put", 999.0, 0.0, ""),
+    ],
+)
+def test_patience(phase: str, now: float, engine_moved: float, why: str) -> None:
+    found = Patience(10.0, 100.0).exhausted(now, 10.0, Progress(10.0, phase), engine_moved)
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
+def keeper_of(renewed: list[list[Lease]], revoked: Sequence[Lease] = (), **options: float) -> LeaseKeeper:
+    def renew(leases: Sequence[Lease]) -> list[Lease]:
+        renewed.append(list(leases))
+        return [lease for lease in leases if lease in revoked]
+
+    return LeaseKeeper(renew, lambda: 0.0, Patience(10.0, 100.0), options.get("every_s", 0.01))
+
+
+def test_only_episodes_that_get_on_are_renewed() -> None:
+    renewed: list[list[Lease]] = []
+    given_up: list[tuple[str, str]] = []
+    keeper = keeper_of(renewed)
+    alive = Progress(0.0)
+    keeper.hold(A, alive, lambda *why: given_up.append(why))
+    keeper.hold(B, Progress(0.0), lambda *why: given_up.append(why))
+    keeper.look(5.0)
+    alive.at = 9.0
+    keeper.look(12.0)
+    assert renewed == [[A, B], [A]]
+    ((reason, detail),) = given_up
+    assert reason == "timeout"
+    assert "0.0.1" in detail
+    assert keeper.leased() == [A]
+
+
+def test_a_revoked_lease_is_given_up_once() -> None:
+    renewed: list[list[Lease]] = []
+    given_up: list[str] = []
+    keeper = keeper_of(renewed, revoked=[A])
+    keeper.hold(A, Progress(0.0), lambda reason, _: given_up.append(reason))
+    keeper.hold(B, Progress(0.0), lambda reason, _: given_up.append(reason))
+    keeper.look(1.0)
+    keeper.look(2.0)
+    assert given_up == ["revoked"]
+    assert renewed == [[A, B], [B]]
+
+
+def test_a_silent_buffer_revokes_nothing() -> None:
+    def renew(leases: Sequence[Lease]) -> list[Lease]:
+        raise RunError("no answer")
+
+    keeper = LeaseKeeper(renew, lambda: 0.0, Patience(10.0, 100.0), 1.0)
+    keeper.hold(A, Progress(0.0), lambda *_: pytest.fail("given up"))
+    keeper.look(1.0)
+    assert keeper.leased() == [A]
+
+
+def test_the_thread_renews_while_the_event_loop_is_busy() -> None:
+    renewed: list[list[Lease]] = []
+    enough = threading.Event()
+
+    def renew(leases: Sequence[Lease]) -> list[Lease]:
+        renewed.append(list(leases))
+        if len(renewed) >= 3:
+            enough.set()
+        return []
+
+    keeper = LeaseKeeper(renew, lambda: 0.0, Patience(10.0, 100.0), 0.01)
+    keeper.hold(A, Progress(time.monotonic()), lambda *_: None)
+    keeper.start()
+    assert enough.wait(5.0)
+    keeper.close()
+    assert not keeper._thread.is_alive()
