@@ -187,7 +187,7 @@ def sapo(
     check_flat("sapo", mask, lengths, current=current, proximal=proximal, advantages=advantages)
     log_r = log_ratio(current, proximal.detach(), mask)
     a = masked(advantages.detach(), mask).to(log_r.dtype)
-    tau = torch.where(a > 0, tau_positive, tau_negative).to(log_r.dtype)
+    tau = torch.full_like(a, tau_negative).masked_fill(a > 0, tau_positive)
     per_token = -a * torch.sigmoid(tau * (clamped_exp(log_r) - 1)) * 4 / tau
     metrics = {"proximal_kl": masked_mean(-log_r.detach(), mask)}
     return PolicyLoss(masked(per_token, mask), metrics, torch.zeros_like(mask))

@@ -155,8 +155,8 @@ def vespo(
         total = total + row_sum(masked(weights.detach().clamp(min=1e-8).log(), mask).to(total.dtype), lengths)
     log_w = spread(total.clamp(math.log(1e-8), LOG_RATIO_LIMIT), lengths, mask.numel())
     good = advantages.detach() >= 0
-    k = torch.where(good, k_positive, k_negative).to(log_w.dtype)
-    lam = torch.where(good, lambda_positive, lambda_negative).to(log_w.dtype)
+    k = torch.full_like(log_w, k_negative).masked_fill(good, k_positive)
+    lam = torch.full_like(log_w, lambda_negative).masked_fill(good, lambda_positive)
     phi = (lam + k * log_w - lam * log_w.exp()).exp()
     loss = _score(phi, current, proximal, advantages, mask)
     return PolicyLoss(loss.per_token, loss.metrics | {"phi_mean": masked_mean(phi, mask)}, loss.clipped)

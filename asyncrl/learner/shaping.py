@@ -80,7 +80,7 @@ def pf_ppo_weights(
     elif method == "max_min":
         weights = ((rewards == rewards.max()) | (rewards == rewards.min())).to(rewards.dtype)
     else:
-        weights = torch.where(rewards == rewards.max(), 0.4, 0.1).to(rewards.dtype)
+        weights = torch.full_like(rewards, 0.1).masked_fill(rewards == rewards.max(), 0.4)
     return weights + 1e-8
 
 

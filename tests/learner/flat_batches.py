@@ -1,4 +1,4 @@
-"""Flat batches of every shape that the learner meets: ragged rows, holes, empty rows, groups of 1 to 8, zero variance."""
+"""Flat batches of every shape the learner meets: ragged rows, holes, empty rows, groups of 1 to 8, zero variance."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The learner's mathematics again, slowly: float64, python loops over rows and tokens, nothing shared with asyncrl.
 
 A batch is lists of rows; a row is lists of tokens. Advantages and corrections are plain floats. Objectives loop over
-scalar tensors, so that autograd, with every `.detach()` written where the paper has a stop-gradient, gives the gradient.
+scalar tensors, so that autograd, with every `.detach()` written where the paper has a stop-gradient, gives gradients.
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ def gdpo(batch: Batch, components: list[list[float]], weights: list[float], vari
         return whiten(total, batch.mask)
     of_episode = {}
     for e, bs in batch.episode_members().items():  # an episode without tokens still has a value: compute it anew
-        probe = Batch(
-            [max(n, 1) for n in batch.lengths], batch.groups, batch.episodes, [], {}
-        )
+        probe = Batch([max(n, 1) for n in batch.lengths], batch.groups, batch.episodes, [], {})
         probe.mask = [True] * sum(probe.lengths)
         value = 0.0
         for w, c in zip(weights, components, strict=True):
@@ -241,8 +239,11 @@ def correction(batch: Batch, proximal, behaviour, name, **o):
         of_sum, of_mean = math.exp(bound(sum(lw))), math.exp(bound(mean(lw)))
         for i, x in zip(tokens, lw, strict=True):
             w = math.exp(bound(x))
-            ratio = {"token": w, "sequence": of_sum, "geometric": of_mean}[o.get("level", "token")] if name in (
-                "tis", "mis") else w
+            ratio = (
+                {"token": w, "sequence": of_sum, "geometric": of_mean}[o.get("level", "token")]
+                if name in ("tis", "mis")
+                else w
+            )
             if name == "none":
                 weights[i], keep[i] = 1.0, True
             elif name == "tis":
@@ -310,14 +311,16 @@ def m2po_cap(batch, behaviour, current, advantages, tau):
 # ---------------------------------------------------------------- objectives
 
 
-def objective(batch: Batch, name: str, current: Tensor, proximal, advantages, behaviour=None, weights=None, **o) -> Tensor:
+def objective(
+    batch: Batch, name: str, current: Tensor, proximal, advantages, behaviour=None, weights=None, **o
+) -> Tensor:
     """per_token[T] with the graph that the paper means."""
     out = [torch.zeros((), dtype=torch.float64) for _ in batch.mask]
     anchor = proximal if behaviour is None else behaviour
     inside = [i for row in batch.rows for i in row]
     mean_a = mean([advantages[i] for i in inside]) if inside else 0.0
-    mean_l = mean([float(current[i]) for i in inside]) if inside else 0.0
-    cov = {i: (advantages[i] - mean_a) * (float(current[i]) - mean_l) for i in inside}
+    mean_l = mean([current[i].item() for i in inside]) if inside else 0.0
+    cov = {i: (advantages[i] - mean_a) * (current[i].item() - mean_l) for i in inside}
 
     def e(x: Tensor) -> Tensor:
         return x.clamp(-20, 20).exp()
@@ -333,22 +336,22 @@ def objective(batch: Batch, name: str, current: Tensor, proximal, advantages, be
             to_anchor = e(current[i] - anchor[i])
             if name in ("ppo", "decoupled_ppo"):
                 free = r if o.get("delta") is None else r.clamp(max=o["delta"])
-                loss = max(-a * free, -a * r.clamp(0.8, 1.28), key=float)
-                if a < 0 and o.get("dual_clip", 3.0) is not None and float(loss) > -o.get("dual_clip", 3.0) * a:
+                loss = max(-a * free, -a * r.clamp(0.8, 1.28), key=torch.Tensor.item)
+                if a < 0 and o.get("dual_clip", 3.0) is not None and loss.item() > -o.get("dual_clip", 3.0) * a:
                     loss = torch.zeros((), dtype=torch.float64) - o.get("dual_clip", 3.0) * a
                 out[i] = loss * (weights[i] if name == "decoupled_ppo" else 1.0)
             elif name in ("gspo", "luspo"):
                 s = e(mean_x)
                 if o.get("variant") == "token":
-                    s = s.detach() * (logp - logp.detach()).exp()
+                    s = e(mean_x.detach() + logp - logp.detach())
                 a = row_a if o.get("row_advantage") else a
-                out[i] = max(-a * s, -a * s.clamp(1 - 3e-4, 1 + 4e-4), key=float)
+                out[i] = max(-a * s, -a * s.clamp(1 - 3e-4, 1 + 4e-4), key=torch.Tensor.item)
                 out[i] = out[i] * (len(tokens) if name == "luspo" else 1)
             elif name == "gmpo":
                 z = []
                 for j in tokens:
                     sign = (advantages[j] > 0) - (advantages[j] < 0)
-                    z.append(sign * min(sign * x[j], sign * x[j].clamp(-0.4, 0.4), key=float))
+                    z.append(sign * min(sign * x[j], sign * x[j].clamp(-0.4, 0.4), key=torch.Tensor.item))
                 out[i] = -row_a * e(sum(z) / len(tokens))
                 if weights is not None:
                     out[i] = out[i] * math.exp(mean([math.log(weights[j] + 1e-10) for j in tokens]))
@@ -371,9 +374,9 @@ def objective(batch: Batch, name: str, current: Tensor, proximal, advantages, be
                     ratio = e(sum(current[j] - anchor[j] for j in tokens))
                 out[i] = -a * logp * (1.0 if a > 0 else ratio.detach().clamp(max=1.0))
             elif name == "rollout_is":
-                out[i] = -a * logp * (to_anchor.detach() if 0.8 < float(to_anchor) < 1.28 else 0.0)
+                out[i] = -a * logp * (to_anchor.detach() if 0.8 < to_anchor.item() < 1.28 else 0.0)
             elif name == "vespo":
-                total = sum(bound(float(x[j])) for j in tokens)
+                total = sum(bound(x[j].item()) for j in tokens)
                 if weights is not None:
                     total += sum(math.log(max(weights[j], 1e-8)) for j in tokens)
                 total = min(max(total, math.log(1e-8)), 20.0)
@@ -382,11 +385,11 @@ def objective(batch: Batch, name: str, current: Tensor, proximal, advantages, be
             elif name == "dro":
                 out[i] = -(a * logp - 0.5 * o["beta"] * (logp - proximal[i]) ** 2)
             elif name in ("dppo_tv", "dppo_kl"):
-                p, q = math.exp(float(logp)), math.exp(behaviour[i])
+                p, q = math.exp(logp.item()), math.exp(behaviour[i])
                 if name == "dppo_tv":
                     high, low = p - q <= 0.2, p - q >= -0.2
                 else:
-                    kl = q * (behaviour[i] - float(logp)) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+                    kl = q * (behaviour[i] - logp.item()) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
                     high, low = kl <= 0.2 or p <= q, kl <= 0.2 or p >= q
                 keep = (high and low) if o.get("symmetric") else high if a > 0 else low
                 w = to_anchor if o.get("variant") == "ratio" else to_anchor.detach().clamp(max=20.0) * logp
@@ -396,7 +399,7 @@ def objective(batch: Batch, name: str, current: Tensor, proximal, advantages, be
                 held = sorted(inside, key=lambda j: cov[j], reverse=True)[:count]
                 out[i] = -a * r + (0.1 * x[i].abs().clamp(max=math.inf) if i in held else 0.0)
             elif name == "clip_cov":  # without the random choice: `spared` says which
-                loss = max(-a * r, -a * r.clamp(0.8, 1.2), key=float)
+                loss = max(-a * r, -a * r.clamp(0.8, 1.2), key=torch.Tensor.item)
                 out[i] = loss * 0.0 if i in o["spared"] else loss
             else:
                 raise KeyError(name)

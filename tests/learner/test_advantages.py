@@ -54,8 +54,13 @@ def test_reinforce_pp_baseline(case: str) -> None:
 def test_gdpo(variant: str, case: str) -> None:
     flat = FLATS[case]
     components = [flat.floats["rewards"], [math.sin(3 * i) for i in range(len(flat.floats["rewards"]))]]
-    got = estimate("gdpo", flat, reward_components=torch.tensor(components, dtype=torch.float64), weights=[1.0, 0.3],
-                   variant=variant)
+    got = estimate(
+        "gdpo",
+        flat,
+        reward_components=torch.tensor(components, dtype=torch.float64),
+        weights=[1.0, 0.3],
+        variant=variant,
+    )
     close(got.advantages, reference.gdpo(flat.rows, components, [1.0, 0.3], variant))
 
 
@@ -93,8 +98,16 @@ def test_vtrace(rho_max: float, c_max: float, case: str) -> None:
     expected = reference.vtrace(
         flat.rows, f["rewards"], f["values"], f["current"], f["behaviour"], 0.98, rho_max, c_max
     )
-    got = estimate("vtrace", flat, values=flat.values, current=flat.current, behaviour=flat.behaviour, gamma=0.98,
-                   rho_max=rho_max, c_max=c_max)
+    got = estimate(
+        "vtrace",
+        flat,
+        values=flat.values,
+        current=flat.current,
+        behaviour=flat.behaviour,
+        gamma=0.98,
+        rho_max=rho_max,
+        c_max=c_max,
+    )
     close(got.advantages, expected[0])
     close(got.returns, expected[1])
 
@@ -139,8 +152,15 @@ def test_optimal_token_baseline(zero_tail: bool, variant: str, case: str) -> Non
     expected = reference.optimal_token_baseline(
         flat.rows, f["rewards"], f["proximal"], f["sum_pi_sq"], variant, f["weights"], zero_tail
     )
-    got = estimate("optimal_token_baseline", flat, logprobs=flat.proximal, sum_pi_sq=flat.sum_pi_sq,
-                   weights=flat.weights, variant=variant, zero_tail=zero_tail)
+    got = estimate(
+        "optimal_token_baseline",
+        flat,
+        logprobs=flat.proximal,
+        sum_pi_sq=flat.sum_pi_sq,
+        weights=flat.weights,
+        variant=variant,
+        zero_tail=zero_tail,
+    )
     close(got.advantages, expected[0])
     close(got.returns, expected[1])
 
@@ -199,8 +219,9 @@ def test_groups_of_one_and_of_equal_rewards_have_exactly_zero(name: str, dtype: 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "grpo_passk"])
 def test_a_group_of_one_passes_its_reward_when_asked(name: str) -> None:
-    got = ESTIMATORS[name](torch.tensor([0.0, 0.7]), torch.tensor([True, True]), torch.tensor([2]), torch.tensor([5]),
-                           singleton="reward")
+    got = ESTIMATORS[name](
+        torch.tensor([0.0, 0.7]), torch.tensor([True, True]), torch.tensor([2]), torch.tensor([5]), singleton="reward"
+    )
     torch.testing.assert_close(got.advantages, torch.tensor([0.7, 0.7]))
 
 
