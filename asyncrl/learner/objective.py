@@ -21,13 +21,13 @@ from asyncrl.learner.aggregation import AGGREGATIONS, denominator, unit_tokens
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.corrections import CORRECTIONS, compose
 from asyncrl.learner.kl import KL
-from asyncrl.learner.losses import LOSSES
+from asyncrl.learner.losses import LOSSES, corrected_where
 from asyncrl.learner.policy_loss import PolicyLoss
 from asyncrl.learner.ragged import masked
 from asyncrl.plugins import check_options, resolve
 
 ROW_BY_ROW_LOSSES = frozenset(
-    ("ppo", "decoupled_ppo", "gspo", "gmpo", "cispo", "sapo", "gpg", "reinforce", "topr", "dppo_tv", "dppo_kl")
+    "ppo decoupled_ppo gspo luspo gmpo sapo cispo gpg reinforce topr rollout_is vespo dro dppo_tv dppo_kl".split()
 )
 ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
@@ -134,8 +134,11 @@ class Objective:
         correction = compose([c(known) for c in self._corrections])
         loss: PolicyLoss = self._loss(known | {"current": current, "weights": correction.weights})
         per_token = loss.per_token
-        if "weights" not in self._loss.parameters:
+        where = corrected_where(self._loss.function)
+        if where == "outside":
             per_token = per_token * correction.weights
+        elif where == "itself":  # its ratio is against the behaviour policy already: only what is rejected leaves
+            per_token = per_token * correction.keep
         mask = correction.keep if self._divide_by == "kept" else rows.mask
         policy_loss = self.aggregate(per_token, rows, norm, mask)
         total, kl = policy_loss, None
