@@ -80,20 +80,21 @@ def opsm(
     advantages: Tensor,
     current: Tensor,
     delta: float = 1e-4,
-    reference: Literal["proximal", "behaviour"] = "proximal",
+    anchor: Literal["proximal", "behaviour"] = "proximal",
     variant: Literal["token", "sequence"] = "token",
 ) -> Correction:
     """Off-policy sequence masking (DeepSeek-V3.2, 2512.02556, eq. 9): where A < 0, drop a row that the policy has moved
-    away from, mean(reference - current) > delta: bad samples that it would no longer draw teach nothing good.
+    away from, mean(anchor - current) > delta: bad samples that it would no longer draw teach nothing good.
 
-    `variant`: the sign of A of each token (slime, delta 1e-4), or of the row's mean A (TRL, delta 0.5). `reference`:
-    slime's is the proximal policy, which moves only within a step; TRL's and the paper's is the behaviour policy.
+    `variant`: the sign of A of each token (slime, delta 1e-4), or of the row's mean A (TRL, delta 0.5). `anchor`:
+    slime's is the proximal policy, from which the current one differs only where a step has several updates; TRL's and
+    the paper's is the behaviour policy.
     """
     require("opsm", advantages=advantages, current=current)
     log_weights("opsm", proximal, behaviour, mask, lengths)
     check_flat("opsm", mask, lengths, advantages=advantages, current=current)
-    anchor = proximal if reference == "proximal" else behaviour
-    moved = row_mean(-log_ratio(current.detach(), anchor.detach(), mask), mask, lengths) > delta
+    start = proximal if anchor == "proximal" else behaviour
+    moved = row_mean(-log_ratio(current.detach(), start.detach(), mask), mask, lengths) > delta
     a = masked(advantages.detach(), mask)
     negative = a < 0 if variant == "token" else spread(row_mean(a, mask, lengths) < 0, lengths, mask.numel())
     return correction("opsm", torch.ones_like(a), ~(negative & spread(moved, lengths, mask.numel())), mask)

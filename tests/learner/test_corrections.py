@@ -54,7 +54,7 @@ def test_opsm(anchor: str, variant: str, case: str) -> None:
     flat = FLATS[case]
     f = flat.floats
     got = correct(
-        "opsm", flat, advantages=flat.advantages, current=flat.current, delta=0.05, reference=anchor, variant=variant
+        "opsm", flat, advantages=flat.advantages, current=flat.current, delta=0.05, anchor=anchor, variant=variant
     )
     assert got.keep.tolist() == reference.opsm(flat.rows, f[anchor], f["current"], f["advantages"], 0.05, variant)
     close(got.weights, got.keep.double())
