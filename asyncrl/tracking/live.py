@@ -183,7 +183,8 @@ def _buffer(v: View) -> RenderableType:
     if v.fill is not None:
         rows.add_row("buffer", Text(_bar(v.fill, 18), style="magenta"))
     if v.groups:
-        groups = (f"{n:.0f} {state.replace('_', ' ')}" for state, n in v.groups.items() if state != "dropped")
+        shown = ("in_flight", "waiting", "trained")
+        groups = (f"{v.groups[state]:.0f} {state.replace('_', ' ')}" for state in shown if state in v.groups)
         rows.add_row("groups", ", ".join(groups))
     if v.dropped:
         rows.add_row("dropped", ", ".join(f"{n:.0f} {reason}" for reason, n in v.dropped.items()))

@@ -45,7 +45,6 @@ STATES = ("in_flight", "waiting", "assigned", "trained", "dropped")
 FATES = ("generated", "trained", "dropped")
 
 CAUSES: dict[str, str] = {
-    "working": "waits for nothing",
     "batch": "learner: the buffer has no complete batch within the bound",
     "publish": "learner: the new weights are being written",
     "checkpoint": "learner: the checkpoint is being written",

@@ -6,6 +6,7 @@ Imported only when the sink is asked for: `pip install 'asyncrl[trackio]'`.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from asyncrl.run_folder import RunFolder
 
 
+log = logging.getLogger(__name__)
+
+
+def _log(*words: object, **_: object) -> None:
+    log.debug("%s", " ".join(map(str, words)))
+
+
 def folder(run: RunFolder) -> Path:
     """Where trackio's database of this run and its neighbours lies."""
     return run.path.parent / ".trackio"
@@ -30,6 +38,9 @@ class Trackio:
         os.environ["TRACKIO_DIR"] = str(folder(run))
         import trackio
 
+        # It announces itself with print; the terminal belongs to the launcher.
+        for module in (trackio, trackio.run, trackio.utils):
+            module.print = _log
         self._run = trackio.init(
             project=config.tracking.project, name=run.name, config=config.model_dump(mode="json"), resume="allow",
             embed=False, auto_log_cpu=False, auto_log_gpu=False,
