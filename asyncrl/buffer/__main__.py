@@ -1,0 +1,58 @@
+"""The buffer process: `python -m asyncrl.buffer RUN`."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.cursor import open_source
+from asyncrl.buffer.database import Database
+from asyncrl.buffer.measures import series
+from asyncrl.buffer.rules import Rules
+from asyncrl.buffer.service import Service
+from asyncrl.launch.role import play
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.reporter import Reporter
+
+log = logging.getLogger("asyncrl.buffer")
+
+
+def main(path: Path) -> None:
+    run = RunFolder.existing(path)
+    config = run.load_config()
+    rules = Rules.of(config)
+    source = open_source(config)
+    folder = Path(config.buffer.dir) if config.buffer.dir else run.buffer
+    database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
+    buffer = Buffer(database, rules, source, time.monotonic())
+    buffer.commit(time.monotonic())
+    if buffer.lost_to_disk:
+        log.warning("%d trajectories were cut off the disk and are generated again", buffer.lost_to_disk)
+    service = Service(buffer, run.address("buffer"), config.buffer.commit_ms / 1000)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    reporter = Reporter(run.address("launcher"), "buffer")
+    reporter.ready()
+    history = buffer.ledger.history
+    log.info("%s: branch %d, version %d, %d batches", folder, history.branch, history.version, len(history.line))
+
+    def report() -> None:
+        reporter.metrics(series(buffer, service.counts, service.commit_seconds))
+
+    try:
+        service.run(config.tracking.system_s, report)
+        report()
+    finally:
+        service.close()
+        database.close()
+        reporter.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m asyncrl.buffer RUN")
+    play("buffer", lambda: main(Path(sys.argv[1])))

@@ -1,0 +1,224 @@
+"""The learner's side of the buffer: which groups make batch b, and what its outcome means.
+
+A batch is fixed at its first request and recorded; every repeated request gets the same answer, after any crash of
+anybody. A learner that resumes redoes the recorded batches; where it does not, or one ends otherwise, history forks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from asyncrl.buffer.group import Group, Outcome
+from asyncrl.buffer.history import Batch, Incarnation
+from asyncrl.buffer.ledger import Ledger
+from asyncrl.buffer.rules import Refused, Rules
+from asyncrl.buffer.sampling import choose
+from asyncrl.buffer.staleness import Deadline, due, verdict
+from asyncrl.buffer.tickets import Tickets
+
+BatchState = Literal["ready", "waiting", "skipped", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    incarnation: int
+    branch: int
+    batch: int
+    """The batch number to ask for first."""
+    version: int
+    published: int
+    """Latest version published on this branch; -1: none, so publish at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    state: BatchState
+    why: str = ""
+    batch: Batch | None = None
+    failed: bool = False
+    """Of ended: the run cannot go on."""
+
+
+class Batches:
+    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets) -> None:
+        self._ledger = ledger
+        self._rules = rules
+        self._tickets = tickets
+        self._blocked: tuple[int, float] | None = None
+        """Under `wait`: the batch that misses groups, and since when."""
+
+    # A learner comes
+
+    def start(self, b: int, version: int, branch: int | None, fresh: bool, caused: bool) -> Start:
+        """A new incarnation that holds the weights of `version` and wants batch b next.
+
+        branch: that of its checkpoint; None: the initial weights. fresh: recorded batches from b on are not redone.
+        caused: the last incarnation ended on purpose, its batch is no suspect. Raises Refused for a point that is not
+        on the recorded line.
+        """
+        history = self._ledger.history
+        if not history.on_line(branch or 0, b) or history.version_before(b) != version:
+            raise Refused(
+                "unknown_checkpoint",
+                f"the learner resumes at batch {b}, version {version}, branch {branch}, which is no point of the "
+                f"ledger's history ({len(history.line)} batches, version {history.recorded_version}, "
+                f"branch {history.branch}): "
+                "resume from another checkpoint, or restore the ledger that lies in this one (buffer/)",
+            )
+        first = history.current is None
+        if not first and caused:
+            history.caused()
+        suspect = self._suspect()
+        history.start(b, version)
+        if fresh and not first:
+            self._fork(b, version, f"a fresh start at batch {b}")
+        elif suspect is not None and b <= suspect < len(history.line):
+            self._end(suspect, "poison")
+        self._tickets.sweep()
+        published = -1 if history.published is None else history.published
+        return Start(history.incarnations[-1].incarnation, history.branch, b, version, published)
+
+    def _suspect(self) -> int | None:
+        """The batch that was open at too many deaths in a row."""
+        died = [i for i in self._ledger.history.incarnations if not i.caused]
+        if not died or died[-1].holds is None:
+            return None
+        b = died[-1].holds
+        return b if self._ledger.history.deaths_in_a_row(b) >= self._rules.batch_retries else None
+
+    def check(self, incarnation: int) -> Incarnation:
+        """Raises Refused for a message of an earlier incarnation."""
+        current = self._ledger.history.current
+        if current is None or current.incarnation != incarnation:
+            now = "none has started" if current is None else f"{current.incarnation} is the current one"
+            raise Refused("stale_incarnation", f"incarnation {incarnation} of the learner is fenced off: {now}")
+        return current
+
+    # It asks for a batch
+
+    def batch(self, now: float, incarnation: int, b: int) -> BatchAnswer:
+        current, history, rules = self.check(incarnation), self._ledger.history, self._rules
+        if b > current.next_batch:
+            return BatchAnswer("waiting", f"batch {current.next_batch} is not finished")
+        if b < len(history.line):
+            batch = history.line[b]
+            if batch.outcome in ("guard", "poison"):
+                if b == current.next_batch:
+                    history.move(b + 1, batch.version_after, None)
+                return BatchAnswer("skipped", f"batch {b} was skipped: {batch.outcome}", batch)
+            if b == current.next_batch:
+                history.move(b, current.version, b)
+            return BatchAnswer("ready", "", batch)
+        skipped = history.skipped_in_a_row(b)
+        if skipped > rules.max_skipped:
+            why = f"{skipped} batches in a row were skipped, learner.max_skipped is {rules.max_skipped}"
+            return BatchAnswer("ended", why, failed=True)
+        if current.version >= rules.steps:
+            return BatchAnswer("ended", f"all {rules.steps} training steps are done")
+        if self._tickets.starved:
+            return BatchAnswer("ended", self._tickets.starved)
+        groups, why = self._choose(now, b, current.version)
+        if groups is None:
+            if self._disk_is_full_for_good():
+                return BatchAnswer("ended", self._disk_message(), failed=True)
+            return BatchAnswer("waiting", why)
+        batch = self._ledger.fix(b, current.version, groups)
+        history.move(b, current.version, b)
+        return BatchAnswer("ready", "", batch)
+
+    def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:
+        rules = self._rules
+        must: list[Group] = []
+        if rules.over_age == "wait":
+            must = self._due(version)
+            missing = [g for g in must if not self._usable(g, version)]
+            if missing:
+                if self._blocked is None or self._blocked[0] != b:
+                    self._blocked = (b, now)
+                if now < self._blocked[1] + rules.wait_s:
+                    return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
+                for group in missing:
+                    self._tickets.drop(group, "wait_deadline", rules.requeue)
+                must = [g for g in self._due(version) if self._usable(g, version)]
+        candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
+        if len(must) + len(candidates) < rules.groups_per_step:
+            usable = len(must) + len(candidates)
+            return None, f"{usable} of {rules.groups_per_step} groups are complete{self._why_fewer(version)}"
+        rng = Random(f"{rules.data_seed}/{self._ledger.history.branch}/{b}")
+        chosen = choose(rules.sampler, candidates, version, rules.groups_per_step - len(must), rng)
+        self._blocked = None
+        return sorted([*must, *chosen], key=lambda g: g.number), ""
+
+    def _due(self, version: int) -> list[Group]:
+        rules = self._rules
+        unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
+        known = [(g, self._tickets.last_version(g)) for g in unused]
+        deadlines = [Deadline(g, last) for g, last in known if last is not None]
+        return [d.group for d in due(deadlines, version, rules.max_staleness, rules.groups_per_step)]
+
+    def _usable(self, group: Group, version: int) -> bool:
+        rules = self._rules
+        return group.state == "waiting" and (
+            verdict(group, version, rules.max_staleness, rules.over_age, rules.mask_min_kept) == "eligible"
+        )
+
+    def _why_fewer(self, version: int) -> str:
+        ledger = self._ledger
+        ahead = sum(g.state == "waiting" and (g.newest or 0) > version for g in ledger.live.values())
+        parts = [f"{ledger.count('in_flight')} are in flight"]
+        if ahead:
+            parts.append(f"{ahead} are ahead of version {version}")
+        if ledger.history.published is None:
+            parts.append("no weights are published on this branch yet, so no ticket is issued")
+        return "; " + "; ".join(parts)
+
+    # It reports an outcome
+
+    def finished(self, incarnation: int, b: int, outcome: Outcome) -> int:
+        """The version after batch b. A repeat is harmless; another outcome than the recorded one forks history."""
+        current, history = self.check(incarnation), self._ledger.history
+        if b >= len(history.line) or b > current.next_batch:
+            raise Refused("not_fixed", f"batch {b} is not open: the learner stands at batch {current.next_batch}")
+        if b < current.next_batch:
+            if history.line[b].outcome != outcome:
+                raise Refused("conflict", f"batch {b} is recorded as {history.line[b].outcome}, not {outcome}")
+            return history.line[b].version_after
+        self._end(b, outcome)
+        history.move(b + 1, history.line[b].version_after, None)
+        self._tickets.sweep()
+        return history.version
+
+    def _end(self, b: int, outcome: Outcome) -> None:
+        """Records an outcome. A batch that ended otherwise before begins a new branch, with the same groups."""
+        ledger, batch = self._ledger, self._ledger.history.line[b]
+        if batch.outcome == outcome:
+            return
+        if batch.outcome is not None:
+            self._fork(b, batch.version, f"batch {b} was {batch.outcome} and is now {outcome}")
+            ledger.fix(b, batch.version, [ledger.live[number] for number in batch.groups])
+        groups = [ledger.live[number] for number in batch.groups]
+        ledger.finish(b, outcome, {g.number for g in groups if g.uses + 1 < self._rules.max_uses})
+
+    def _fork(self, b: int, version: int, why: str) -> None:
+        self._ledger.fork(b, version, why)
+        self._tickets.forget_dropped()
+
+    # The disk
+
+    def _disk_is_full_for_good(self) -> bool:
+        full = self._ledger.db.payloads.disk_bytes >= self._rules.max_disk_bytes
+        return full and not self._ledger.count("in_flight")
+
+    def _disk_message(self) -> str:
+        used = self._ledger.db.payloads.disk_bytes / 1e9
+        return (
+            f"the payloads take {used:.3f} GB, buffer.max_disk_gb is {self._rules.max_disk_bytes / 1e9:g}, and nothing "
+            f"can be released: raise buffer.max_disk_gb above {used:.3f}, or lower learner.checkpoint_every"
+        )
+
+
+def _names(groups: list[Group]) -> str:
+    names = [f"group {g.number}" for g in groups[:5]]
+    return ", ".join(names) + (", ..." if len(groups) > 5 else "")

@@ -1,0 +1,289 @@
+"""The one door to the buffer process, for actors and learner: blocking, or as coroutines.
+
+Every call has a deadline and ends in its answer, `BufferTimeout` or `BufferRefused`. While the buffer restarts, calls
+wait and are sent again: all of them may be repeated. One client per thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import zmq
+import zmq.asyncio
+
+from asyncrl.buffer import messages
+from asyncrl.buffer.batches import Start
+from asyncrl.buffer.evaluation import EvalReply, EvalResult
+from asyncrl.buffer.group import Outcome
+from asyncrl.buffer.messages import BatchReply, Held, Request, TicketReply
+from asyncrl.errors import RunError
+from asyncrl.trajectory import TicketId, Trajectory
+from asyncrl.wire import Frame, pack, unpack
+
+__all__ = [
+    "AsyncBufferClient",
+    "BatchReply",
+    "BufferClient",
+    "BufferRefused",
+    "BufferTimeout",
+    "EvalReply",
+    "EvalResult",
+    "Start",
+    "TicketReply",
+]
+
+T = TypeVar("T")
+PutOutcome = Literal["stored", "duplicate", "late"]
+
+_RESEND_S = (1.0, 2.0, 4.0)
+_PUTS_AT_ONCE = 8
+
+
+class BufferTimeout(RunError):
+    """No answer in time."""
+
+
+class BufferRefused(RunError):
+    """The buffer answered with an error; `code` says which: stale_incarnation, stale_branch, unknown_ticket,
+    bad_trajectory, malformed, unknown_checkpoint, not_fixed, conflict, payload_lost ..."""
+
+    def __init__(self, op: str, code: str, message: str) -> None:
+        super().__init__(f"the buffer refused {op}: {message} ({code})")
+        self.code = code
+
+
+class BufferClient:
+    """Blocking. `identity` names the process in the buffer's log and status."""
+
+    def __init__(self, address: str, *, identity: str, deadline_s: float = 30.0) -> None:
+        self.address = address
+        self._identity = identity
+        self._deadline_s = deadline_s
+        self._numbers = itertools.count(1)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        _connect(self._socket, address, identity)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def hello(self, role: str) -> dict[str, Any]:
+        """A new process begins. Of an actor: tickets that a process of this name held before are free again."""
+        return self._ask(messages.hello(role))
+
+    def tickets(self, actor: str, held: tuple[int, int], credits: int, leased: Held, wait_s: float) -> TicketReply:
+        """At most `credits` tickets for an actor that holds weights (branch, version), after at most `wait_s`."""
+        return self._ask(messages.tickets(actor, held, credits, leased, wait_s))
+
+    def renew(self, actor: str, leases: Held) -> list[tuple[TicketId, int]]:
+        """A full term for each (ticket, attempt). Gives those that were revoked: abort these episodes."""
+        return self._ask(messages.renew(actor, leases))
+
+    def put(self, trajectory: Trajectory) -> PutOutcome:
+        """Returns when the trajectory is durable. late: somebody else was first; it is counted and discarded."""
+        return self._ask(messages.put(trajectory))
+
+    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        """The episode cannot be finished; it is tried again within `env.retries`."""
+        self._ask(messages.fail(id, attempt, reason, detail))
+
+    def release(self, actor: str, leases: Held) -> None:
+        """Tickets given back untouched."""
+        self._ask(messages.release(actor, leases))
+
+    def start(
+        self, resume_batch: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False
+    ) -> Start:
+        """A new incarnation of the learner, with weights (branch, version), that wants `resume_batch` next.
+
+        branch: None for the initial weights. fresh: batches recorded from there on are not redone. caused: the last
+        incarnation was ended on purpose, so the batch that it held is no suspect.
+        """
+        return self._ask(messages.start(resume_batch, version, branch, fresh, caused))
+
+    def batch(self, incarnation: int, b: int, dp_rank: int, dp_size: int, wait_s: float) -> BatchReply:
+        """This rank's share of batch b, after at most `wait_s`. The same answer however often it is asked."""
+        return self._ask(messages.batch(incarnation, b, dp_rank, dp_size, wait_s))
+
+    def finished(
+        self, incarnation: int, b: int, outcome: Literal["applied", "guard"], metrics: Mapping[str, float]
+    ) -> int:
+        """Once per batch, by rank 0, before the new weights are published. Gives the version after it."""
+        return self._ask(messages.finished(incarnation, b, outcome, metrics))
+
+    def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
+        """Actors can have these weights now."""
+        self._ask(messages.published(incarnation, branch, version, digest))
+
+    def checkpointed(self, incarnation: int, version: int, batch: int, path: str) -> None:
+        """The learner's part lies in the folder `path`, `batch` is the one it wants next; adds `path`/buffer."""
+        self._ask(messages.checkpointed(incarnation, version, batch, path))
+
+    def evaluate(self, version: tuple[int, int], label: str) -> None:
+        """Opens the evaluation set of the config, pinned to (branch, version). Idempotent per label."""
+        self._ask(messages.evaluate(version, label))
+
+    def evaluation(self, label: str) -> EvalReply:
+        """How far it is; the results when it is done."""
+        return self._ask(messages.evaluation(label))
+
+    def status(self) -> dict[str, Any]:
+        """Counts by state and reason, staleness histograms, leases per actor, waits, disk bytes, held requests."""
+        return self._ask(messages.status())
+
+    def stop(self) -> None:
+        """No further tickets; the buffer process ends after this answer."""
+        self._ask(messages.stop())
+
+    def _ask(self, request: Request[T]) -> T:
+        n = next(self._numbers)
+        frames = _frames(request, n, self._identity)
+        begun = time.monotonic()
+        deadline = begun + self._deadline_s + request.wait_s
+        for resend_s in itertools.chain(_RESEND_S, itertools.repeat(_RESEND_S[-1])):
+            now = time.monotonic()
+            if now >= deadline:
+                raise _timeout(request.op, self.address, now - begun)
+            if self._socket.poll(int((deadline - now) * 1000) + 1, zmq.POLLOUT):
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            until = min(deadline, time.monotonic() + resend_s)
+            while (left := until - time.monotonic()) > 0:
+                if self._socket.poll(int(left * 1000) + 1):
+                    reply = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+                    header = unpack(reply[0])
+                    if header.get("n") == n:
+                        return _decode(request, header, reply[1:])
+        raise AssertionError("unreachable: the intervals never end")
+
+
+class AsyncBufferClient:
+    """The same calls as coroutines, any number at once, over one socket of the running event loop."""
+
+    def __init__(self, address: str, *, identity: str, deadline_s: float = 30.0) -> None:
+        self.address = address
+        self._identity = identity
+        self._deadline_s = deadline_s
+        self._numbers = itertools.count(1)
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        _connect(self._socket, address, identity)
+        self._answers: dict[int, asyncio.Future[list[Frame]]] = {}
+        self._puts = asyncio.Semaphore(_PUTS_AT_ONCE)
+        self._reader: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        self._socket.close()
+
+    async def hello(self, role: str) -> dict[str, Any]:
+        return await self._ask(messages.hello(role))
+
+    async def tickets(
+        self, actor: str, held: tuple[int, int], credits: int, leased: Held, wait_s: float
+    ) -> TicketReply:
+        return await self._ask(messages.tickets(actor, held, credits, leased, wait_s))
+
+    async def renew(self, actor: str, leases: Held) -> list[tuple[TicketId, int]]:
+        return await self._ask(messages.renew(actor, leases))
+
+    async def put(self, trajectory: Trajectory) -> PutOutcome:
+        # So many at once keep the buffer busy; more would only queue, unbounded, in memory.
+        async with self._puts:
+            return await self._ask(messages.put(trajectory))
+
+    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        await self._ask(messages.fail(id, attempt, reason, detail))
+
+    async def release(self, actor: str, leases: Held) -> None:
+        await self._ask(messages.release(actor, leases))
+
+    async def start(
+        self, resume_batch: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False
+    ) -> Start:
+        return await self._ask(messages.start(resume_batch, version, branch, fresh, caused))
+
+    async def batch(self, incarnation: int, b: int, dp_rank: int, dp_size: int, wait_s: float) -> BatchReply:
+        return await self._ask(messages.batch(incarnation, b, dp_rank, dp_size, wait_s))
+
+    async def finished(self, incarnation: int, b: int, outcome: Outcome, metrics: Mapping[str, float]) -> int:
+        return await self._ask(messages.finished(incarnation, b, outcome, metrics))
+
+    async def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
+        await self._ask(messages.published(incarnation, branch, version, digest))
+
+    async def checkpointed(self, incarnation: int, version: int, batch: int, path: str) -> None:
+        await self._ask(messages.checkpointed(incarnation, version, batch, path))
+
+    async def evaluate(self, version: tuple[int, int], label: str) -> None:
+        await self._ask(messages.evaluate(version, label))
+
+    async def evaluation(self, label: str) -> EvalReply:
+        return await self._ask(messages.evaluation(label))
+
+    async def status(self) -> dict[str, Any]:
+        return await self._ask(messages.status())
+
+    async def stop(self) -> None:
+        await self._ask(messages.stop())
+
+    async def _ask(self, request: Request[T]) -> T:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read(), name=f"{self._identity} buffer replies")
+        n = next(self._numbers)
+        frames = _frames(request, n, self._identity)
+        begun = time.monotonic()
+        deadline = begun + self._deadline_s + request.wait_s
+        answer = self._answers[n] = asyncio.get_running_loop().create_future()
+        try:
+            for resend_s in itertools.chain(_RESEND_S, itertools.repeat(_RESEND_S[-1])):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                await asyncio.wait_for(self._socket.send_multipart(frames, copy=False), left)
+                done, _ = await asyncio.wait([answer], timeout=min(left, resend_s))
+                if done:
+                    header, *buffers = answer.result()
+                    return _decode(request, unpack(header), buffers)
+        except TimeoutError:
+            pass  # the socket took nothing: the same as no answer
+        finally:
+            del self._answers[n]
+        raise _timeout(request.op, self.address, time.monotonic() - begun)
+
+    async def _read(self) -> None:
+        while True:
+            reply: list[Frame] = [frame.buffer for frame in await self._socket.recv_multipart(copy=False)]
+            answer = self._answers.get(unpack(reply[0]).get("n", -1))
+            if answer is not None and not answer.done():
+                answer.set_result(reply)
+
+
+def _connect(socket: Any, address: str, identity: str) -> None:
+    # A name of its own for each socket: a restarted process must not be taken for its predecessor's connection.
+    socket.setsockopt(zmq.ROUTING_ID, f"{identity}/{uuid.uuid4().hex[:12]}".encode())
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.connect(address)
+
+
+def _frames(request: Request[Any], n: int, identity: str) -> list[Frame]:
+    return [pack({"op": request.op, "n": n, "who": identity, **request.arguments}), *request.buffers]
+
+
+def _decode(request: Request[T], header: Mapping[str, Any], buffers: Sequence[Frame]) -> T:
+    if not header.get("ok"):
+        error = header.get("error", {})
+        raise BufferRefused(request.op, error.get("code", "unknown"), error.get("message", "no reason given"))
+    return request.decode(header, buffers)
+
+
+def _timeout(op: str, address: str, waited_s: float) -> BufferTimeout:
+    return BufferTimeout(
+        f"the buffer at {address} did not answer {op} within {waited_s:.1f} s: see logs/buffer.log for why."
+    )

@@ -1,0 +1,230 @@
+"""The buffer without sockets: what it decides on every request, with time as an argument.
+
+    tickets.py      which tickets are lent, what becomes of a put
+    batches.py      which groups make batch b, what its outcome means
+    evaluation.py   the evaluation sets
+    retention.py    which payloads stay, the ledger in a checkpoint
+    ledger.py       what is remembered; every change durable with `commit`
+
+Nothing that a method answers may leave the process before `commit` returned. Opening the same folder again after a
+crash continues from the last commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffer.batches import BatchAnswer, Batches, Start
+from asyncrl.buffer.database import Database
+from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalReply, EvalSets
+from asyncrl.buffer.group import Outcome
+from asyncrl.buffer.leases import Leases
+from asyncrl.buffer.ledger import Ledger
+from asyncrl.buffer.payloads import PayloadLost
+from asyncrl.buffer.retention import Retention
+from asyncrl.buffer.rules import Refused, Rules
+from asyncrl.buffer.shares import share
+from asyncrl.buffer.staleness import staleness
+from asyncrl.buffer.tickets import Put, Tickets
+from asyncrl.data.base import TaskSource
+from asyncrl.trajectory import Ticket, TicketId, Trajectory
+
+Held = Sequence[tuple[TicketId, int]]
+"""(ticket, attempt) pairs that an actor is working on."""
+
+
+class Buffer:
+    def __init__(self, database: Database, rules: Rules, source: TaskSource, now: float) -> None:
+        self.database = database
+        self.rules = rules
+        self.ledger = Ledger(database)
+        self._retention = Retention(self.ledger, rules)
+        self.lost_to_disk = self._retention.recover()
+        """Trajectories whose bytes were gone at opening, to be generated again."""
+        self._retention.sweep()
+        self.leases = Leases(rules.lease_s)
+        self.tickets = Tickets(self.ledger, rules, source, self.leases, now)
+        self.batches = Batches(self.ledger, rules, self.tickets)
+        self.evals = EvalSets(database, rules, source, self.leases)
+        self.stopping = False
+        self._sweep_due = False
+
+    def commit(self, now: float) -> None:
+        """Everything decided so far is durable. Raises LedgerFailed, and the process must end."""
+        self.database.commit(now)
+        if self._sweep_due:
+            self._sweep_due = False
+            self._retention.sweep()
+
+    def tick(self, now: float) -> None:
+        """Lets leases lapse."""
+        for lease in self.leases.expired(now):
+            if lease.eval:
+                self.evals.give_back(lease)
+            else:
+                self.tickets.give_back(lease, "lapsed")
+
+    # Actors
+
+    def joined(self, actor: str) -> None:
+        """A new process under this name: what its predecessor held is free."""
+        for lease in self.leases:
+            if lease.actor == actor:
+                self.release(actor, [(lease.id, lease.attempt)], "lapsed")
+
+    def lend(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
+        """At most `credits` tickets for an actor with weights `held`; with none, why."""
+        if self.stopping:
+            return [], "the run is stopping"
+        if self.evals.is_open:
+            return self.evals.lend(now, actor, held, credits)
+        return self.tickets.lend(now, actor, held, credits)
+
+    def renew(self, now: float, actor: str, held: Held) -> list[tuple[TicketId, int]]:
+        return self.leases.renew(now, actor, held)
+
+    def put(self, trajectory: Trajectory, record: bytes) -> Put:
+        """First valid put of (branch, group, index) wins. Raises Refused."""
+        digest = trajectory.digest()
+        is_eval = trajectory.id.group >= FIRST_NUMBER
+        if is_eval != (trajectory.kind == "eval"):
+            raise Refused("bad_trajectory", f"ticket {trajectory.id} is not of kind {trajectory.kind}")
+        if is_eval:
+            return self.evals.put(trajectory, digest)
+        return self.tickets.put(trajectory, digest, record)
+
+    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        if id.group >= FIRST_NUMBER:
+            self.evals.fail(id, attempt)
+        else:
+            self.tickets.fail(id, attempt, reason, detail)
+
+    def release(self, actor: str, held: Held, how: str = "released") -> None:
+        for id, attempt in held:
+            lease = self.leases.get(id.group, id.index)
+            if lease is None or (lease.id, lease.attempt, lease.actor) != (id, attempt, actor):
+                continue
+            if lease.eval:
+                self.evals.give_back(lease)
+            else:
+                self.tickets.give_back(lease, how)
+
+    # The learner
+
+    def start(self, b: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False) -> Start:
+        return self.batches.start(b, version, branch, fresh, caused)
+
+    def batch(self, now: float, incarnation: int, b: int) -> BatchAnswer:
+        return self.batches.batch(now, incarnation, b)
+
+    def share(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[bytes, str, float]]:
+        """(record, digest, weight) of each trajectory in one rank's share, group by group. Raises PayloadLost."""
+        if answer.batch is None or answer.state != "ready":
+            return []
+        groups = [self.ledger.load(number) for number in answer.batch.groups]
+        known = [g for g in groups if g is not None]
+        found = []
+        for place in share([g.tokens for g in known], dp_rank, dp_size):
+            for r in known[place].trajectories:
+                try:
+                    found.append((self.database.payloads.read(r.location), r.digest, known[place].weight))
+                except PayloadLost as error:
+                    raise PayloadLost(
+                        f"batch {answer.batch.b} cannot be handed out again: {error} Or resume with --fresh."
+                    ) from error
+        return found
+
+    def mask_before(self, version: int) -> int | None:
+        """Under `mask`, in a batch fixed at `version`: tokens of an older version than this carry no loss."""
+        return max(0, version - self.rules.max_staleness) if self.rules.over_age == "mask" else None
+
+    @property
+    def checkpoint_wanted(self) -> bool:
+        return self._retention.checkpoint_wanted
+
+    def finished(self, incarnation: int, b: int, outcome: Outcome) -> int:
+        return self.batches.finished(incarnation, b, outcome)
+
+    def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
+        current, history = self.batches.check(incarnation), self.ledger.history
+        if branch != history.branch:
+            raise Refused("stale_branch", f"weights of branch {branch} were published, the branch is {history.branch}")
+        if version > current.version:
+            raise Refused(
+                "not_finished", f"version {version} was published before batch {current.next_batch} is finished"
+            )
+        history.publish(version, digest)
+
+    def checkpointed(self, now: float, incarnation: int, version: int, batch: int, path: Path) -> None:
+        """The learner's part lies at `path`; adds the buffer's. Commits. Raises Refused, LedgerFailed."""
+        current = self.batches.check(incarnation)
+        if (batch, version) != (current.next_batch, current.version):
+            raise Refused(
+                "bad_checkpoint",
+                f"a checkpoint at batch {batch}, version {version} was announced; the learner stands at batch "
+                f"{current.next_batch}, version {current.version}",
+            )
+        if not path.is_dir():
+            raise Refused("bad_checkpoint", f"{path} is no folder on the buffer's host")
+        self.commit(now)
+        self._retention.snapshot(path)
+        # The learner gives a checkpoint its final name after this answer, so the one before it may yet be needed.
+        self.ledger.history.checkpoint(batch, version, str(path), max(2, self.rules.keep_checkpoints))
+        self._retention.mark()
+        self._sweep_due = True
+        self.commit(now)
+
+    def evaluate(self, version: tuple[int, int], label: str) -> None:
+        """Opens an evaluation set; what actors play for training is revoked, and wins if it is put all the same."""
+        self.evals.open(label, version)
+        if self.evals.is_open:
+            for lease in self.leases:
+                if not lease.eval:
+                    self.tickets.give_back(lease, "revoked")
+
+    def evaluation(self, label: str) -> EvalReply:
+        return self.evals.reply(label)
+
+    # Anybody
+
+    def stop(self) -> None:
+        """No further tickets. The learner that is running ends on purpose."""
+        self.stopping = True
+        if self.ledger.history.current is not None:
+            self.ledger.history.caused()
+
+    def status(self) -> dict[str, Any]:
+        ledger, history = self.ledger, self.ledger.history
+        branches = range(history.branch + 1)
+        actors = Counter(lease.actor for lease in self.leases)
+        queue = Counter(staleness(g, history.version) for g in ledger.live.values() if g.state == "waiting")
+        flight = Counter(history.version - lease.min_version for lease in self.leases if not lease.eval)
+        return {
+            "branch": history.branch,
+            "version": history.version,
+            "published": history.published,
+            "batches": len(history.line),
+            "incarnation": len(history.incarnations),
+            "equation": {str(branch): ledger.equation(branch) for branch in branches},
+            "counters": {str(branch): _of(ledger.counters, branch) for branch in branches},
+            "staleness_in_queue": _sorted(queue),
+            "staleness_in_flight": _sorted(flight),
+            "leases": dict(actors),
+            "places": {"taken": self.tickets.reserved(), "capacity": self.rules.capacity},
+            "disk_bytes": self.database.payloads.disk_bytes,
+            "lost_to_disk": self.lost_to_disk,
+            "evaluating": self.evals.is_open,
+            "starved": self.tickets.starved,
+            "stopping": self.stopping,
+        }
+
+
+def _of(counters: Mapping[tuple[int, str], int], branch: int) -> dict[str, int]:
+    return {name: n for (b, name), n in sorted(counters.items()) if b == branch}
+
+
+def _sorted(histogram: Counter[int]) -> dict[str, int]:
+    return {str(k): n for k, n in sorted(histogram.items())}

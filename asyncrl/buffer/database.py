@@ -1,0 +1,172 @@
+"""The ledger's SQLite file together with its payloads: opened safely, committed as one.
+
+A commit first writes the payloads, then the rows. With `fsync: commit` both are on the disk when it returns; with
+`interval` at least once in `fsync_interval_s`; with `off` when the kernel likes, and a power cut may cost the whole
+ledger (go on from the last checkpoint). `kill -9` never undoes a commit in any mode.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from asyncrl.buffer import schema
+from asyncrl.buffer.payloads import Payloads
+from asyncrl.errors import ConfigError, RunError
+
+Fsync = Literal["commit", "interval", "off"]
+
+_NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "afs", "ocfs2")
+
+
+class LedgerFailed(RunError):
+    """The disk refused a write, or the file is damaged: nothing since the last commit was acknowledged."""
+
+
+class Database:
+    """Opens `folder`/ledger.sqlite and `folder`/payloads, alone: a second opener is refused.
+
+    Raises ConfigError on a network filesystem, LedgerFailed when the folder cannot be written or the file is damaged.
+    """
+
+    def __init__(self, folder: Path, fsync: Fsync = "interval", fsync_interval_s: float = 1.0) -> None:
+        refuse_network_filesystem(folder)
+        self.path = folder / "ledger.sqlite"
+        self._fsync = fsync
+        self._interval_s = fsync_interval_s
+        self._flushed_at = float("-inf")
+        self.unflushed = False
+        """Something is committed that a power cut could undo, and `fsync` promises to flush it soon."""
+        self.dirty = False
+        """Something was changed since the last commit."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LedgerFailed(
+                f"{folder} cannot be written: {error.strerror}. Make it writable, or set buffer.dir."
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise LedgerFailed(f"{folder} is in use by another buffer process: stop that one first.") from None
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
+            self._prepare()
+            self.payloads = Payloads(folder / "payloads")
+        except (sqlite3.Error, OSError) as error:
+            os.close(self._lock)
+            raise self._failed(error) from error
+
+    def _prepare(self) -> None:
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if found not in (0, schema.VERSION) or (found == 0 and tables):
+            raise sqlite3.DatabaseError(f"it has version {found} of the tables, this asyncrl reads {schema.VERSION}")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {'OFF' if self._fsync == 'off' else 'FULL'}")
+        self._db.execute("PRAGMA wal_autocheckpoint = 4000")
+        if not tables:
+            self._db.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version = {schema.VERSION}; COMMIT;")
+        elif (answer := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(answer)
+        if self._fsync == "interval":
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def write(self, sql: str, values: tuple[Any, ...] = ()) -> int:
+        """One changing statement in the open transaction; gives the row's number."""
+        try:
+            if not self.dirty:
+                self._db.execute("BEGIN IMMEDIATE")
+                self.dirty = True
+            return self._db.execute(sql, values).lastrowid or 0
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def read(self, sql: str, values: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def commit(self, now: float) -> None:
+        """All or nothing. Raises LedgerFailed; the process must then end, since memory is ahead of the disk."""
+        due = (
+            self._fsync == "interval" and now >= self._flushed_at + self._interval_s and (self.dirty or self.unflushed)
+        )
+        if not (self.dirty or due):
+            return
+        try:
+            self.payloads.write(flush=due or self._fsync == "commit")
+            if self.dirty:
+                self._db.execute("COMMIT")
+                self.dirty = False
+                self.unflushed = self._fsync == "interval"
+            if due:
+                self._flush_log(now)
+            self.payloads.rotate_if_full()
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+
+    def _flush_log(self, now: float) -> None:
+        # A commit under FULL flushes the whole log, and so every commit before it.
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("INSERT OR REPLACE INTO kv VALUES ('flushed_at', ?)", (repr(now),))
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._flushed_at = now
+        self.unflushed = False
+
+    def snapshot(self, target: Path) -> None:
+        """A consistent copy of the committed ledger, through SQLite's backup API."""
+        try:
+            copy = sqlite3.connect(target)
+            with copy:
+                self._db.backup(copy)
+            copy.close()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def get(self, key: str) -> str | None:
+        row = next(iter(self.read("SELECT value FROM kv WHERE key = ?", (key,))), None)
+        return None if row is None else str(row[0])
+
+    def set(self, key: str, value: str) -> None:
+        self.write("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
+
+    def close(self) -> None:
+        """What was not committed is forgotten, as in a crash."""
+        self._db.close()
+        self.payloads.close()
+        os.close(self._lock)
+
+    def _failed(self, error: Exception) -> LedgerFailed:
+        return LedgerFailed(
+            f"the ledger {self.path} failed: {error}. Everything acknowledged is kept; check the space and the rights "
+            "of that disk, then start the run again with --resume."
+        )
+
+
+def refuse_network_filesystem(folder: Path, mounts: str = "/proc/self/mounts") -> None:
+    """SQLite's locks and write-ahead log need a local disk. Raises ConfigError."""
+    try:
+        lines = Path(mounts).read_text().splitlines()
+    except OSError:
+        return  # no Linux: nothing can be told about the filesystem
+    points = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+    here = str(folder.resolve())
+    inside = [p for p in points if here == p[0] or here.startswith(p[0].rstrip("/") + "/")]
+    if not inside:
+        return
+    point, kind = max(inside, key=lambda p: len(p[0]))
+    if kind.startswith(_NETWORK):
+        raise ConfigError(
+            f"buffer.dir {folder} lies on {point}, a network filesystem ({kind}); the ledger needs a local disk: "
+            "set buffer.dir to a folder on one."
+        )

@@ -1,0 +1,116 @@
+"""A group as the buffer sees it: its state, and what is known of each trajectory without its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from asyncrl.buffer.payloads import Location
+from asyncrl.trajectory import Trajectory
+
+State = Literal["in_flight", "waiting", "assigned", "trained", "dropped"]
+Reason = Literal["stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"]
+Outcome = Literal["applied", "guard", "poison"]
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One stored trajectory."""
+
+    attempt: int
+    actor: str
+    digest: str
+    location: Location
+    versions: tuple[tuple[int, int], ...]
+    """(policy version, policy tokens of it), oldest first."""
+    tokens: int
+    """Of all rows, context included: what it costs to train on."""
+    turns: int
+    reward: float
+    env: str
+    stop_reason: str
+
+    @property
+    def policy_tokens(self) -> int:
+        return sum(n for _, n in self.versions)
+
+
+def received(trajectory: Trajectory, digest: str, location: Location) -> Received:
+    return Received(
+        trajectory.attempt,
+        trajectory.actor,
+        digest,
+        location,
+        version_counts(trajectory),
+        trajectory.num_tokens,
+        trajectory.turns,
+        trajectory.reward,
+        trajectory.env,
+        trajectory.stop_reason,
+    )
+
+
+def version_counts(trajectory: Trajectory) -> tuple[tuple[int, int], ...]:
+    rows = [row.versions[row.mask] for row in trajectory.rows]
+    versions = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    low, high = int(versions.min()), int(versions.max())
+    if low == high:
+        return ((low, len(versions)),)
+    values, counts = np.unique(versions, return_counts=True)
+    return tuple(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Changed by the ledger's transitions only."""
+
+    number: int
+    """Unique over all branches, in issue order."""
+    branch: int
+    draw: int
+    task_id: str
+    size: int
+    state: State
+    replaces: int | None = None
+    reason: Reason | None = None
+    weight: float = 1.0
+    """0: a filter would have dropped it, but the learner was starving; trained with advantage 0."""
+    uses: int = 0
+    """In applied batches."""
+    attempts: list[int] = field(default_factory=list)
+    """[size] lendings of each ticket so far; the last one has number attempts - 1."""
+    failures: list[int] = field(default_factory=list)
+    """[size] attempts whose environment failed."""
+    stored: list[Received | None] = field(default_factory=list)
+    """[size]"""
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.stored
+
+    @property
+    def trajectories(self) -> list[Received]:
+        return [r for r in self.stored if r is not None]
+
+    @property
+    def oldest(self) -> int | None:
+        """Oldest version among the stored policy tokens; None while nothing is stored."""
+        return min((r.versions[0][0] for r in self.stored if r is not None), default=None)
+
+    @property
+    def newest(self) -> int | None:
+        return max((r.versions[-1][0] for r in self.stored if r is not None), default=None)
+
+    @property
+    def tokens(self) -> int:
+        return sum(r.tokens for r in self.stored if r is not None)
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        return tuple(r.reward for r in self.stored if r is not None)
+
+    def policy_tokens(self, since: int = 0) -> int:
+        """Policy tokens of version `since` or later."""
+        return sum(n for r in self.stored if r is not None for version, n in r.versions if version >= since)

@@ -1,0 +1,58 @@
+"""The buffer's part of the table of series (tracking/series.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.staleness import staleness
+from asyncrl.tracking.series import DROP_REASONS, STATES, histogram
+
+
+def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> dict[str, float]:
+    """Everything that the buffer measures now. `counts` are the service's, since its start."""
+    ledger = buffer.ledger
+    states: Counter[str] = Counter()
+    for branch in range(ledger.history.branch + 1):
+        states.update(ledger.equation(branch))
+    dropped = {reason: states[f"dropped: {reason}"] for reason in DROP_REASONS}
+    states["dropped"] = sum(dropped.values())
+    taken = buffer.tickets.reserved()
+    values: dict[str, float] = {
+        **{f"buffer/groups/{state}": states[state] for state in (*STATES, "issued")},
+        **{f"buffer/dropped/{reason}": n for reason, n in dropped.items()},
+        "buffer/fill": taken / buffer.rules.capacity,
+        "buffer/trajectories": taken,
+        "buffer/leases": len(buffer.leases),
+        "buffer/disk_bytes": buffer.database.payloads.disk_bytes,
+        "buffer/commit_ms": 1000 * commit_seconds / max(1, counts.get("commits", 0)),
+        "buffer/puts": counts.get("puts", 0),
+        "buffer/duplicates": counts.get("duplicate", 0),
+        "buffer/late": counts.get("late", 0),
+        "buffer/refused": counts.get("refused", 0),
+        "buffer/env_failures": counts.get("env_failures", 0),
+        "buffer/reissued": buffer.tickets.reissued,
+        "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
+        "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
+        **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},
+    }
+    for fate, tally in ledger.bias.fates.items():
+        if tally.count:
+            values[f"buffer/length/{fate}"] = tally.tokens / tally.count
+            values[f"buffer/turns/{fate}"] = tally.turns / tally.count
+            values[f"buffer/reward/{fate}"] = tally.reward / tally.count
+            values[f"buffer/count/{fate}"] = tally.count
+            values |= {f"buffer/env_count/{fate}/{env}": n for env, n in tally.envs.items()}
+    return values | ages(buffer)
+
+
+def ages(buffer: Buffer) -> dict[str, float]:
+    """Groups by staleness now: complete ones in the queue, incomplete ones in flight."""
+    version = buffer.ledger.history.version
+    queue: Counter[int] = Counter()
+    flight: Counter[int] = Counter()
+    for group in buffer.ledger.live.values():
+        if group.state != "assigned":
+            (queue if group.state == "waiting" else flight)[max(0, staleness(group, version))] += 1
+    return histogram("staleness/in_queue", queue) | histogram("staleness/in_flight", flight)

@@ -1,0 +1,49 @@
+"""A trajectory as one block of bytes: what a put carries, what lies on disk, what a batch is made of.
+
+Layout: number of frames and their lengths as little-endian uint64, then the frames of `wire.encode_trajectory`, each
+padded to 8 bytes so that arrays viewed in place are aligned.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from asyncrl.trajectory import Trajectory
+from asyncrl.wire import MAX_ROWS, Frame, WireError, decode_trajectory, encode_trajectory
+
+_ALIGN = 8
+
+
+def to_record(trajectory: Trajectory) -> bytes:
+    frames = encode_trajectory(trajectory)
+    parts: list[Frame] = [struct.pack(f"<{len(frames) + 1}Q", len(frames), *map(len, frames))]
+    for frame in frames:
+        parts.append(frame)
+        if len(frame) % _ALIGN:
+            parts.append(bytes(-len(frame) % _ALIGN))
+    return b"".join(parts)
+
+
+def from_record(record: Frame) -> Trajectory:
+    """The inverse; arrays are read-only views on `record`. Raises WireError."""
+    return decode_trajectory(split(record))
+
+
+def split(record: Frame) -> Sequence[memoryview]:
+    """The frames of a record as views. Raises WireError when the lengths do not add up."""
+    view = memoryview(record)
+    if len(view) < _ALIGN:
+        raise WireError(f"record has {len(view)} bytes, expected at least {_ALIGN}")
+    (count,) = struct.unpack_from("<Q", view)
+    if not 0 < count <= 1 + 4 * MAX_ROWS or len(view) < (count + 1) * _ALIGN:
+        raise WireError(f"record of {len(view)} bytes claims {count} frames")
+    lengths = struct.unpack_from(f"<{count}Q", view, _ALIGN)
+    start = (count + 1) * _ALIGN
+    frames = []
+    for length in lengths:
+        frames.append(view[start : start + length])
+        start += length + -length % _ALIGN
+    if start != len(view):
+        raise WireError(f"record has {len(view)} bytes, its lengths add up to {start}")
+    return frames

@@ -1,0 +1,89 @@
+"""What the config says about the buffer, resolved once: numbers, and functions instead of names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.buffer.filters import FILTERS, Filter
+from asyncrl.buffer.sampling import SAMPLERS, Sampler, fifo
+from asyncrl.buffer.staleness import OverAge
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import resolve
+
+
+class Refused(Exception):
+    """A request that cannot be answered; the asker gets code and message, and nothing changes."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    steps: int
+    groups_per_step: int
+    group_size: int
+    capacity: int
+    max_staleness: int = 2
+    over_age: OverAge = "drop"
+    requeue: bool = True
+    wait_s: float = 60.0
+    mask_min_kept: float = 0.5
+    sampler: Sampler = fifo
+    max_uses: int = 1
+    filters: tuple[Filter, ...] = ()
+    filter_max_ratio: float = 4.0
+    end_when_starved: bool = False
+    lease_s: float = 30.0
+    max_disk_bytes: float = float("inf")
+    keep_all: bool = False
+    batch_retries: int = 2
+    max_skipped: int = 3
+    keep_checkpoints: int = 2
+    env_retries: int = 2
+    temperature: float = 1.0
+    actors_seed: int = 0
+    data_seed: int = 0
+    eval_tasks: int = 0
+    eval_samples: int = 1
+    eval_greedy: bool = True
+
+    @classmethod
+    def of(cls, c: Config) -> Rules:
+        """Raises ConfigError for a sampler or filter that is not found."""
+        try:
+            sampler = resolve(c.buffer.sampler, SAMPLERS, "buffer.sampler")
+            filters = tuple(resolve(name, FILTERS, "buffer.filters") for name in c.buffer.filters)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return cls(
+            steps=c.learner.steps,
+            groups_per_step=c.learner.groups_per_step,
+            group_size=c.learner.group_size,
+            capacity=c.buffer.capacity,
+            max_staleness=c.buffer.max_staleness,
+            over_age=c.buffer.over_age,
+            requeue=c.buffer.requeue,
+            wait_s=c.buffer.wait_s,
+            mask_min_kept=c.buffer.mask_min_kept,
+            sampler=sampler,
+            max_uses=c.buffer.max_uses,
+            filters=filters,
+            filter_max_ratio=c.buffer.filter_max_ratio,
+            end_when_starved=c.buffer.on_starved == "end",
+            lease_s=c.buffer.lease_s,
+            max_disk_bytes=c.buffer.max_disk_gb * 1e9,
+            keep_all=c.buffer.keep == "all",
+            batch_retries=c.learner.batch_retries,
+            max_skipped=c.learner.max_skipped,
+            keep_checkpoints=c.learner.keep_checkpoints,
+            env_retries=c.env.retries,
+            temperature=c.actors.temperature,
+            actors_seed=c.actors.seed,
+            data_seed=c.data.seed,
+            eval_tasks=c.eval.tasks,
+            eval_samples=c.eval.samples,
+            eval_greedy=c.eval.greedy,
+        )

@@ -1,0 +1,359 @@
+"""The buffer process's loop.
+
+        actors ──tickets, put, renew, fail──┐              ┌──> tickets, "stored"
+                                            v              │
+        learner ──batch, finished ...──> ROUTER ──> core ──┴──> trajectories of batch b, versions
+                                            ^        │
+                                            │        └──> commit: segment, then ledger (every `buffer.commit_ms`)
+                                            └── answers leave only after the commit that holds them
+
+    takes      one request at a time; each may be a repeat
+    gives      one answer per request; tickets and batch are held until there is one or their wait_s is over
+    unblocks   a held `tickets`: a batch taken, weights published, a lease lapsed, a group dropped
+               a held `batch`:   a put that completes a group, `finished` of the batch before it
+    ends       on SIGTERM or `stop`, after the last commit and its answers; on a disk that refuses a write, at once
+
+Nothing is dropped silently: an answer to a peer that is gone or does not read is counted, and its client asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from asyncrl.buffer import messages
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.messages import flag, held, integer, pair, seconds, text
+from asyncrl.buffer.payloads import PayloadLost
+from asyncrl.buffer.record import from_record
+from asyncrl.buffer.rules import Refused
+from asyncrl.wire import Frame, WireError, pack, ticket_id, unpack
+
+log = logging.getLogger(__name__)
+
+_MAX_MESSAGE_BYTES = 1 << 30
+_MAX_HELD = 16384
+_REMEMBERED = 4096
+_AT_ONCE = 256
+_RETRY_HELD_S = 0.05
+_IDLE_S = 0.25
+
+Header = Mapping[str, Any]
+Answer = tuple[dict[str, Any], Sequence[Frame]]
+
+
+@dataclass(slots=True)
+class _Held:
+    peer: bytes
+    n: int
+    header: Header
+    until: float
+
+
+class Service:
+    """`clock` is monotonic, in seconds."""
+
+    def __init__(self, buffer: Buffer, address: str, commit_s: float, clock: Callable[[], float] = time.monotonic):
+        self._buffer = buffer
+        self._commit_s = commit_s
+        self._clock = clock
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.bind(address)
+        self._held: OrderedDict[tuple[bytes, int], _Held] = OrderedDict()
+        self._retry_at = 0.0
+        self._outbox: list[tuple[bytes, list[Frame]]] = []
+        self._outbox_since = 0.0
+        self._urgent = False
+        self._lent: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
+        """The last ticket answer to each peer: a repeat gets it again, not more tickets."""
+        self.counts: Counter[str] = Counter()
+        """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began."""
+        self.commit_seconds = 0.0
+        self._stop = False
+        self._ops: dict[str, Callable[[Header, Sequence[Frame]], Answer]] = {
+            "hello": self._hello,
+            "renew": self._renew,
+            "put": self._put,
+            "fail": self._fail,
+            "release": self._release,
+            "start": self._start,
+            "finished": self._finished,
+            "published": self._published,
+            "checkpointed": self._checkpointed,
+            "evaluate": self._evaluate,
+            "evaluation": self._evaluation,
+            "status": self._status,
+            "stop": self._stop_now,
+        }
+
+    def stop(self) -> None:
+        """From a signal handler: the loop ends after its next commit."""
+        self._stop = True
+
+    def run(self, every_s: float, report: Callable[[], None]) -> None:
+        """Serves until `stop`; calls `report` every `every_s`. Raises LedgerFailed when the disk refuses a write."""
+        next_report = self._clock()
+        while not self._stop:
+            handled = self._receive()
+            now = self._clock()
+            self._buffer.tick(now)
+            if self._held and (handled or now >= self._retry_at):
+                self._answer_held(now)
+            self._flush(now)
+            if now >= next_report:
+                next_report = now + every_s
+                report()
+        self._buffer.stop()
+        self._answer_held(float("inf"))
+        self._urgent = True
+        self._flush(self._clock())
+
+    def close(self) -> None:
+        """Hands over the last answers, for at most two seconds."""
+        self._socket.close()
+        self._context.term()
+
+    # Messages
+
+    def _receive(self) -> int:
+        """Handles what is there, at most `_AT_ONCE` messages; waits for the first while nothing else is due."""
+        wait_s = _IDLE_S
+        if self._outbox:
+            wait_s = max(0.0, self._outbox_since + self._commit_s - self._clock())
+        elif self._held:
+            wait_s = _RETRY_HELD_S
+        if not self._socket.poll(int(wait_s * 1000 + 0.999)):
+            return 0
+        for count in range(_AT_ONCE):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return count
+            self._handle(frames)
+        return _AT_ONCE
+
+    def _handle(self, frames: Sequence[bytes]) -> None:
+        peer, n = frames[0], -1
+        try:
+            if len(frames) < 2:
+                raise WireError("a request has a header frame, got none")
+            header = unpack(frames[1])
+            n = integer(header, "n")
+            op = text(header, "op", 64)
+            if op in ("tickets", "batch"):
+                self._hold(peer, n, header)
+            elif op in self._ops:
+                fields, buffers = self._ops[op](header, frames[2:])
+                self._urgent |= op not in ("put", "renew")
+                self._reply(peer, n, fields, buffers)
+            else:
+                raise WireError(f"op is {op!r}, expected one of tickets, batch, {', '.join(self._ops)}")
+        except WireError as error:
+            self.counts["refused"] += 1
+            log.warning("refused a message of %r: %s", peer, error)
+            self._refuse(peer, n, "malformed", str(error))
+        except Refused as error:
+            self._refuse(peer, n, error.code, str(error))
+
+    def _hold(self, peer: bytes, n: int, header: Header) -> None:
+        """Checks a request that may have to wait; it is answered with the others that wait."""
+        if peer in self._lent and self._lent[peer][0] == n:
+            self._post(peer, self._lent[peer][1])
+            return
+        wait_s = seconds(header, "wait_s")
+        if header["op"] == "tickets":
+            text(header, "actor", 256), pair(header, "held"), integer(header, "credits")
+            self._buffer.renew(self._clock(), header["actor"], held(header, "leased"))
+        else:
+            self._buffer.batches.check(integer(header, "incarnation"))
+            integer(header, "b")
+            if not integer(header, "dp_rank") < integer(header, "dp_size", 1):
+                raise WireError(f"dp_rank is {header['dp_rank']}, expected less than dp_size = {header['dp_size']}")
+        if (peer, n) not in self._held:
+            if len(self._held) >= _MAX_HELD:
+                raise Refused("busy", f"{_MAX_HELD} requests are waiting already")
+            self._held[peer, n] = _Held(peer, n, header, self._clock() + wait_s)
+
+    def _answer_held(self, now: float) -> None:
+        self._retry_at = now + _RETRY_HELD_S
+        in_vain: set[tuple[int, int]] = set()
+        for key, request in list(self._held.items()):
+            try:
+                if request.header["op"] == "batch":
+                    answer = self._batch(request, now)
+                else:
+                    answer = self._tickets(request, now, in_vain)
+            except Refused as error:
+                del self._held[key]
+                self._refuse(request.peer, request.n, error.code, str(error))
+                continue
+            if answer is not None:
+                del self._held[key]
+                self._reply(request.peer, request.n, *answer)
+                if request.header["op"] == "tickets":
+                    self._lent[request.peer] = (request.n, self._outbox[-1][1])
+                    self._lent.move_to_end(request.peer)
+                    if len(self._lent) > _REMEMBERED:
+                        self._lent.popitem(last=False)
+                else:
+                    self._urgent = True
+
+    def _tickets(self, request: _Held, now: float, in_vain: set[tuple[int, int]]) -> Answer | None:
+        weights = pair(request.header, "held")
+        if weights in in_vain and now < request.until:
+            return None  # somebody with the same weights got nothing just now
+        lent, why = self._buffer.lend(
+            min(now, self._clock()), request.header["actor"], weights, request.header["credits"]
+        )
+        if not lent and now < request.until and not self._buffer.stopping:
+            in_vain.add(weights)
+            return None
+        return messages.encode_tickets(lent, why), ()
+
+    def _batch(self, request: _Held, now: float) -> Answer | None:
+        header, buffer = request.header, self._buffer
+        answer = buffer.batch(min(now, self._clock()), header["incarnation"], header["b"])
+        if answer.state == "waiting" and now < request.until and not buffer.stopping:
+            return None
+        try:
+            share = buffer.share(answer, header["dp_rank"], header["dp_size"])
+        except PayloadLost as error:
+            raise Refused("payload_lost", str(error)) from error
+        batch = answer.batch
+        fields = {
+            "state": answer.state,
+            "why": answer.why,
+            "failed": answer.failed,
+            "groups": list(batch.groups) if batch else [],
+            "digests": [digest for _, digest, _ in share],
+            "weights": [weight for _, _, weight in share],
+            "version": batch.version if batch else buffer.ledger.history.version,
+            "branch": buffer.ledger.history.branch,
+            "mask_before": buffer.mask_before(batch.version) if batch else None,
+            "checkpoint": buffer.checkpoint_wanted,
+        }
+        return fields, [record for record, _, _ in share]
+
+    # One request, one answer
+
+    def _hello(self, header: Header, _: Sequence[Frame]) -> Answer:
+        role, who = text(header, "role", 64), text(header, "who", 256)
+        if role == "actor":
+            self._buffer.joined(who)
+        log.info("%s joined as %s", who, role)
+        history = self._buffer.ledger.history
+        about = {"branch": history.branch, "version": history.version, "published": history.published}
+        return {"about": about}, ()
+
+    def _renew(self, header: Header, _: Sequence[Frame]) -> Answer:
+        revoked = self._buffer.renew(self._clock(), text(header, "actor", 256), held(header, "leases"))
+        return {"revoked": [[[id.branch, id.group, id.index], attempt] for id, attempt in revoked]}, ()
+
+    def _put(self, header: Header, buffers: Sequence[Frame]) -> Answer:
+        if len(buffers) != 1:
+            raise WireError(f"put carries one record, got {len(buffers)} buffers")
+        record = bytes(buffers[0])
+        trajectory = from_record(record)
+        outcome = self._buffer.put(trajectory, record)
+        self.counts["puts" if outcome == "stored" else outcome] += 1
+        if outcome != "stored":
+            self.counts[f"{outcome}_tokens"] += trajectory.num_policy_tokens
+        return {"outcome": outcome}, ()
+
+    def _fail(self, header: Header, _: Sequence[Frame]) -> Answer:
+        id, reason, detail = ticket_id(header.get("id")), text(header, "reason"), text(header, "detail")
+        self._buffer.fail(id, integer(header, "attempt"), reason, detail)
+        self.counts["env_failures"] += 1
+        return {}, ()
+
+    def _release(self, header: Header, _: Sequence[Frame]) -> Answer:
+        self._buffer.release(text(header, "actor", 256), held(header, "leases"))
+        return {}, ()
+
+    def _start(self, header: Header, _: Sequence[Frame]) -> Answer:
+        branch = None if header.get("branch") is None else integer(header, "branch")
+        batch, version = integer(header, "batch"), integer(header, "version")
+        started = self._buffer.start(batch, version, branch, flag(header, "fresh"), flag(header, "caused"))
+        log.info("learner incarnation %d at batch %d, version %d", started.incarnation, batch, version)
+        names = ("incarnation", "branch", "batch", "version", "published")
+        return {name: getattr(started, name) for name in names}, ()
+
+    def _finished(self, header: Header, _: Sequence[Frame]) -> Answer:
+        outcome = text(header, "outcome")
+        if outcome not in ("applied", "guard"):
+            raise WireError(f"outcome is {outcome!r}, expected applied or guard")
+        version = self._buffer.finished(
+            integer(header, "incarnation"), integer(header, "b"), "applied" if outcome == "applied" else "guard"
+        )
+        return {"version": version}, ()
+
+    def _published(self, header: Header, _: Sequence[Frame]) -> Answer:
+        incarnation, branch = integer(header, "incarnation"), integer(header, "branch")
+        self._buffer.published(incarnation, branch, integer(header, "version"), text(header, "digest"))
+        return {}, ()
+
+    def _checkpointed(self, header: Header, _: Sequence[Frame]) -> Answer:
+        numbers = (integer(header, "incarnation"), integer(header, "version"), integer(header, "batch"))
+        self._buffer.checkpointed(self._clock(), *numbers, Path(text(header, "path")))
+        return {}, ()
+
+    def _evaluate(self, header: Header, _: Sequence[Frame]) -> Answer:
+        self._buffer.evaluate(pair(header, "version"), text(header, "label", 256))
+        return {}, ()
+
+    def _evaluation(self, header: Header, _: Sequence[Frame]) -> Answer:
+        return messages.encode_evaluation(self._buffer.evaluation(text(header, "label", 256))), ()
+
+    def _status(self, header: Header, _: Sequence[Frame]) -> Answer:
+        status = self._buffer.status()
+        status["held"] = Counter(request.header["op"] for request in self._held.values())
+        status["service"] = dict(self.counts)
+        return {"status": status}, ()
+
+    def _stop_now(self, header: Header, _: Sequence[Frame]) -> Answer:
+        self._buffer.stop()
+        self._stop = True
+        return {}, ()
+
+    # Answers
+
+    def _reply(self, peer: bytes, n: int, fields: Header, buffers: Sequence[Frame]) -> None:
+        self._post(peer, [pack({"n": n, "ok": True, **fields}), *buffers])
+
+    def _refuse(self, peer: bytes, n: int, code: str, message: str) -> None:
+        self._post(peer, [pack({"n": n, "ok": False, "error": {"code": code, "message": message}})])
+
+    def _post(self, peer: bytes, frames: list[Frame]) -> None:
+        if not self._outbox:
+            self._outbox_since = self._clock()
+        self._outbox.append((peer, frames))
+
+    def _flush(self, now: float) -> None:
+        """Commits and lets the answers go, at once or when the commit interval is over."""
+        database = self._buffer.database
+        if database.dirty and not self._urgent and now < self._outbox_since + self._commit_s and self._outbox:
+            return
+        begun = self._clock()
+        if database.dirty:
+            self.counts["commits"] += 1
+        self._buffer.commit(now)
+        self.commit_seconds += self._clock() - begun
+        outbox, self._outbox, self._urgent = self._outbox, [], False
+        for peer, frames in outbox:
+            try:
+                self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                # Gone (EHOSTUNREACH) or not reading (EAGAIN); whoever lives asks again.
+                self.counts["undelivered"] += 1
+                log.info("an answer to %r could not be delivered: %s", peer, error)

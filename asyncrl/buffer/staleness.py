@@ -1,0 +1,83 @@
+"""Staleness as a hard bound: the formulas of DESIGN.md, 'Staleness', as pure functions.
+
+v is the learner's version when a batch is fixed, p the latest version published on the branch, S = max_staleness. The
+bound is checked on stored versions, never on counters, so that no restart can loosen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncrl.buffer.group import Group
+
+OverAge = Literal["drop", "wait", "mask"]
+Verdict = Literal["eligible", "ahead", "over_age"]
+
+
+def admits(in_flight: int, waiting: int, in_batches: int, max_staleness: int, groups_per_step: int) -> bool:
+    """Whether a ticket of a new group may be issued.
+
+    waiting: groups not used yet. in_batches: groups whose first use is in a batch fixed at a version >= p that is open
+    or applied. Everything generated from now on is at least of version p; (S + 1) steps later it would be too old, and
+    until then the learner takes (S + 1) * groups_per_step groups.
+
+    >>> admits(in_flight=4, waiting=2, in_batches=1, max_staleness=1, groups_per_step=4)
+    True
+    >>> admits(in_flight=4, waiting=2, in_batches=2, max_staleness=1, groups_per_step=4)
+    False
+    """
+    return in_flight + waiting + in_batches < (max_staleness + 1) * groups_per_step
+
+
+def staleness(group: Group, version: int) -> int:
+    """Of the group's oldest stored policy token; 0 while nothing is stored."""
+    return version - (version if group.oldest is None else group.oldest)
+
+
+def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, mask_min_kept: float = 0.0) -> Verdict:
+    """Whether a group with these stored tokens may be trained at `version`.
+
+    ahead: it holds a token of a version that the learner, redoing recorded batches, has yet to reach.
+    over_age: it never will again. Under `mask` tokens past the bound carry no loss, so only the share kept counts.
+    """
+    if group.newest is not None and group.newest > version:
+        return "ahead"
+    if staleness(group, version) <= max_staleness:
+        return "eligible"
+    if over_age == "mask":
+        kept = group.policy_tokens(since=version - max_staleness)
+        if group.complete and kept and kept >= mask_min_kept * group.policy_tokens():
+            return "eligible"
+        if not group.complete:
+            return "eligible"  # judged when it is whole: what is missing is fresh
+    return "over_age"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A live unused group and the highest version at which it still meets the bound."""
+
+    group: Group
+    last: int
+
+
+def last_version(group: Group, min_versions: Sequence[int], max_staleness: int) -> int | None:
+    """`min_versions` are those of the group's leased tickets. None: nothing ties the group to a version yet."""
+    known = list(min_versions) if group.oldest is None else [group.oldest, *min_versions]
+    return min(known) + max_staleness if known else None
+
+
+def due(deadlines: Sequence[Deadline], version: int, max_staleness: int, groups_per_step: int) -> list[Deadline]:
+    """Under `wait`: the groups that the batch for `version` must hold so that none of them ever exceeds the bound.
+
+    For every k = 0..S at least (groups with last version <= v + k) - k * groups_per_step of those groups, earliest
+    deadline first, never more than fit.
+    """
+    ordered = sorted(deadlines, key=lambda d: (d.last, d.group.number))
+    must = 0
+    for k in range(max_staleness + 1):
+        closing = sum(d.last <= version + k for d in ordered)
+        must = max(must, closing - k * groups_per_step)
+    return ordered[: min(must, groups_per_step)]

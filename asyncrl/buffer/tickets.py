@@ -1,0 +1,292 @@
+"""The actors' side of the buffer: which tickets are lent, and what becomes of what is put.
+
+Decides only: time is an argument, the ledger remembers. Tickets that came back are lent before new ones, in issue order
+(under `wait`, earliest deadline first); a new group is issued while admission, capacity and the disk allow it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from asyncrl.buffer.cursor import ticket_seed
+from asyncrl.buffer.group import Group, Reason, received
+from asyncrl.buffer.leases import Key, Lease, Leases
+from asyncrl.buffer.ledger import Ledger
+from asyncrl.buffer.rules import Refused, Rules
+from asyncrl.buffer.staleness import admits, last_version, verdict
+from asyncrl.data.base import TaskSource
+from asyncrl.trajectory import Ticket, TicketId, Trajectory
+
+Put = Literal["stored", "duplicate", "late"]
+
+
+class Tickets:
+    def __init__(self, ledger: Ledger, rules: Rules, source: TaskSource, leases: Leases, now: float) -> None:
+        self._ledger = ledger
+        self._rules = rules
+        self._source = source
+        self._leases = leases
+        self._tasks: dict[int, Mapping[str, Any]] = {}
+        self._free: list[Key] = []
+        self._reissues = float(self._reissues_per_s)
+        self._reissues_at = now
+        self.reissued = 0
+        """Tickets lent again, since this process began."""
+        self.starved = ledger.db.get("starved")
+        """Set when filters used up their allowance under `on_starved: end`."""
+        self._filtered = ledger.filtered_while_filling()
+        self._filling = len(ledger.history.line)
+        for number, index, attempt, actor, min_version in list(ledger.outstanding()):
+            group = ledger.live.get(number)
+            if group is not None and group.state == "in_flight" and group.stored[index] is None:
+                leases.add(now, TicketId(group.branch, number, index), attempt, actor, min_version)
+        for group in ledger.live.values():
+            self._offer(group)
+
+    # Lending
+
+    def lend(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
+        """At most `credits` tickets; with fewer, why there are no more."""
+        history = self._ledger.history
+        if history.version >= self._rules.steps:
+            return [], f"all {self._rules.steps} training steps are done"
+        if history.published is None:
+            return [], f"no weights are published on branch {history.branch} yet"
+        least = (history.branch, history.published)
+        if held < least:
+            return [], f"{actor} holds weights {held}, {least} are needed"
+        tickets: list[Ticket] = []
+        why = ""
+        while len(tickets) < credits:
+            key = self._next_free(now)
+            if key is None:
+                why = self._why_no_group()
+                if why:
+                    break
+                group = self._issue()
+                self._offer(group)
+                continue
+            tickets.append(self._ticket(now, key, actor, least))
+        return tickets, why
+
+    def _ticket(self, now: float, key: Key, actor: str, least: tuple[int, int]) -> Ticket:
+        number, index = key
+        group = self._ledger.live[number]
+        attempt = self._ledger.lend(group, index, actor, least[1])
+        id = TicketId(group.branch, number, index)
+        self._leases.add(now, id, attempt, actor, least[1])
+        seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
+        return Ticket(
+            id,
+            attempt,
+            "train",
+            self._task(group),
+            least,
+            group.size,
+            self._rules.temperature,
+            seed,
+            self._rules.lease_s,
+        )
+
+    def _issue(self) -> Group:
+        put_back = self._ledger.put_back()
+        draw = self._ledger.next_draw if put_back is None else put_back.draw
+        task = self._source.task(draw)
+        group = self._ledger.issue(self._rules.group_size, str(task["id"]), put_back)
+        self._tasks[group.number] = task
+        return group
+
+    def _task(self, group: Group) -> Mapping[str, Any]:
+        if group.number not in self._tasks:
+            self._tasks[group.number] = self._source.task(group.draw)
+        return self._tasks[group.number]
+
+    def _why_no_group(self) -> str:
+        """Empty when a new group may be issued."""
+        rules, ledger, history = self._rules, self._ledger, self._ledger.history
+        if self.starved:
+            return self.starved
+        in_flight = ledger.count("in_flight")
+        waiting = [g for g in ledger.live.values() if g.state == "waiting"]
+        unused = sum(not g.uses for g in waiting)
+        recent = history.first_uses_since(history.published or 0)
+        if not admits(in_flight, unused, recent, rules.max_staleness, rules.groups_per_step):
+            return (
+                f"admission: {in_flight} groups in flight, {unused} waiting and {recent} in batches since version "
+                f"{history.published} was published reach (max_staleness + 1) * groups_per_step = "
+                f"{(rules.max_staleness + 1) * rules.groups_per_step}"
+            )
+        if self.reserved() + rules.group_size > rules.capacity:
+            return f"capacity: {self.reserved()} of {rules.capacity} trajectories are in flight or waiting"
+        if ledger.db.payloads.disk_bytes >= rules.max_disk_bytes:
+            return f"disk: the payloads reach buffer.max_disk_gb = {rules.max_disk_bytes / 1e9:g}"
+        return ""
+
+    def reserved(self) -> int:
+        """Places taken: in trajectories, of groups that are in flight or may still be used after the open batch."""
+        return sum(
+            g.size for g in self._ledger.live.values() if g.state != "assigned" or g.uses + 1 < self._rules.max_uses
+        )
+
+    # What comes back
+
+    def put(self, trajectory: Trajectory, digest: str, record: bytes) -> Put:
+        """Raises Refused for a ticket that was never lent, and for a trajectory that nobody may train on."""
+        id, group = trajectory.id, self._ledger.load(trajectory.id.group)
+        if group is None or group.branch != id.branch or id.index >= group.size:
+            raise Refused("unknown_ticket", f"ticket {id} was never issued")
+        if trajectory.attempt >= group.attempts[id.index]:
+            raise Refused("unknown_ticket", f"attempt {trajectory.attempt} at ticket {id} was never lent")
+        if trajectory.task_id != group.task_id:
+            raise Refused("bad_trajectory", f"ticket {id} is for task {group.task_id!r}, not {trajectory.task_id!r}")
+        if trajectory.stop_reason == "aborted":
+            raise Refused("bad_trajectory", f"the episode of ticket {id} was aborted: use fail or release")
+        stored = group.stored[id.index]
+        if stored is not None and stored.digest == digest:
+            self._ledger.bump("duplicate")
+            return "duplicate"
+        if stored is not None or group.state != "in_flight":
+            self._ledger.end_attempt(id.group, id.index, trajectory.attempt, "late")
+            self._ledger.bump("late")
+            return "late"
+        if trajectory.newest_version > self._ledger.history.recorded_version + 1:
+            raise Refused(
+                "bad_trajectory",
+                f"ticket {id} has a token of version {trajectory.newest_version}; the learner has reached "
+                f"{self._ledger.history.recorded_version}",
+            )
+        lease = self._leases.remove(id.group, id.index)
+        if lease is not None and lease.attempt != trajectory.attempt:
+            self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
+        self._ledger.receive(group, id.index, received(trajectory, digest, self._ledger.db.payloads.append(record)))
+        self._judge(group)
+        return "stored"
+
+    def _judge(self, group: Group) -> None:
+        """What a group's new trajectory decides: its age, and once it is complete the filters."""
+        if group.complete:
+            self._tasks.pop(group.number, None)
+        if self._over_age(group):
+            self.drop(group, "stale", self._rules.requeue)
+        elif group.state == "waiting" and any(refuses(group) for refuses in self._rules.filters):
+            if self._filling != len(self._ledger.history.line):
+                self._filling, self._filtered = len(self._ledger.history.line), 0
+            if self._filtered < self._rules.filter_max_ratio * self._rules.groups_per_step:
+                self._filtered += 1
+                self.drop(group, "filtered")
+            elif self._rules.end_when_starved:
+                self.starved = (
+                    f"solved: filters dropped {self._filtered} groups while batch {self._filling} was filled "
+                    "(buffer.filter_max_ratio), and buffer.on_starved is end"
+                )
+                self._ledger.db.set("starved", self.starved)
+            else:
+                self._ledger.unweight(group)
+
+    def sweep(self) -> None:
+        """Drops what no batch can hold any more, now that the version has grown."""
+        for group in list(self._ledger.live.values()):
+            if group.state != "assigned" and self._over_age(group):
+                self.drop(group, "stale", self._rules.requeue)
+
+    def _over_age(self, group: Group) -> bool:
+        rules = self._rules
+        version = self._ledger.history.version
+        return verdict(group, version, rules.max_staleness, rules.over_age, rules.mask_min_kept) == "over_age"
+
+    def drop(self, group: Group, reason: Reason, put_back: bool = False) -> None:
+        """Ends a group that is in flight or waiting; one that was trained on before ends as trained."""
+        for lease in self._leases.of_group(group.number):
+            self._end(lease, "revoked")
+        self._tasks.pop(group.number, None)
+        if group.uses:
+            self._ledger.retire(group)
+        else:
+            self._ledger.drop(group, reason, put_back)
+
+    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        """The environment failed: tried again within `env.retries`, then the group is dropped."""
+        lease = self._leases.get(id.group, id.index)
+        if lease is None or (lease.id, lease.attempt) != (id, attempt):
+            return  # it lapsed before, or this is a repeat
+        self._end(lease, "failed", f"{reason}: {detail}"[:2000])
+        group = self._ledger.live[id.group]
+        if group.failures[id.index] > self._rules.env_retries:
+            self.drop(group, "env_error")
+        else:
+            self._offer_ticket((id.group, id.index))
+
+    def give_back(self, lease: Lease, how: str) -> None:
+        """released, lapsed or revoked: the ticket is lent again."""
+        self._end(lease, how)
+        self._offer_ticket((lease.id.group, lease.id.index))
+
+    def forget_dropped(self) -> None:
+        """After a fork: leases of groups that it ended."""
+        for lease in self._leases:
+            if not lease.eval and lease.id.group not in self._ledger.live:
+                self._end(lease, "revoked")
+
+    def last_version(self, group: Group) -> int | None:
+        leased = [lease.min_version for lease in self._leases.of_group(group.number)]
+        return last_version(group, leased, self._rules.max_staleness)
+
+    def _end(self, lease: Lease, how: str, detail: str | None = None) -> None:
+        self._leases.remove(lease.id.group, lease.id.index)
+        self._ledger.end_attempt(lease.id.group, lease.id.index, lease.attempt, how, detail)
+
+    # Tickets that nobody holds
+
+    def _offer(self, group: Group) -> None:
+        for index in range(group.size):
+            self._offer_ticket((group.number, index))
+
+    def _offer_ticket(self, key: Key) -> None:
+        if self._is_free(key):
+            heapq.heappush(self._free, key)
+
+    def _is_free(self, key: Key) -> bool:
+        group = self._ledger.live.get(key[0])
+        return (
+            group is not None
+            and group.state == "in_flight"
+            and group.stored[key[1]] is None
+            and self._leases.get(*key) is None
+        )
+
+    def _next_free(self, now: float) -> Key | None:
+        """Takes the next ticket to lend from the free ones; re-issues only as fast as `_reissues_per_s`."""
+        rate = self._reissues_per_s
+        self._reissues = min(rate, self._reissues + (now - self._reissues_at) * rate)
+        self._reissues_at = now
+        while self._free and not self._is_free(self._free[0]):
+            heapq.heappop(self._free)
+        choices = self._free if self._rules.over_age == "wait" or self._reissues < 1 else self._free[:1]
+        usable = [key for key in choices if self._is_free(key) and (self._reissues >= 1 or not self._lent_before(key))]
+        if not usable:
+            return None
+        key = min(usable, key=self._urgency)
+        if key == self._free[0]:
+            heapq.heappop(self._free)
+        else:
+            self._free = [k for k in self._free if k != key]
+            heapq.heapify(self._free)
+        self._reissues -= self._lent_before(key)
+        self.reissued += self._lent_before(key)
+        return key
+
+    def _urgency(self, key: Key) -> tuple[float, ...]:
+        if self._rules.over_age != "wait":
+            return key
+        last = self.last_version(self._ledger.live[key[0]])
+        return (float("inf") if last is None else last, *key)
+
+    def _lent_before(self, key: Key) -> bool:
+        return self._ledger.live[key[0]].attempts[key[1]] > 0
+
+    @property
+    def _reissues_per_s(self) -> int:
+        """A step's worth: a host that died is made good in seconds, and never by an avalanche."""
+        return max(16, self._rules.groups_per_step * self._rules.group_size)

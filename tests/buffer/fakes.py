@@ -1,0 +1,114 @@
+"""Stand-ins for the tests of the buffer: a task source, trajectories, an opened buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.database import Database
+from asyncrl.buffer.record import to_record
+from asyncrl.buffer.rules import Rules
+from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
+
+RULES: dict[str, Any] = {"steps": 100, "groups_per_step": 2, "group_size": 2, "capacity": 64, "max_staleness": 1}
+
+
+class FakeSource:
+    def __init__(self, train_size: int | None = None, held_out_size: int = 4) -> None:
+        self.train_size = train_size
+        self.held_out_size = held_out_size
+
+    def task(self, index: int) -> dict[str, Any]:
+        epoch, position = (0, index) if self.train_size is None else divmod(index, self.train_size)
+        return {"id": f"task-{position}", "prompt": f"epoch {epoch}"}
+
+    def held_out(self, index: int) -> dict[str, Any]:
+        return {"id": f"held-out-{index}", "prompt": "?"}
+
+
+def rules(**changes: Any) -> Rules:
+    return Rules(**(RULES | changes))
+
+
+def open_buffer(folder: Path, now: float = 0.0, source: FakeSource | None = None, **changes: Any) -> Buffer:
+    buffer = Buffer(Database(folder), rules(**changes), source or FakeSource(), now)
+    buffer.commit(now)
+    return buffer
+
+
+def trajectory(
+    ticket: Ticket | TicketId,
+    versions: tuple[int, ...] = (0, 0, 0),
+    reward: float = 1.0,
+    *,
+    attempt: int = 0,
+    task_id: str = "task-0",
+    kind: str = "train",
+    stop_reason: str = "done",
+    tokens: int = 0,
+) -> Trajectory:
+    """Two context tokens, then one policy token per entry of `versions` (repeated up to `tokens`)."""
+    if isinstance(ticket, Ticket):
+        attempt, task_id, kind, ticket = ticket.attempt, str(ticket.task["id"]), ticket.kind, ticket.id
+    sampled = np.resize(np.array(versions, np.int32), max(tokens, len(versions)))
+    sampled.sort()
+    length = 2 + len(sampled)
+    mask = np.arange(length) >= 2
+    logprobs = np.where(mask, -0.5, 0.0).astype(np.float32)
+    row = Row(
+        np.arange(length, dtype=np.int32),
+        mask,
+        logprobs,
+        np.concatenate([np.full(2, CONTEXT, np.int32), sampled]),
+    )
+    return Trajectory(
+        id=ticket,
+        attempt=attempt,
+        kind=kind,  # type: ignore[arg-type]
+        actor="actor-0",
+        task_id=task_id,
+        env="fake",
+        rows=(row,),
+        reward=reward,
+        rewards={"success": reward},
+        turns=1,
+        stop_reason=stop_reason,  # type: ignore[arg-type]
+    )
+
+
+def put(buffer: Buffer, t: Trajectory) -> str:
+    return buffer.put(t, to_record(t))
+
+
+def learner(buffer: Buffer, version: int = 0, batch: int = 0, publish: bool = True, **options: Any) -> int:
+    """A learner starts; gives its incarnation."""
+    started = buffer.start(batch, version, options.pop("branch", None), **options)
+    if publish and started.published < version:
+        buffer.published(started.incarnation, started.branch, version, f"digest-{version}")
+    return started.incarnation
+
+
+def play(
+    buffer: Buffer, credits: int = 100, version: int | None = None, now: float = 0.0, reward: float | None = None
+) -> list[Ticket]:
+    """An actor takes tickets and plays them all with the latest weights; rewards alternate unless given."""
+    history = buffer.ledger.history
+    held = history.published or 0
+    tickets, _ = buffer.lend(now, "actor-0", (history.branch, held), credits)
+    for ticket in tickets:
+        value = ticket.id.index % 2 if reward is None else reward
+        put(buffer, trajectory(ticket, (held if version is None else version,), float(value)))
+    return tickets
+
+
+def step(buffer: Buffer, incarnation: int, b: int, now: float = 0.0) -> tuple[int, ...]:
+    """The learner takes batch b, applies it and publishes; gives its groups."""
+    answer = buffer.batch(now, incarnation, b)
+    assert answer.state == "ready", answer.why
+    assert answer.batch is not None
+    version = buffer.finished(incarnation, b, "applied")
+    buffer.published(incarnation, buffer.ledger.history.branch, version, f"digest-{version}")
+    return answer.batch.groups
