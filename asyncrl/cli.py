@@ -31,24 +31,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(__version__)
         sys.exit(0)
-    debug = "--debug" in words
     # As for `python -m`: the user's own modules are found from the folder where the command is given.
     sys.path.insert(0, os.getcwd())
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(f"{words[0]!r} is no command: expected one of {', '.join(COMMANDS)}.")
         sys.exit(COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"]))
-    except KeyboardInterrupt:
-        code, sentence = 130, "stopped by the user"
-    except AsyncRLError as error:
-        code, sentence = error.exit_code, str(error)
-    except OSError as error:
-        remedy = " Free some space, or choose another launch.runs_dir." if error.errno == errno.ENOSPC else ""
-        code, sentence = 1, f"{error.filename or 'system'}: {error.strerror or error}.{remedy}"
-    if debug:
-        traceback.print_exc()
-    print(f"asyncrl: {sentence}", file=sys.stderr)
-    sys.exit(code)
+    except (AsyncRLError, OSError, KeyboardInterrupt) as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        code, sentence = _ending(error)
+        print(f"asyncrl: {sentence}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _ending(error: AsyncRLError | OSError | KeyboardInterrupt) -> tuple[int, str]:
+    """Exit code and sentence."""
+    if isinstance(error, AsyncRLError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "stopped by the user."
+    remedy = " Free some space, or choose another launch.runs_dir." if error.errno == errno.ENOSPC else ""
+    return 1, f"{error.filename or 'system'}: {error.strerror or error}.{remedy}"
 
 
 def launch(words: list[str]) -> int:
@@ -214,7 +218,3 @@ def _usage() -> str:
         ["usage: asyncrl COMMAND [--help]", "", "Asynchronous reinforcement learning for language-model agents.", "",
          *lines]
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,166 @@
+"""The command as a user meets it: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from asyncrl import cli
+from asyncrl.config import Config
+from asyncrl.launch.processes import this_process
+from asyncrl.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    before = list(sys.path)
+    try:
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+    finally:
+        sys.path[:] = before
+    out, err = capsys.readouterr()
+    assert isinstance(end.value.code, int)
+    return end.value.code, out, err
+
+
+def sentence(err: str) -> str:
+    """What stderr says: one sentence, no traceback."""
+    assert err.startswith("asyncrl: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_dry_run_prints_every_value_with_its_source_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    flags = ["--buffer.max-staleness", "1", "--buffer.capacity", "2048"]
+    code, out, _ = call(capsys, "launch", "--config", QUICKSTART, *flags, "--dry-run")
+    assert code == 0
+    values = yaml.safe_load(out)
+    assert values["buffer"] | {"max_staleness": 1, "capacity": 2048} == values["buffer"]
+    assert {line.rpartition("# ")[2] for line in out.splitlines() if "#" in line} == {"default", "file", "flag"}
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--buffer.max-stalenes", "2"], "did you mean --buffer.max-staleness"),
+        (["--buffer.capacity", "many"], "--buffer.capacity is 'many'"),
+        (["--weights.every", "9"], "weights.every is 9"),
+        (["--config", "none.yaml"], "none.yaml"),
+        (["--data.source", "lookupp"], "data.source: 'lookupp'"),
+        (["--env.name", "no_such_module:Env"], "env.name: 'no_such_module:Env'"),
+        (["--env.name", "json:NoSuchEnv"], "env.name: 'json:NoSuchEnv'"),
+        (["--env.name", "broken_env.py:Env"], "env.name is 'broken_env.py:Env'"),
+        (["--env.options", "{tool_latency: 1}"], "env.options.tool_latency"),
+        (["--model.path", "./no/such/model"], "model.path is './no/such/model'"),
+        (["--model.path", "./empty"], "config.json"),
+        (["--model.path", "./untokenized"], "tokenizer"),
+        (["stray"], "'stray'"),
+        (["--config", "c.yaml", "--resume", "r"], "--resume"),
+    ],
+)
+def test_a_config_error_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], here: Path, words: list[str], named: str
+) -> None:
+    (here / "broken_env.py").write_text("1 / 0\n")
+    (here / "empty").mkdir()
+    (here / "untokenized").mkdir()
+    (here / "untokenized" / "config.json").write_text("{}")
+    code, out, err = call(capsys, "launch", *words)
+    assert (code, out) == (2, "")
+    assert named in sentence(err)
+    assert not (here / "runs").exists()
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    code, _, err = call(capsys, "launch", "--weights.every", "9", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+    assert "asyncrl: weights.every is 9" in err
+
+
+def test_an_environment_of_the_user_is_found_from_the_working_folder(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    (here / "my_env.py").write_text("class Env:\n    def __init__(self, hops: int = 2) -> None: ...\n")
+    code, _, err = call(capsys, "launch", "--env.name", "my_env:Env", "--env.options", "{hops: 3}", "--dry-run")
+    assert code == 0, err
+
+
+def test_a_run_in_use_is_refused_and_its_processes_named(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    run = RunFolder.create(here / "runs" / "mine", Config())
+    run.note(processes={"launcher": this_process()})
+    for words in (["--launch.name", "mine"], ["--resume", "runs/mine"]):
+        code, _, err = call(capsys, "launch", *words)
+        assert code == 1
+        assert f"launcher (pid {os.getpid()})" in sentence(err)
+    run.remove_temporary()
+
+
+def test_a_run_that_is_over_is_not_overwritten(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    RunFolder.create(here / "runs" / "mine", Config()).remove_temporary()
+    code, _, err = call(capsys, "launch", "--launch.name", "mine")
+    assert code == 1
+    assert "--resume" in sentence(err)
+
+
+def test_what_a_run_cannot_change_is_refused(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    run = RunFolder.create(here / "runs" / "mine", Config())
+    code, _, err = call(capsys, "launch", "--resume", "runs/mine", "--learner.group-size", "4")
+    assert code == 2
+    assert "learner.group_size cannot change" in sentence(err)
+    run.remove_temporary()
+
+
+def test_a_full_disk_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.launch.preflight.MIN_FREE_MB", 1 << 60)
+    code, _, err = call(capsys, "launch")
+    assert code == 1
+    assert "MB free" in sentence(err)
+
+
+def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    assert all(name in out for name in cli.COMMANDS)
+    assert call(capsys)[0] == 2
+    assert call(capsys, "lunch")[0] == 2
+
+
+def test_envs_lists_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "envs")
+    assert code == 0
+    assert "env.name" in out
+    assert out.count("lookup ") == 2
+
+
+def test_status_of_a_run_that_is_over(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    run = RunFolder.create(here / "r", Config())
+    run.summary.write_text('{"steps": 3}')
+    code, out, _ = call(capsys, "status", "r")
+    assert code == 0
+    assert '"steps": 3' in out
+    run.remove_temporary()
+
+
+def test_the_command_is_installed() -> None:
+    out = subprocess.check_output([sys.executable, "-m", "asyncrl", "--version"], text=True, timeout=60, cwd=ROOT)
+    assert out.strip() == "0.1.0"

@@ -1,0 +1,61 @@
+"""Constraints that span fields, and what is only worth a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from asyncrl.config import Config, warnings
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    return Config.model_validate(sections)
+
+
+def test_the_defaults_work() -> None:
+    assert warnings(Config()) == []
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().learner.lr = 1.0
+
+
+@pytest.mark.parametrize(
+    ("sections", "field"),
+    [
+        ({"weights": {"every": 4}}, "weights.every"),
+        ({"buffer": {"capacity": 127}}, "buffer.capacity"),
+        ({"learner": {"minibatches": 5}}, "learner.minibatches"),
+        ({"actors": {"max_new_tokens": 512}}, "actors.max_new_tokens"),
+        ({"learner": {"corrections": []}}, "learner.corrections"),
+        ({"learner": {"corrections": [{"name": "none"}]}}, "learner.corrections"),
+        ({"actors": {"top_p": 0.9}}, "actors.top_p"),
+        ({"actors": {"top_k": 5}}, "actors.top_k"),
+    ],
+)
+def test_what_cannot_work_together_is_refused(sections: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        config(**sections)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"weights": {"every": 3}},
+        {"buffer": {"capacity": 128}},
+        {"learner": {"minibatches": 4}},
+        {"learner": {"corrections": []}, "buffer": {"max_staleness": 0}},
+        {"learner": {"corrections": [], "unsafe": True}},
+        {"actors": {"top_p": 0.9}, "learner": {"unsafe": True}},
+    ],
+)
+def test_what_is_just_within_bounds_is_taken(sections: dict[str, Any]) -> None:
+    config(**sections)
+
+
+def test_a_bound_too_tight_to_overlap_is_told() -> None:
+    assert "overlap" in warnings(config(weights={"every": 2}, buffer={"max_staleness": 2}))[0]
+    assert warnings(config(weights={"every": 2}, buffer={"max_staleness": 3})) == []

@@ -1,0 +1,70 @@
+"""Each config field is a flag, read through tyro as the command line reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from typing import Any
+
+import pytest
+import tyro
+
+from asyncrl.config import Config
+from asyncrl.config_flags import flags_type, given_flags, unknown_flag
+from asyncrl.config_sources import fields, load
+
+
+def given(*words: str) -> dict[str, Any]:
+    return given_flags(tyro.cli(flags_type(), args=list(words)))
+
+
+def test_nothing_given_is_nothing() -> None:
+    assert given() == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "value"),
+    [
+        (["--buffer.max-staleness", "2"], "buffer.max_staleness", 2),
+        (["--buffer.max_staleness", "2"], "buffer.max_staleness", 2),
+        (["--buffer.max-staleness=2"], "buffer.max_staleness", 2),
+        (["--learner.lr", "1e-5"], "learner.lr", 1e-5),
+        (["--learner.entropy-coef", "-0.1"], "learner.entropy_coef", -0.1),
+        (["--learner.unsafe"], "learner.unsafe", True),
+        (["--learner.unsafe", "false"], "learner.unsafe", False),
+        (["--launch.name", "5"], "launch.name", "5"),
+        (["--launch.name", "none"], "launch.name", None),
+        (["--buffer.fsync", "off"], "buffer.fsync", "off"),
+        (["--env.options", '{"tool_latency_s": 0.1}'], "env.options", {"tool_latency_s": 0.1}),
+        (["--env.options", "{tool_latency_s: 0.1}"], "env.options", {"tool_latency_s": 0.1}),
+        (["--buffer.filters", "zero_variance", "too_long"], "buffer.filters", ["zero_variance", "too_long"]),
+        (["--buffer.filters", "[zero_variance]"], "buffer.filters", ["zero_variance"]),
+        (["--buffer.filters"], "buffer.filters", []),
+        (["--learner.betas", "0.8", "0.9"], "learner.betas", [0.8, 0.9]),
+        (["--learner.corrections", "{name: a}", "{name: b}"], "learner.corrections", [{"name": "a"}, {"name": "b"}]),
+        (["--learner.corrections", '[{"name": "tis"}]'], "learner.corrections", [{"name": "tis"}]),
+    ],
+)  # fmt: skip
+def test_a_flag_is_read(words: list[str], path: str, value: Any) -> None:
+    flags = given(*words)
+    assert flags == {path: value}
+    section, name = path.split(".")
+    read = getattr(getattr(load(None, flags).config, section), name)
+    assert read == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_the_help_has_every_field_with_its_default() -> None:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
+        given("--help")
+    text = re.sub(r"[│\s]+", " ", shown.getvalue())
+    for path, field in fields(Config):
+        assert "--" + path.replace("_", "-") + " " in text
+        assert (field.description or "").split(".")[0].split("\n")[0][:30] in text
+    assert text.count("(default:") == len(list(fields(Config)))
+
+
+def test_an_unknown_flag_names_the_nearest() -> None:
+    assert "did you mean --buffer.max-staleness" in str(unknown_flag("--buffer.max-stalenes"))
+    assert "did you mean --buffer.max-staleness" in str(unknown_flag("--learner.max_staleness=3"))

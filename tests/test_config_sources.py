@@ -1,0 +1,135 @@
+"""Every wrong input ends in one sentence that names the field, the value and what was expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from asyncrl.config import Config
+from asyncrl.config_sources import fields, load, show
+from asyncrl.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return file
+
+
+def refused(file: Path | None, **flags: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(file, {name.replace("__", "."): value for name, value in flags.items()})
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_flags_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, "buffer: {capacity: 512, max_staleness: 4}\n")
+    sourced = load(file, {"buffer.max_staleness": 1})
+    assert (sourced.config.buffer.capacity, sourced.config.buffer.max_staleness) == (512, 1)
+    assert {sourced.sources[f"buffer.{f}"] for f in ("capacity", "max_staleness", "dir")} == {"file", "flag", "default"}
+
+
+def test_a_file_that_says_nothing_is_the_defaults(tmp_path: Path) -> None:
+    assert load(write(tmp_path, ""), {}).config == load(None, {}).config == Config()
+    assert load(write(tmp_path, "buffer:\nlearner:\n"), {}).config == Config()
+
+
+def test_the_committed_configs_are_valid() -> None:
+    files = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+    assert files
+    for file in files:
+        load(file, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("buffer: {max_stalenes: 2}", ["buffer.max_stalenes", "did you mean buffer.max_staleness"]),
+        ("bufer: {capacity: 2}", ["bufer", "did you mean buffer"]),
+        ("learner: {max_staleness: 2}", ["learner.max_staleness", "did you mean buffer.max_staleness"]),
+        ("zzz: 1", ["zzz in", "is no field"]),
+        ("5: x", ["5 in"]),
+        ("buffer: 3", ["buffer in", "3", "expected a section"]),
+        ("buffer: {capacity: many}", ["buffer.capacity", "'many'", "expected a valid integer"]),
+        ("buffer: {capacity: '5'}", ["buffer.capacity", "'5'", "expected a valid integer"]),
+        ("buffer: {capacity: true}", ["buffer.capacity", "True", "expected a valid integer"]),
+        ("buffer: {capacity: 1.5}", ["buffer.capacity", "1.5", "expected a valid integer"]),
+        ("buffer: {capacity: -4}", ["buffer.capacity", "-4", "greater than or equal to 1"]),
+        ("buffer: {fsync: never}", ["buffer.fsync", "'never'", "'commit'", "'off'"]),
+        ("learner: {lr: high}", ["learner.lr", "'high'", "expected a valid number"]),
+        ("learner: {unsafe: 1}", ["learner.unsafe", "1", "expected a valid boolean"]),
+        ("learner: {betas: [0.9, x]}", ["learner.betas.1", "'x'", "expected a valid number"]),
+        ("learner: {corrections: tis}", ["learner.corrections", "'tis'"]),
+        ("env: {options: 3}", ["env.options", "3"]),
+        ("launch: {name: 5}", ["launch.name", "5", "expected a valid string"]),
+        ("weights: {every: 9}", ["weights.every is 9", "buffer.max_staleness + 1 = 3"]),
+        ("buffer: {capacity: 8}", ["buffer.capacity is 8", "at least 128"]),
+        ("learner: {corrections: []}", ["learner.corrections", "learner.unsafe"]),
+        ("actors: {top_p: 0.9}", ["actors.top_p is 0.9", "learner.unsafe"]),
+        ("learner: {minibatches: 3}", ["learner.minibatches is 3", "divide"]),
+        ("[1, 2]", ["list", "expected a mapping"]),
+        ("buffer: {capacity: 1", ["no YAML", "line"]),
+        ("buffer: {capacity: 1024, capacity: 2048}", ["'capacity' is given twice"]),
+        ("a: &a {b: *a}", ["c.yaml"]),
+        ("buffer: !!python/object/apply:os.getcwd []", ["no YAML"]),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, words: list[str]) -> None:
+    sentence = refused(write(tmp_path, text))
+    for word in words:
+        assert word in sentence
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in refused(tmp_path / "none.yaml")
+    assert "Is a directory" in refused(tmp_path)
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "UTF-8" in refused(tmp_path / "b.yaml")
+
+
+def test_a_wrong_flag_is_named_as_a_flag(tmp_path: Path) -> None:
+    file = write(tmp_path, "buffer: {capacity: 512}")
+    assert refused(file, buffer__capacity="many").startswith("--buffer.capacity is 'many': expected a valid integer")
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("learner: {lr: 1e-6}", "learner.lr", 1e-6),  # a text, for YAML 1.1
+        ("learner: {lr: 1}", "learner.lr", 1.0),
+        ("buffer: {fsync: off}", "buffer.fsync", "off"),  # a boolean, for YAML 1.1
+        ("launch: {name: 2026-11-20}", "launch.name", "2026-11-20"),  # a date, for YAML 1.1
+        ("buffer: {filters: [zero_variance]}", "buffer.filters", ("zero_variance",)),
+        ("learner: {corrections: [{name: tis, cap: 5.0}]}", "learner.corrections", ({"name": "tis", "cap": 5.0},)),
+        ("launch: {seed: null}", "launch.seed", None),
+    ],
+)
+def test_what_yaml_means(tmp_path: Path, text: str, path: str, value: Any) -> None:
+    section, name = path.split(".")
+    assert getattr(getattr(load(write(tmp_path, text), {}).config, section), name) == value
+
+
+def test_one_seed_for_all_and_its_source(tmp_path: Path) -> None:
+    sourced = load(write(tmp_path, "launch: {seed: 7}\nactors: {seed: 1}"), {})
+    c = sourced.config
+    assert (c.data.seed, c.actors.seed, c.learner.seed) == (7, 1, 7)
+    assert (sourced.sources["data.seed"], sourced.sources["actors.seed"]) == ("file (launch.seed)", "file")
+
+
+def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
+    flags = {"env.options": {"tool_latency_s": 0.5}, "learner.lr": 1e-5, "buffer.fsync": "off", "launch.name": "null"}
+    sourced = load(None, flags)
+    shown = show(sourced)
+    assert load(write(tmp_path, shown), {}).config == sourced.config
+    assert shown.count("# flag") == 4
+    assert len(yaml.safe_load(shown)) == len(Config.model_fields)
+
+
+def test_every_field_is_documented() -> None:
+    undocumented = [path for path, field in fields(Config) if not (field.description or "").endswith(".")]
+    assert undocumented == []

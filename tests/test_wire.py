@@ -1,0 +1,254 @@
+"""What was encoded comes back; what was changed on the way is taken for what it says or refused, and never crashes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
+from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_ticket, encode_trajectory, pack, unpack
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
+COUNTS = st.integers(0, 2**40)
+NAMED = st.dictionaries(st.text(max_size=8), NUMBERS, max_size=3)
+IDS = st.builds(TicketId, COUNTS, COUNTS, COUNTS)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    n = draw(st.integers(1, 12))
+    mask = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    versions = np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n)), np.int64)
+    logprobs = draw(st.lists(st.floats(-100, 0, width=32), min_size=n, max_size=n))
+    return Row(
+        token_ids=np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=n, max_size=n)), np.int32),
+        mask=mask,
+        logprobs=np.where(mask, np.array(logprobs, np.float32), np.float32(0)),
+        versions=np.where(mask, versions, CONTEXT).astype(np.int32),
+    )
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    several = draw(st.lists(rows(), min_size=1, max_size=3).filter(lambda rs: any(r.mask.any() for r in rs)))
+    return Trajectory(
+        id=draw(IDS),
+        attempt=draw(COUNTS),
+        kind=draw(st.sampled_from(["train", "eval"])),
+        actor=draw(st.text(max_size=8)),
+        task_id=draw(st.text(max_size=8)),
+        env=draw(st.text(max_size=8)),
+        rows=tuple(several),
+        reward=draw(NUMBERS),
+        rewards=draw(NAMED),
+        turns=draw(COUNTS),
+        stop_reason=draw(st.sampled_from(["done", "max_turns", "max_tokens", "length", "aborted"])),
+        timings=draw(NAMED),
+        metrics=draw(NAMED),
+    )
+
+
+def on_the_wire(t: Trajectory) -> list[bytes]:
+    return [bytes(frame) for frame in encode_trajectory(t)]
+
+
+def same(a: Trajectory, b: Trajectory) -> bool:
+    plain = ("id", "attempt", "kind", "actor", "task_id", "env", "reward", "rewards", "turns", "stop_reason", "timings",
+             "metrics")  # fmt: skip
+    return all(getattr(a, f) == getattr(b, f) for f in plain) and a.digest() == b.digest()
+
+
+@settings(deadline=None, max_examples=60)
+@given(trajectories())
+def test_a_trajectory_comes_back(t: Trajectory) -> None:
+    back = decode_trajectory(on_the_wire(t))
+    assert same(t, back)
+    for row in back.rows:
+        assert (row.token_ids.dtype, row.mask.dtype, row.logprobs.dtype, row.versions.dtype) == (
+            np.int32, np.bool_, np.float32, np.int32,
+        )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=40)
+@given(trajectories())
+def test_decoding_copies_nothing_and_gives_read_only_arrays(t: Trajectory) -> None:
+    frames = on_the_wire(t)
+    token_ids = decode_trajectory(frames).rows[0].token_ids
+    assert np.shares_memory(token_ids, np.frombuffer(frames[1], np.int32))
+    with pytest.raises(ValueError, match="read-only"):
+        token_ids[0] = 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_a_ticket_comes_back(data: st.DataObject) -> None:
+    ticket = Ticket(
+        id=data.draw(IDS),
+        attempt=data.draw(COUNTS),
+        kind=data.draw(st.sampled_from(["train", "eval"])),
+        task=data.draw(st.dictionaries(st.text(max_size=5), NUMBERS | st.text(max_size=5) | st.none(), max_size=3)),
+        min_version=(data.draw(COUNTS), data.draw(COUNTS)),
+        group_size=data.draw(st.integers(1, 1000)),
+        temperature=data.draw(NUMBERS),
+        seed=data.draw(COUNTS),
+        lease_s=data.draw(NUMBERS),
+    )
+    assert decode_ticket(unpack(pack(encode_ticket(ticket)))) == ticket
+
+
+@settings(deadline=None, max_examples=150)
+@given(trajectories(), st.data())
+def test_bytes_changed_on_the_way_never_crash(t: Trajectory, data: st.DataObject) -> None:
+    frames = [bytearray(frame) for frame in on_the_wire(t)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame = frames[data.draw(st.integers(0, len(frames) - 1))]
+        if frame:
+            frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        back = decode_trajectory([bytes(frame) for frame in frames])
+    except WireError:
+        return
+    # What was let through is a record: it goes out and comes back as itself.
+    assert same(back, decode_trajectory(on_the_wire(back)))
+    assert back.oldest_version >= 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(trajectories(), st.data())
+def test_frames_lost_cut_or_added_are_refused(t: Trajectory, data: st.DataObject) -> None:
+    frames = on_the_wire(t)
+    at = data.draw(st.integers(0, len(frames) - 1))
+    change = data.draw(st.sampled_from(["lose", "cut", "grow", "add"]))
+    if change == "lose":
+        del frames[at]
+    elif change == "cut":
+        frames[at] = frames[at][:-1]
+    elif change == "grow":
+        frames[at] += b"\x01"
+    else:
+        frames.insert(at, b"\x00\x00\x00\x00")
+    with pytest.raises(WireError):
+        decode_trajectory(frames)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(trajectories(), st.data())
+def test_any_value_in_any_field_is_taken_or_refused(t: Trajectory, data: st.DataObject) -> None:
+    frames = on_the_wire(t)
+    header = unpack(frames[0])
+    header[data.draw(st.sampled_from(sorted(header)))] = data.draw(JSON)
+    frames[0] = pack(header)
+    with contextlib.suppress(WireError):
+        decode_trajectory(frames)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_any_value_in_any_field_of_a_ticket_is_taken_or_refused(data: st.DataObject) -> None:
+    header: dict[str, Any] = encode_ticket(Ticket(TicketId(0, 1, 2), 0, "train", {}, (0, 0), 8, 1.0, 5, 30.0))
+    name = data.draw(st.sampled_from(sorted(header)))
+    if data.draw(st.booleans()):
+        del header[name]
+    else:
+        header[name] = data.draw(JSON)
+    with contextlib.suppress(WireError):
+        decode_ticket(header)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.binary(max_size=40), max_size=6))
+def test_noise_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode_trajectory(frames)
+
+
+def one(**fields: Any) -> list[bytes]:
+    """A valid trajectory of one row of two tokens, with header fields or arrays replaced."""
+    arrays = {
+        "token_ids": np.array([5, 6], np.int32),
+        "mask": np.array([0, 1], np.uint8),
+        "logprobs": np.array([0.0, -1.0], np.float32),
+        "versions": np.array([CONTEXT, 3], np.int32),
+    }
+    header = {
+        "id": [0, 1, 2], "attempt": 0, "kind": "train", "actor": "a", "task_id": "t", "env": "e", "lengths": [2],
+        "reward": 1.0, "rewards": {}, "turns": 1, "stop_reason": "done", "timings": {}, "metrics": {},
+    }  # fmt: skip
+    for name, value in fields.items():
+        (arrays if name in arrays else header)[name] = value
+    return [pack(header), *(array.tobytes() for array in arrays.values())]
+
+
+def test_the_record_of_the_next_test_is_valid() -> None:
+    assert decode_trajectory(one()).oldest_version == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"reward": float("nan")}, "reward"),
+        ({"reward": float("inf")}, "reward"),
+        ({"reward": True}, "reward"),
+        ({"rewards": {"x": float("nan")}}, "rewards.x"),
+        ({"attempt": -1}, "attempt"),
+        ({"kind": "test"}, "kind"),
+        ({"kind": ["train"]}, "kind"),
+        ({"stop_reason": "bored"}, "stop_reason"),
+        ({"id": [0, 1]}, "id"),
+        ({"id": [0, 1, -2]}, "id"),
+        ({"actor": "a" * 2000}, "actor"),
+        ({"lengths": [3]}, "token_ids"),
+        ({"lengths": []}, "lengths"),
+        ({"lengths": [0]}, "lengths"),
+        ({"lengths": [1] * 5000}, "lengths"),
+        ({"token_ids": np.array([5, -6], np.int32)}, "token_ids"),
+        ({"mask": np.array([0, 2], np.uint8)}, "mask"),
+        ({"mask": np.array([0, 0], np.uint8), "versions": np.array([-1, -1], np.int32)}, "sampled"),
+        ({"logprobs": np.array([0.0, np.nan], np.float32)}, "logprobs"),
+        ({"logprobs": np.array([0.0, -np.inf], np.float32)}, "logprobs"),
+        ({"logprobs": np.array([0.0, 0.5], np.float32)}, "logprobs"),
+        ({"versions": np.array([CONTEXT, -1], np.int32)}, "versions"),
+        ({"versions": np.array([3, 3], np.int32)}, "versions"),
+    ],
+)
+def test_an_impossible_record_is_refused_with_the_field_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(WireError, match=named):
+        decode_trajectory(one(**fields))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([1, 2]),
+        msgpack.packb({1: 2}),
+        msgpack.packb({"a": 1}) + b"\x00",
+        b"\x91" * 5000,
+        b"\x81\xa1a\xc1",
+        b"\xde\xff\xff",
+        b"\x81\xa1\xff\x00",
+        b"\x00" * (5 << 20),
+    ],
+)
+def test_a_header_that_is_none_is_refused(frame: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack(frame)
