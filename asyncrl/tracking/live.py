@@ -18,7 +18,7 @@ from asyncrl.tracking.board import GREEDY, SAMPLED, Board, Event, Record
 from asyncrl.tracking.series import BUCKETS
 from asyncrl.tracking.view import RoleView, View, view
 
-REFRESH_S = 0.25
+REFRESH_S = 0.5
 SHOWN_EVENTS = {"restart", "exit", "guard", "poison", "checkpoint", "stall", "resumed", "branch", "skipped"}
 """Events that are worth a line; the others are in events.jsonl."""
 
