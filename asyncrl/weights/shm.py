@@ -143,6 +143,8 @@ class ShmWeights:
 
     def __init__(self, path: Path, id: WeightsVersion, verify: bool) -> None:
         self.id = id
+        self.path = path
+        """Where it was; its publisher may have removed it since."""
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < len(MAGIC) + _TRAILER.size:

@@ -30,6 +30,8 @@ class Subject:
     """The same architecture with other weights."""
     vocab: int
     max_tokens: int
+    runner: asyncio.Runner | None = None
+    """The event loop of all scenarios, for an engine that outlives one; else each scenario has its own."""
 
 
 class HeldWeights:
@@ -55,7 +57,7 @@ def play(subject: Subject, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:
         finally:
             await engine.close()
 
-    return asyncio.run(run())
+    return subject.runner.run(run()) if subject.runner else asyncio.run(run())
 
 
 def judge(model: Any, prompt: list[int], ids: np.ndarray, temperature: float) -> np.ndarray:

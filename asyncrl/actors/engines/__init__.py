@@ -10,7 +10,10 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 
-ENGINES: dict[str, str] = {"hf": "asyncrl.actors.engines.hf:from_config"}
+ENGINES: dict[str, str] = {
+    "hf": "asyncrl.actors.engines.hf:from_config",
+    "vllm": "asyncrl.actors.engines.vllm:from_config",
+}
 """Name -> import path of a callable `(config: Config, **options) -> Engine`."""
 
 

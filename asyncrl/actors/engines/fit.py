@@ -1,0 +1,45 @@
+"""Whether weights suit a model, decided before anything of it is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+
+from asyncrl.actors.engines.protocol import WeightsMismatch
+from asyncrl.errors import ConfigError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_fit(given: Mapping[str, torch.Tensor], shapes: Shapes, optional: Collection[str], id: str) -> None:
+    """Raises WeightsMismatch unless `given` has every tensor of `shapes` that is not `optional`, none besides, each of
+    the right shape and finite. `id` names the weights in the error."""
+    problem = ""
+    if missing := sorted(shapes.keys() - given.keys() - set(optional)):
+        problem = f"{len(missing)} tensors are missing, for instance {missing[0]}"
+    elif unknown := sorted(given.keys() - shapes.keys() - set(optional)):
+        problem = f"{len(unknown)} tensors are unknown, for instance {unknown[0]}"
+    else:
+        for name, tensor in given.items():
+            if name in shapes and tuple(tensor.shape) != shapes[name]:
+                problem = f"{name} has shape {list(tensor.shape)}, the model's has {list(shapes[name])}"
+            elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                problem = f"{name} holds values that are not finite"
+    if problem:
+        raise WeightsMismatch(f"weights {id} do not fit the model: {problem}. The old weights stay in use.")
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in the safetensors files of a Hugging Face folder. Raises ConfigError."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                shapes[name] = tuple(file.get_slice(name).get_shape())
+    if not shapes:
+        raise ConfigError(f"model.path leads to {folder}, which holds no *.safetensors: convert the model to safetensors.")
+    return shapes

@@ -1,0 +1,364 @@
+"""vLLM as the engine: its AsyncLLM in this process, its engine core in a child.
+
+    this process                                    vLLM's engine core (ends with this process: vllm_owned.py)
+    generate ──token ids──> AsyncLLM ──zmq──> scheduler ──> model runner, sampler
+    abort ────────────────────┘    <──ids, logprobs, versions, once per request──┘
+    pause, resume ──────────> scheduler, between two steps
+    load ──path of a file──────────────────────────────────> worker maps it (vllm_worker.py)
+
+Requests are kept over a pause. While paused, new ones wait here: what they compute must be of the new weights alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import numpy as np
+import psutil
+
+from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
+from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.vllm_settings import (
+    VLLMSettings,
+    engine_arguments,
+    engine_environment,
+    environment,
+    on_cpu,
+    require_vllm,
+)
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncrl.weights.protocol import Weights
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5.0
+"""What the engine core may take to end in order before it is killed."""
+
+Result = TypeVar("Result")
+
+
+def from_config(
+    config: Config,
+    *,
+    kv_gb: float | None = None,
+    gpu_memory: float = 0.9,
+    tensor_parallel: int = 1,
+    eager: bool | None = None,
+    args: dict[str, Any] | None = None,
+) -> VLLMEngine:
+    """`actors.engine: vllm`; the options are documented at VLLMSettings. Raises ConfigError, also without vLLM."""
+    from asyncrl.model import resolve_path
+
+    require_vllm()
+    # Two actors must not draw the same samples for the prompts of one group.
+    seed = zlib.crc32(f"{config.actors.seed}/{os.environ.get('ASYNCRL_ROLE', '')}".encode())
+    settings = VLLMSettings(
+        model=resolve_path(config.model),
+        dtype=config.model.dtype,
+        slots=config.actors.slots,
+        max_tokens=config.env.max_tokens,
+        seed=seed,
+        threads=config.actors.threads,
+        kv_gb=kv_gb,
+        gpu_memory=gpu_memory,
+        tensor_parallel=tensor_parallel,
+        eager=eager,
+        start_s=config.launch.start_s,
+        args=args or {},
+    )
+    return VLLMEngine(settings)
+
+
+class VLLMEngine:
+    def __init__(self, settings: VLLMSettings) -> None:
+        """Raises ConfigError when vLLM is missing, or the model suits neither it nor `env.max_tokens`."""
+        require_vllm()
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(settings.model).get_text_config()
+        positions = getattr(model, "max_position_embeddings", settings.max_tokens)
+        if settings.max_tokens > positions:
+            raise ConfigError(
+                f"env.max_tokens is {settings.max_tokens} but the model has {positions} positions: lower it."
+            )
+        self.held = (0, 0)
+        self._settings = settings
+        self._vocab = int(model.vocab_size)
+        self._shapes = checkpoint_shapes(settings.model)
+        self._optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        self._llm: Any = None
+        self._cpu = False
+        self._folder: Path | None = None
+        self._running: dict[str, asyncio.Task[Generation]] = {}
+        self._open = asyncio.Event()
+        self._closing = False
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+        self._stats = _Stats()
+
+    async def start(self) -> None:
+        """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it cannot start."""
+        self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-vllm-", dir=_shared_memory()))
+        try:
+            self._llm = await asyncio.to_thread(self._build)
+            await self._command("get_supported_tasks", self._llm.get_supported_tasks())
+            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
+        except BaseException:
+            await self.close()
+            raise
+        self._open.set()
+
+    def _build(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from asyncrl.actors.engines.vllm_owned import OwnedMultiprocExecutor, OwnedUniProcExecutor
+
+        self._cpu = on_cpu()
+        arguments = engine_arguments(self._settings, self._cpu)
+        executor = OwnedUniProcExecutor if self._settings.tensor_parallel == 1 else OwnedMultiprocExecutor
+        with environment(engine_environment(self._settings, self._cpu)):
+            try:
+                chosen = AsyncEngineArgs(distributed_executor_backend=executor, **arguments).create_engine_config()
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"actors.engine_options: vLLM refuses its arguments: {error}") from error
+            try:
+                return AsyncLLM.from_vllm_config(chosen, stat_loggers=[self._stats.factory], disable_log_stats=True)
+            except (RuntimeError, TimeoutError, OSError) as error:
+                raise EngineDied(f"vLLM did not start ({error}); the reason stands above in this process's log") from error
+
+    async def close(self) -> None:
+        """Within about twice SHUTDOWN_S no process of the engine is left."""
+        self._closing = True
+        self._open.set()
+        for task in list(self._running.values()):
+            task.cancel()
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            children = _descendants(llm)
+            try:
+                await asyncio.wait_for(asyncio.to_thread(llm.shutdown, SHUTDOWN_S), 2 * SHUTDOWN_S)
+            except TimeoutError:
+                log.error("vLLM did not end within %g s and is killed", 2 * SHUTDOWN_S)
+            finally:
+                _kill(children)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        self._check_alive()
+        room = self._settings.max_tokens
+        ids = np.asarray(prompt, np.int64)
+        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocab:
+            raise ValueError(
+                f"request {request}: the prompt must hold token ids of 0..{self._vocab - 1} and not be empty"
+            )
+        if len(ids) >= room:
+            raise PromptTooLong(
+                f"request {request}: the prompt has {len(ids)} tokens, a row has at most {room} with the answer "
+                "(env.max_tokens): raise it or shorten the prompt"
+            )
+        if sampling.max_new_tokens < 1:
+            raise ValueError(f"request {request}: max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
+        if request in self._running:
+            raise ValueError(f"request {request} is running already: names must be unique")
+        task = asyncio.ensure_future(self._generate(request, ids.tolist(), sampling))
+        self._running[request] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closing:
+                raise EngineDied(f"request {request}: the engine was closed") from None
+            raise
+        finally:
+            del self._running[request]
+
+    async def _generate(self, request: str, prompt: list[int], sampling: Sampling) -> Generation:
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        await self._open.wait()
+        # Salted by the weights, so that a cached prefix of older weights, kept for those that run, is not found.
+        tokens = tokens_input(prompt, cache_salt=f"{self.held[0]}.{self.held[1]}")
+        output = None
+        try:
+            async for output in self._llm.generate(tokens, self._sampling_params(prompt, sampling), request):
+                pass
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineDied(f"request {request}: vLLM's engine ended; its log says why") from error
+        if output is None:
+            raise EngineDied(f"request {request}: vLLM's engine gave no output")
+        return _generation(output.outputs[0])
+
+    def _sampling_params(self, prompt: list[int], sampling: Sampling) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=min(sampling.max_new_tokens, self._settings.max_tokens - len(prompt)),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=True,
+            # Seeded requests kill vLLM's engine on a CPU as soon as a prompt is prefilled in two pieces.
+            seed=None if self._cpu else sampling.seed % 2**63,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
+        )
+
+    async def abort(self, request: str) -> None:
+        if request in self._running and self._llm is not None:
+            await self._llm.abort(request)
+
+    async def pause(self, recompute_kv: bool) -> None:
+        self._check_alive()
+        self._open.clear()
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        await self._command("pause", self._llm.pause_generation(mode="keep", clear_cache=recompute_kv))
+
+    async def load(self, weights: Weights) -> None:
+        self._check_alive()
+        if self._paused_at is None:
+            raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
+        tensors = dict(weights.tensors())
+        await asyncio.to_thread(check_fit, tensors, self._shapes, self._optional, str(weights.id))
+        path: Path | None = getattr(weights, "path", None)
+        if path is None or not await self._load_file(path, weights.id.digest):
+            # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
+            path, digest = await asyncio.to_thread(self._write, tensors)
+            try:
+                if not await self._load_file(path, digest):
+                    raise EngineDied(f"vLLM's worker cannot open {path}: it must run on this host")
+            finally:
+                path.unlink()
+        held = (weights.id.branch, weights.id.version)
+        await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
+        self.held = held
+
+    async def _load_file(self, path: Path, digest: str) -> bool:
+        answer = self._llm.collective_rpc("asyncrl_load", args=(str(path), digest))
+        done: list[bool] = await self._command("load", answer)
+        return all(done)
+
+    def _write(self, tensors: Mapping[str, Any]) -> tuple[Path, str]:
+        from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+
+        assert self._folder is not None
+        id = ShmPublisher(self._folder, keep=1).publish(0, 0, tensors.items())
+        return ShmSubscriber(self._folder).open(verify=False).path, id.digest
+
+    async def resume(self) -> None:
+        self._check_alive()
+        await self._command("resume", self._llm.resume_generation())
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+        self._open.set()
+
+    def load_stats(self) -> Mapping[str, float]:
+        waiting = min(self._stats.waiting, len(self._running))
+        return {
+            "running": float(len(self._running) - waiting),
+            "waiting": float(waiting),
+            "paused_s": self._paused_s,
+            "kv_use": self._stats.kv_use,
+            "generated": float(self._stats.generated),
+            "prefilled": float(self._stats.prefilled),
+            "prefix_reused": float(self._stats.prefix_reused),
+        }
+
+    async def _command(self, name: str, answer: Awaitable[Result]) -> Result:
+        try:
+            return await asyncio.wait_for(answer, self._settings.call_s)
+        except TimeoutError as error:
+            raise EngineDied(f"vLLM did not answer {name!r} within {self._settings.call_s:g} s") from error
+        except Exception as error:
+            raise EngineDied(f"vLLM failed at {name!r}: {error}") from error
+
+    def _check_alive(self) -> None:
+        if self._llm is None:
+            raise EngineDied("the engine is not running: it was closed, or never started")
+        if self._llm.errored:
+            raise EngineDied("vLLM's engine ended; its log says why")
+
+
+class _Stats:
+    """What vLLM reports after each step, in the shape of its stat loggers."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.kv_use = 0.0
+        self.generated = self.prefilled = self.prefix_reused = 0
+
+    def factory(self, vllm_config: Any, engine_index: int = 0) -> _Stats:
+        return self
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        if scheduler_stats is not None:
+            self.waiting = scheduler_stats.num_waiting_reqs
+            self.kv_use = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.generated += iteration_stats.num_generation_tokens
+            self.prefilled += iteration_stats.prompt_token_stats.computed
+            self.prefix_reused += iteration_stats.prompt_token_stats.cached_tokens
+
+    def log_engine_initialized(self) -> None: ...
+
+    def log(self) -> None: ...
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None: ...
+
+
+def _generation(completion: Any) -> Generation:
+    """From vLLM's CompletionOutput."""
+    ids = np.asarray(completion.token_ids, np.int32)
+    flat = completion.logprobs
+    logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
+    versions = np.zeros(len(ids), np.int32)
+    for span in completion.weight_versions or ():
+        versions[span.start : span.end] = int(span.version)
+    reason = cast(Literal["stop", "length", "abort"], completion.finish_reason)
+    if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
+        raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
+    return Generation(ids, logprobs, versions, reason)
+
+
+def _shared_memory() -> Path | None:
+    folder = Path("/dev/shm")
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
+
+
+def _descendants(llm: Any) -> list[psutil.Process]:
+    found = []
+    for core in llm.engine_core.resources.engine_manager.processes:
+        try:
+            process = psutil.Process(core.pid)
+            found += [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
