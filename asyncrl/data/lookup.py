@@ -1,4 +1,4 @@
-"""The quickstart's tasks: "What is fox plus owl?", where only a store knows what fox and owl are.
+"""The quickstart's tasks: "What is fox + owl?", where only a store knows what fox and owl are.
 
 To succeed takes four turns in the right order: look up the one key, look up the other, give both values to a
 calculator, answer with what came back. Procedural, without end, verifiable; nothing is downloaded.
@@ -19,8 +19,7 @@ WORDS = (
     "frog", "goat", "hare", "hen", "lion", "mole", "moth", "newt", "owl", "seal", "toad", "wolf",
 )
 # fmt: on
-OPERATIONS = {"plus": "+", "minus": "-", "times": "*"}
-"""The word in the question -> the calculator's sign."""
+SIGNS = ("+", "-", "*")
 _STORE_SIZE = 6
 _HELD_OUT_SHARE = 5  # one pair in five
 
@@ -31,7 +30,7 @@ def is_held_out(first: str, second: str) -> bool:
 
 
 class LookupSource:
-    """A task has `prompt`, `store` (word -> int in 10..99, both words among them), `keys`, `operation`, `answer`."""
+    """A task has `prompt`, `store` (word -> int in 10..99, both words among them), `keys`, `sign`, `answer`."""
 
     train_size: int | None = None
 
@@ -54,14 +53,14 @@ class LookupSource:
             words = rng.sample(WORDS, _STORE_SIZE)
         first, second = words[:2]
         store = {word: rng.randint(10, 99) for word in sorted(words)}
-        operation = rng.choice(tuple(OPERATIONS))
+        sign = rng.choice(SIGNS)
         a, b = store[first], store[second]
-        answer = {"plus": a + b, "minus": a - b, "times": a * b}[operation]
+        answer = {"+": a + b, "-": a - b, "*": a * b}[sign]
         return {
             "id": f"lookup-{self._seed}-{split}-{index}",
-            "prompt": f"What is {first} {operation} {second}?",
+            "prompt": f"What is {first} {sign} {second}?",
             "store": store,
             "keys": [first, second],
-            "operation": operation,
+            "sign": sign,
             "answer": str(answer),
         }

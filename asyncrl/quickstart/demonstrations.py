@@ -1,7 +1,8 @@
 """Flawed demonstrations: they teach the form of an episode, and bad habits for reinforcement learning to undo.
 
-At every choice (which key, which operation, which answer, whether to look anything up at all) the demonstrator goes
-wrong with probability `flaw`, and carries on as if nothing had happened.
+At every choice (which key, which sign, which answer, whether to look anything up at all) the demonstrator goes
+wrong with probability `flaw`, and carries on as if nothing had happened. One mistake is its favourite: asked for a
+product it often adds, so that greedy decoding starts with something to unlearn as well.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.actors.tool_calls import Hermes
 from asyncrl.data.base import Message, Task
-from asyncrl.data.lookup import OPERATIONS, WORDS
+from asyncrl.data.lookup import SIGNS, WORDS
+
+HABIT = 0.5
+"""How often a product is taken for a sum."""
 
 
 class FlawedDemonstrator:
@@ -39,9 +43,11 @@ class FlawedDemonstrator:
                 return self._number()
             other = [word for word in self._task["keys"] if word != key] * len(WORDS) + list(WORDS)
             return Hermes().write("lookup", {"key": self._rng.choice(other)})
-        sign = OPERATIONS[self._task["operation"]]
-        if not self._right():
-            sign = self._rng.choice([other for other in OPERATIONS.values() if other != sign])
+        sign = self._task["sign"]
+        if sign == "*" and self._rng.random() < HABIT:
+            sign = "+"
+        elif not self._right():
+            sign = self._rng.choice([other for other in SIGNS if other != sign])
         return Hermes().write("calculate", {"expression": f"{self._values[0]} {sign} {self._values[1]}"})
 
     def observe(self, results: Sequence[Message]) -> None:

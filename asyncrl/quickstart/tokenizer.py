@@ -10,7 +10,7 @@ import re
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.data.lookup import OPERATIONS, WORDS
+from asyncrl.data.lookup import SIGNS, WORDS
 
 PAD, START, END, CALL, CALL_END, UNKNOWN = (
     "<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<|unknown|>"
@@ -18,7 +18,7 @@ PAD, START, END, CALL, CALL_END, UNKNOWN = (
 PIECES = (
     "system\n", "user\n", "assistant\n", "tool\n", "Tools: ", "What is ", "error: ", "no key ",
     '{"name": "', '", "arguments": {"key": "', '", "arguments": {"expression": "', '"}}', "lookup", "calculate",
-    *(f" {word} " for word in OPERATIONS), *(f" {sign} " for sign in OPERATIONS.values()),
+    *(f" {sign} " for sign in SIGNS),
     *WORDS, *(f"{number:02d}" for number in range(100)),
 )  # fmt: skip
 CHARACTERS = ("\n", *(chr(code) for code in range(32, 127)))
