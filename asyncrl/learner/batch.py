@@ -33,6 +33,8 @@ class Batch:
     """[B] int64: place of the row's group in the batch, 0..G-1"""
     episodes: Tensor
     """[B] int64: place of the row's trajectory in the batch"""
+    row_weights: Tensor
+    """[B] float32: what the row's advantages are multiplied by; 0 for a group that the buffer would have filtered"""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -56,25 +58,32 @@ class Batch:
             lengths=self.lengths[rows],
             groups=self.groups[rows],
             episodes=self.episodes[rows],
+            row_weights=self.row_weights[rows],
         )
 
     def packed(self) -> Packed:
         return Packed(self.token_ids, self.mask, tuple(self.lengths.tolist()))
 
 
-def flatten(trajectories: Sequence[Trajectory], groups: Sequence[int], mask_before: int | None = None) -> Batch:
+def flatten(
+    trajectories: Sequence[Trajectory],
+    groups: Sequence[int],
+    mask_before: int | None = None,
+    weights: Sequence[float] | None = None,
+) -> Batch:
     """One rank's share of a batch, in an order that depends on nothing but the batch.
 
     `groups`: the ids of the whole batch's groups, in its order. `mask_before`: tokens of an earlier version carry no
-    loss. Raises ValueError for a trajectory of another group, and for a row that begins with a policy token: nothing
-    predicts that one.
+    loss. `weights`: of each trajectory, 1 where not given. Raises ValueError for a trajectory of another group, and for
+    a row that begins with a policy token: nothing predicts that one.
     """
     place = {group: i for i, group in enumerate(groups)}
     foreign = [t.id for t in trajectories if t.id.group not in place]
     if foreign:
         raise ValueError(f"trajectory {foreign[0]} is in none of the batch's groups {list(groups)}")
-    ordered = sorted(trajectories, key=lambda t: (place[t.id.group], t.id.index))
-    rows = [(episode, t, row) for episode, t in enumerate(ordered) for row in t.rows]
+    weighted = zip(trajectories, weights or [1.0] * len(trajectories), strict=True)
+    ordered = sorted(weighted, key=lambda pair: (place[pair[0].id.group], pair[0].id.index))
+    rows = [(episode, t, row) for episode, (t, _) in enumerate(ordered) for row in t.rows]
     if not rows:
         raise ValueError("the batch holds no trajectory: learner.groups_per_step groups were expected")
     for _, t, row in rows:
@@ -91,6 +100,7 @@ def flatten(trajectories: Sequence[Trajectory], groups: Sequence[int], mask_befo
         lengths=torch.tensor([len(row) for _, _, row in rows]),
         groups=torch.tensor([place[t.id.group] for _, t, _ in rows]),
         episodes=torch.tensor([episode for episode, _, _ in rows]),
+        row_weights=torch.tensor([ordered[episode][1] for episode, _, _ in rows], dtype=torch.float32),
     )
 
 

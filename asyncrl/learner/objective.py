@@ -23,12 +23,10 @@ from asyncrl.learner.corrections import CORRECTIONS, compose
 from asyncrl.learner.kl import KL
 from asyncrl.learner.losses import LOSSES, corrected_where
 from asyncrl.learner.policy_loss import PolicyLoss
-from asyncrl.learner.ragged import masked
+from asyncrl.learner.ragged import masked, spread
 from asyncrl.plugins import check_options, resolve
 
-ROW_BY_ROW_LOSSES = frozenset(
-    "ppo decoupled_ppo gspo luspo gmpo sapo cispo gpg reinforce topr rollout_is vespo dro dppo_tv dppo_kl".split()
-)
+ROW_BY_ROW_LOSSES = frozenset(LOSSES) - {"clip_cov", "kl_cov"}
 ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
@@ -101,7 +99,7 @@ class Objective:
         """[T], of the whole batch."""
         known = _of_batch(batch) | {"current": proximal, "proximal": proximal, "logprobs": proximal}
         estimated: Tensor = self._estimator(known).advantages
-        return estimated
+        return estimated * spread(batch.row_weights, batch.lengths, len(batch.token_ids))
 
     def norm(self, batch: Batch, sum_over_ranks: Callable[[Tensor], Tensor]) -> Norm:
         """For a mini-batch that is evaluated in parts. The user's own aggregation is always given the whole."""
@@ -187,7 +185,7 @@ class Objective:
         rewards[[2, 8]] = 1.0
         ids = torch.zeros(12, dtype=torch.long)
         groups, episodes = torch.tensor([0, 0, 1, 1]), torch.arange(4)
-        batch = Batch(ids, mask, values, ids, rewards, lengths, groups, episodes)
+        batch = Batch(ids, mask, values, ids, rewards, lengths, groups, episodes, torch.ones(4))
         try:
             advantages = self.advantages(batch, values)
         except (TypeError, ValueError) as error:

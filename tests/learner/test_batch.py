@@ -60,6 +60,13 @@ def test_take_gives_rows_and_their_tokens() -> None:
     assert torch.equal(part.rewards, batch.rewards[batch.tokens_of(rows)])
 
 
+def test_weights_follow_their_trajectories() -> None:
+    rng = RNG(5)
+    made = [random_trajectory(g, i, rng, rows=2) for g in (1, 0) for i in range(2)]
+    batch = flatten(made, groups=(0, 1), weights=(0.0, 0.0, 1.0, 0.5))
+    assert batch.row_weights.tolist() == [1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_what_cannot_be_a_batch() -> None:
     t = random_trajectory(0, 0, RNG(4))
     with pytest.raises(ValueError, match=r"0\.5\.1 is in none"):

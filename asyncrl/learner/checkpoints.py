@@ -1,0 +1,183 @@
+"""Checkpoints: complete under their name, or not there.
+
+    checkpoints/step-000020/   hf/            weights and tokenizer, loadable by transformers (float32)
+                               optimizer.pt   AdamW
+                               rng.pt         torch's random state
+                               batches.jsonl  every batch so far: number, outcome, digest of each group
+                               state.json     version, batch, branch, threads; digests of the files above
+                               buffer/        the buffer's own part: its ledger, the payloads still needed
+
+All of it is written under a temporary name, flushed to the disk, and renamed last. A process killed on the way leaves
+the checkpoint before this one as the newest, and a folder that the next start removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncrl.errors import RunError
+
+_UNFINISHED = ".unfinished-"
+_STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One batch of the learner's list: a witness of what was trained, independent of the ledger."""
+
+    batch: int
+    outcome: str
+    """applied, guard, or skipped: not seen by this learner"""
+    groups: dict[int, str]
+    """Digest of each group: over the digests of its trajectories in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where the learner stands, weights and optimizer aside."""
+
+    version: int
+    batch: int
+    """The one wanted next"""
+    branch: int
+    threads: int
+    """CPU threads: at another number results differ in the last bits"""
+
+    @property
+    def name(self) -> str:
+        plain = f"step-{self.version:06d}"
+        return plain if (self.batch, self.branch) == (self.version, 0) else f"{plain}-b{self.batch:06d}-br{self.branch}"
+
+
+class Checkpoints:
+    """Those of one run, in `folder`; one writer."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self._keep = folder, keep
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(unfinished)
+
+    def write(
+        self, state: State, done: list[Done], save: Callable[[Path], None], announce: Callable[[Path], None]
+    ) -> Path:
+        """`save` puts weights, tokenizer and optimizer into the folder it is given; then `announce` lets the buffer add
+        its part. Removes the oldest beyond `keep`. Raises RunError when the disk is full. A checkpoint that is
+        there already (its batches were redone) stays as it is."""
+        final = self.folder / state.name
+        if final.exists():
+            return final
+        unfinished = self.folder / f"{_UNFINISHED}{state.name}"
+        try:
+            unfinished.mkdir()
+            save(unfinished)
+            torch.save(torch.get_rng_state(), unfinished / "rng.pt")
+            lines = (json.dumps([d.batch, d.outcome, d.groups]) for d in done)
+            (unfinished / "batches.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            files = {str(p.relative_to(unfinished)): _digest(p) for p in sorted(unfinished.rglob("*")) if p.is_file()}
+            said = {**asdict(state), "files": files}
+            (unfinished / _STATE).write_text(json.dumps({**said, "digest": _digest_of(said)}, indent=1))
+            announce(unfinished)
+            _flush(unfinished)
+            os.rename(unfinished, final)
+            _flush_entry(self.folder)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise RunError(
+                f"the checkpoint {final} cannot be written: {error.strerror or error}. Free space there, or lower "
+                "learner.keep_checkpoints; then go on with --resume."
+            ) from error
+        for old in complete(self.folder)[: -self._keep]:
+            _remove(old)
+        return final
+
+
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, oldest first."""
+    found = [p for p in folder.glob("step-*") if (p / _STATE).is_file()]
+    return sorted(found, key=lambda p: (_place(p), p.name))
+
+
+def latest_complete(folder: Path) -> Path | None:
+    """The one to resume from, or None."""
+    found = complete(folder)
+    return found[-1] if found else None
+
+
+def read(path: Path) -> tuple[State, list[Done]]:
+    """Verifies every file of the learner's part and restores torch's random state. Raises RunError when damaged."""
+    with _damaged(path):
+        said = json.loads((path / _STATE).read_text())
+        if said.pop("digest") != _digest_of(said):
+            raise ValueError(f"{_STATE} is not what was written")
+        for name, digest in said.pop("files").items():
+            if _digest(path / name) != digest:
+                raise ValueError(f"{name} is not what was written")
+        state = State(**said)
+        lines = [json.loads(line) for line in (path / "batches.jsonl").read_text().splitlines()]
+        done = [Done(b, outcome, {int(g): d for g, d in groups.items()}) for b, outcome, groups in lines]
+        torch.set_rng_state(torch.load(path / "rng.pt", weights_only=True))
+    return state, done
+
+
+def group_digests(trajectory_groups: list[int], digests: tuple[str, ...]) -> dict[int, str]:
+    """One digest per group, over those of its trajectories, whatever order they came in."""
+    members: dict[int, list[str]] = {}
+    for group, digest in zip(trajectory_groups, digests, strict=True):
+        members.setdefault(group, []).append(digest)
+    return {g: hashlib.blake2b("".join(sorted(d)).encode(), digest_size=16).hexdigest() for g, d in members.items()}
+
+
+@contextmanager
+def _damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"checkpoint {path} is damaged ({error}): move it away, and --resume takes the one before it."
+        ) from error
+
+
+def _place(path: Path) -> tuple[int, int]:
+    with _damaged(path):
+        said: dict[str, Any] = json.loads((path / _STATE).read_text())
+        return int(said["branch"]), int(said["batch"])
+
+
+def _remove(path: Path) -> None:
+    # Renamed first, so that a kill on the way leaves nothing half there under a checkpoint's name.
+    doomed = path.with_name(f"{_UNFINISHED}{path.name}")
+    os.rename(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _digest_of(said: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _flush(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        _flush_entry(path)
+
+
+def _flush_entry(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,26 @@
+"""The held-out set, played by the actors on one policy version: opened, waited for, made into numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncrl.buffer.client import EvalResult
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """Share of held-out episodes that succeeded."""
+
+    episodes: int
+    share: float
+
+
+def success(results: Sequence[EvalResult], *, greedy: bool, reward: str) -> Success | None:
+    """Of the greedy episodes, or of those sampled at the training temperature; None when there are none.
+
+    An episode succeeds when the named reward (`eval.success`) is 1, or the whole reward where it has none of the name.
+    """
+    earned = [r.rewards.get(reward, r.reward) for r in results if r.greedy == greedy]
+    return Success(len(earned), statistics.fmean(e >= 1 for e in earned)) if earned else None

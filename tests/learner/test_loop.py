@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.learner.__main__ import compute_alike
+from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.checkpoints import Checkpoints, complete, read
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.process import Learner
+from asyncrl.tracking.series import check
+from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+from tests.learner.fake_buffer import FakeBuffer, FakeReporter
+from tests.learner.tiny import tiny_config, tiny_model
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing in the learner catches it."""
+
+
+def a_config(**learner: Any) -> Config:
+    given = {"steps": 4, "checkpoint_every": 2}
+    return tiny_config(**(given | learner))
+
+
+def a_learner(config: Config, folder: Path, buffer: Any, reporter: FakeReporter) -> tuple[Learner, TorchBackend]:
+    compute_alike(config)
+    backend = TorchBackend(config, tiny_model(), device="cpu")
+    learner = Learner(
+        config,
+        backend=backend,
+        objective=Objective(config.learner),
+        buffer=buffer,
+        publisher=ShmPublisher(folder / "shm"),
+        reporter=reporter,  # type: ignore[arg-type]
+        checkpoints=Checkpoints(folder / "checkpoints", config.learner.keep_checkpoints),
+        save_tokenizer=lambda path: (path / "tokenizer.json").write_text("{}"),
+    )
+    return learner, backend
+
+
+def played(
+    folder: Path, buffer: FakeBuffer, *, resume: bool = False, config: Config | None = None
+) -> tuple[dict[str, Tensor], FakeReporter]:
+    reporter = FakeReporter()
+    learner, backend = a_learner(config or a_config(), folder, buffer, reporter)
+    learner.run(resume=resume)
+    return {n: t.clone() for n, t in backend.weights()}, reporter
+
+
+def test_a_run_from_start_to_end(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=4)
+    weights, reporter = played(tmp_path, buffer)
+    assert buffer.outcomes == dict.fromkeys(range(4), "applied")
+    assert buffer.published_versions == [(0, v) for v in range(5)]
+    assert buffer.evaluations == {"start": (0, 0), "end-4": (0, 4)}
+    assert [p.name for p in complete(tmp_path / "checkpoints")] == ["step-000002", "step-000004"]
+    assert buffer.checkpoints == [2, 4]
+    assert [kind for kind, _ in reporter.events][:3] == ["published", "ready", "eval"]
+    assert [(e["label"], e["step"], e["sampled"], e["greedy"]) for e in reporter.of("eval")] == [
+        ("start", 0, 0.25, 0.75),
+        ("end", 4, 0.25, 0.75),
+    ]
+    assert reporter.events[-1] == ("ended", {"step": 4, "why": "all training steps are done"})
+    steps = [(step, values) for step, values in reporter.steps if step is not None]
+    assert [step for step, _ in steps] == [0, 1, 2, 3, 4, 4]
+    for _, values in reporter.steps:
+        check(values)
+    tokens = [values["throughput/tokens_trained"] for step, values in steps if "weights/loss" in values]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == sum(t.num_policy_tokens for r in buffer.handed.values() for t in r.trajectories)
+    received = ShmSubscriber(tmp_path / "shm").open()
+    assert received.id.order == (0, 4)
+    assert all(torch.equal(t, weights[n]) for n, t in received.tensors())
+
+
+def test_cadence(tmp_path: Path) -> None:
+    config = Config.model_validate({**a_config(steps=5).model_dump(), "weights": {"every": 2}})
+    buffer = FakeBuffer(steps=5)
+    played(tmp_path, buffer, config=config)
+    assert buffer.published_versions == [(0, 0), (0, 2), (0, 4), (0, 5)]
+
+
+@pytest.mark.parametrize("learner", [{}, {"minibatches": 2, "warmup_steps": 3, "schedule": "cosine"}])
+def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path, learner: dict[str, Any]) -> None:
+    config = a_config(**learner)
+    whole, _ = played(tmp_path / "whole", FakeBuffer(steps=4), config=config)
+    buffer = FakeBuffer(steps=4)
+
+    def kill(b: int) -> None:
+        if b == 3:
+            raise Killed
+
+    buffer.on_batch = kill
+    reporter = FakeReporter()
+    with pytest.raises(Killed):
+        a_learner(config, tmp_path / "parts", buffer, reporter)[0].run(resume=False)
+    assert buffer.outcomes == dict.fromkeys(range(3), "applied")
+    buffer.on_batch = None
+    resumed, reporter = played(tmp_path / "parts", buffer, resume=True, config=config)
+    assert buffer.asked == [0, 1, 2, 3, 2, 3, 4], "batch 2 is redone: the checkpoint is of version 2"
+    assert buffer.published_versions == [(0, v) for v in range(5)], "nothing is published twice"
+    assert len(reporter.of("resumed")) == 1
+    assert [e["label"] for e in reporter.of("eval")] == ["end"]
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[n], resumed[n]) for n in whole)
+
+
+def test_a_death_before_the_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=4)
+
+    def kill(b: int) -> None:
+        if b == 1:
+            raise Killed
+
+    buffer.on_batch = kill
+    with pytest.raises(Killed):
+        a_learner(a_config(), tmp_path, buffer, FakeReporter())[0].run(resume=False)
+    buffer.on_batch = None
+    played(tmp_path, buffer, resume=True)
+    assert buffer.asked == [0, 1, 0, 1, 2, 3, 4]
+    assert buffer.published_versions == [(0, v) for v in range(5)]
+
+
+def test_stopped_in_order_it_leaves_a_checkpoint(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=4)
+    reporter = FakeReporter()
+    learner, _ = a_learner(a_config(), tmp_path, buffer, reporter)
+    buffer.on_batch = lambda b: learner.stop() if b == 2 else None
+    learner.run(resume=False)
+    assert buffer.outcomes == dict.fromkeys(range(3), "applied"), "the step that runs is finished"
+    assert complete(tmp_path / "checkpoints")[-1].name == "step-000003"
+    assert not reporter.of("ended")
+    assert "end-4" not in buffer.evaluations
+    buffer.on_batch = None
+    played(tmp_path, buffer, resume=True)
+    assert buffer.asked == [0, 1, 2, 3, 4]
+
+
+def test_weights_lost_with_the_memory_that_held_them_are_published_again(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=3)
+    played(tmp_path, buffer, config=a_config(steps=3))
+    for file in (tmp_path / "shm").iterdir():
+        file.unlink()
+    buffer.steps = 4
+    played(tmp_path, buffer, resume=True)
+    assert buffer.published_versions[-2:] == [(0, 3), (0, 4)]
+    assert set(buffer.evaluations) == {"start", "end-3", "end-4"}
+
+
+def test_guard_keeps_the_version_and_goes_on(tmp_path: Path) -> None:
+    config = a_config(min_ess=0.15, corrections=({"name": "icepop"},))
+    buffer, reporter = FakeBuffer(steps=4), FakeReporter()
+    learner, backend = a_learner(config, tmp_path, buffer, reporter)
+    before: dict[str, Tensor] = {}
+
+    def spoil(b: int) -> None:
+        if b == 1:
+            buffer.handed[1] = buffer._made(1)
+            for row in (row for t in buffer.handed[1].trajectories for row in t.rows):
+                row.logprobs[:-2][row.mask[:-2]] = -60.0
+            before.update({n: t.clone() for n, t in backend.weights()})
+        if b == 2:
+            assert all(torch.equal(t, before[n]) for n, t in backend.weights())
+
+    buffer.on_batch = spoil
+    learner.run(resume=False)
+    assert buffer.outcomes == {0: "applied", 1: "guard", 2: "applied", 3: "applied", 4: "applied"}
+    assert "learner.min_ess" in reporter.of("guard")[0]["why"]
+    assert buffer.published_versions == [(0, v) for v in range(5)]
+    newest = complete(tmp_path / "checkpoints")[-1]
+    assert newest.name == "step-000004-b000005-br0"
+    _, done = read(newest)
+    assert [(d.batch, d.outcome) for d in done] == list(buffer.outcomes.items())
+    assert sorted(g for d in done for g in d.groups) == list(range(20))
+
+
+def test_a_poisoned_batch_is_passed_over(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=2)
+    buffer.poisoned = {1}
+    _, reporter = played(tmp_path, buffer, config=a_config(steps=2))
+    assert buffer.outcomes == {0: "applied", 1: "poison", 2: "applied"}
+    assert reporter.of("skipped")[0]["batch"] == 1
+
+
+def test_waits_are_named_and_an_outage_is_sat_out(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=1)
+    buffer.waits, buffer.outages = 3, 2
+    _, reporter = played(tmp_path, buffer, config=a_config(steps=1))
+    assert buffer.outcomes == {0: "applied"}
+    assert {"batch", "buffer", "evaluation", "checkpoint", "publish"} <= set(reporter.causes)
+
+
+def test_an_outage_without_end_ends_the_run(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=1)
+    buffer.outages = 1_000_000
+    config = Config.model_validate({**a_config().model_dump(), "launch": {"restart_window_s": 0.05}})
+    with pytest.raises(RunError, match="did not answer batch"):
+        played(tmp_path, buffer, config=config)
+
+
+def test_a_run_that_cannot_go_on_says_so(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=1)
+    buffer.fail_why = "4 batches in a row were skipped"
+    with pytest.raises(RunError, match="4 batches in a row"):
+        played(tmp_path, buffer)
+
+
+def test_a_new_branch_is_published_at_once(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=3)
+
+    def fork(b: int) -> None:
+        if b == 2:
+            buffer.branch = 1
+
+    buffer.on_batch = fork
+    _, reporter = played(tmp_path, buffer, config=a_config(steps=3))
+    assert buffer.published_versions == [(0, 0), (0, 1), (0, 2), (1, 2), (1, 3)]
+    assert reporter.of("branch") == [{"step": 2, "branch": 1}]
+    latest = ShmSubscriber(tmp_path / "shm").latest()
+    assert latest is not None
+    assert latest.order == (1, 3)
+
+
+def test_a_batch_of_another_version_is_refused(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=3)
+    reply = buffer._made(0)
+    object.__setattr__(reply, "version", 5)
+    buffer.handed[0] = reply
+    with pytest.raises(RunError, match="is for version 5, the learner holds 0"):
+        played(tmp_path, buffer)
+
+
+def test_no_evaluation_when_none_is_asked_for(tmp_path: Path) -> None:
+    config = Config.model_validate({**a_config().model_dump(), "eval": {"tasks": 0}})
+    buffer = FakeBuffer(steps=4)
+    played(tmp_path, buffer, config=config)
+    assert not buffer.evaluations
