@@ -20,6 +20,8 @@ Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_ROWS = 4096
+_KINDS = get_args(Kind)
+_STOP_REASONS = get_args(StopReason)
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
 
 
@@ -86,7 +88,7 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     return Trajectory(
         id=ticket_id(header.get("id")),
         attempt=_integer(header.get("attempt"), "attempt", 0),
-        kind=_one_of(header, "kind", get_args(Kind)),
+        kind=_one_of(header, "kind", _KINDS),
         actor=_text(header, "actor"),
         task_id=_text(header, "task_id"),
         env=_text(header, "env"),
@@ -94,7 +96,7 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
         reward=_number(header.get("reward"), "reward"),
         rewards=_numbers(header, "rewards"),
         turns=_integer(header.get("turns"), "turns", 0),
-        stop_reason=_one_of(header, "stop_reason", get_args(StopReason)),
+        stop_reason=_one_of(header, "stop_reason", _STOP_REASONS),
         timings=_numbers(header, "timings"),
         metrics=_numbers(header, "metrics"),
     )
@@ -124,7 +126,7 @@ def decode_ticket(header: Mapping[str, Any]) -> Ticket:
     return Ticket(
         id=ticket_id(header.get("id")),
         attempt=_integer(header.get("attempt"), "attempt", 0),
-        kind=_one_of(header, "kind", get_args(Kind)),
+        kind=_one_of(header, "kind", _KINDS),
         task=task,
         min_version=(_integer(version[0], "min_version", 0), _integer(version[1], "min_version", 0)),
         group_size=_integer(header.get("group_size"), "group_size", 1),
