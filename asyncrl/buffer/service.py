@@ -103,11 +103,13 @@ class Service:
 
     def run(self, every_s: float, report: Callable[[], None]) -> None:
         """Serves until `stop`; calls `report` every `every_s`. Raises LedgerFailed when the disk refuses a write."""
-        next_report = self._clock()
+        next_report = next_tick = self._clock()
         while not self._stop:
             handled = self._receive()
             now = self._clock()
-            self._buffer.tick(now)
+            if now >= next_tick:
+                next_tick = now + _IDLE_S
+                self._buffer.tick(now)
             if self._held and (handled or now >= self._retry_at):
                 self._answer_held(now)
             self._flush(now)

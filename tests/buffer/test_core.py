@@ -72,7 +72,7 @@ def test_a_batch_is_the_same_however_often_it_is_asked(tmp_path: Path) -> None:
     again = buffer.batch(0, incarnation, 0)
     assert again.batch == first.batch
     shares = [[digest for _, digest, _ in buffer.share(again, rank, 2)] for rank in range(2)]
-    assert sorted(sum(shares, [])) == sorted(digest for _, digest, _ in buffer.share(again, 0, 1))
+    assert sorted(shares[0] + shares[1]) == sorted(digest for _, digest, _ in buffer.share(again, 0, 1))
     assert buffer.batch(0, incarnation, 1).why == "batch 0 is not finished"
 
 
@@ -306,7 +306,6 @@ def test_a_checkpoint_off_the_line_is_refused(tmp_path: Path) -> None:
 
 def test_poison_is_skipped_and_too_many_skips_end_the_run(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, batch_retries=2, max_skipped=1)
-    play_and_die = 0
     for expected in (None, None, 0, None, 1):
         incarnation = learner(buffer)
         answer = buffer.batch(0, incarnation, 0)
@@ -320,7 +319,6 @@ def test_poison_is_skipped_and_too_many_skips_end_the_run(tmp_path: Path) -> Non
             if answer.state == "waiting":
                 play(buffer)
                 answer = buffer.batch(0, incarnation, b)
-        play_and_die += 1
         if expected == 1:
             assert (answer.state, answer.failed) == ("ended", True)
     assert equation(buffer)["dropped: poison"] == 4
