@@ -84,6 +84,7 @@ class Launcher:
                     guardian.ensure()
             finally:
                 self._stop()
+                self._collector.finish()  # before the guardian ends what is left: a tracker has processes too
                 guardian.release()
         return outcome
 

@@ -136,15 +136,21 @@ class Collector:
             "versions": {"python": platform.python_version(), **_versions()},
         }
 
-    def close(self, summary: dict[str, Any] | None = None) -> None:
-        """Takes what is still queued, lets the sinks finish (at most 30 s), writes the report and shows the end on
-        the terminal. `summary`: as of `summary()`; its `outcome` and `why`, if there, are shown."""
-        summary = self.summary() if summary is None else summary
+    def finish(self) -> None:
+        """Takes what is still queued and lets the sinks finish, at most 30 s each. To be called while processes that
+        they started (wandb has one) still live; `close` does it otherwise."""
         self._drain()
+        summary = self.summary()
+        while self._sinks:
+            self._sinks.pop().close(summary)
+
+    def close(self, summary: dict[str, Any] | None = None) -> None:
+        """Finishes, writes the report and shows the end on the terminal. `summary`: as of `summary()`; its `outcome`
+        and `why`, if there, are shown."""
+        self.finish()
+        summary = self.summary() if summary is None else summary
         self._closed = True
         self._socket.close(0)
-        for sink in self._sinks:
-            sink.close(summary)
         if self._jsonl is not None:
             self._jsonl.close(summary)
             self._jsonl = None

@@ -1,7 +1,9 @@
 import io
 import json
+import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import msgpack
 import pytest
@@ -147,12 +149,46 @@ def test_a_failing_slow_or_missing_sink_never_ends_a_run(make, caplog, sink):
     begun = time.monotonic()
     send(run, fake_run(20))
     polled(collector, lambda es: sum(e.kind == "step" for e in es) == 22)
+    (dropped,) = collector._sinks
     collector.close()
     assert time.monotonic() - begun < 5
     assert len(list(jsonl.read(run.metrics))) == 22
     warned = [r.message for r in caplog.records if "dropped for the rest of the run" in r.message]
     assert len(warned) == 1
-    assert collector._sinks[0].failures == 1
+    assert dropped.failures == 1
+
+
+class RememberingSink:
+    made: ClassVar[list] = []
+
+    def __init__(self, run, config):
+        self.seen = []
+        self.made.append(self)
+
+    def record(self, record):
+        self.seen.append(record["step"])
+
+    def event(self, event):
+        self.seen.append(event.kind)
+
+    def close(self, summary):
+        self.seen.append(("closed", summary["steps"]))
+
+
+def test_a_sink_of_ones_own_sees_everything_in_order_and_is_closed_once(make):
+    collector, run = make(sinks=("jsonl", f"{Path(__file__)}:RememberingSink"))
+    send(run, list(fake_run(2))[-5:])
+    time.sleep(0.2)
+    collector.finish()
+    collector.close()
+    (made,) = _remembered()
+    assert made.seen == ["published", 2, 2, ("closed", 2)]
+
+
+def _remembered():
+    """The file is loaded a second time, as a user's own module."""
+    (module,) = [m for name, m in sys.modules.items() if name.startswith("asyncrl_plugin_test_collector")]
+    return module.RememberingSink.made
 
 
 def test_a_resumed_run_appends(make):
