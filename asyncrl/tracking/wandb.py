@@ -52,6 +52,7 @@ class Wandb:
         for name, value in summary.items():
             self._run.summary[name] = value
         self._run.finish()
+        wandb.teardown()  # its service ends now: when the launcher exits, the run's other processes are gone already
 
 
 def _id(run: RunFolder) -> str:
