@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from asyncrl.tracking.board import Board, Record
 from asyncrl.tracking.series import BUCKETS, FATES, histogram
 
 Message = dict[str, Any]
@@ -89,3 +90,13 @@ def _learner(step: int, p: float, rng: random.Random) -> dict[str, float]:
     values |= {f"staleness/trained_tokens/{b}": s for b, s in zip(BUCKETS, shares, strict=True)}
     values |= {f"correction/ess/{b}": 0.99 - 0.03 * i for i, b in enumerate(BUCKETS[:3])}
     return values
+
+
+def played(board: Board, messages: Iterable[Message]) -> list[Record]:
+    """The records that the messages give."""
+    records = []
+    for m in messages:
+        event = board.take(m)
+        if event is not None and event.kind == "step":
+            records.append(board.record(event.fields["step"], m["t"]))
+    return records

@@ -1,21 +1,12 @@
 import pytest
-from fake_run import fake_run, message, metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.tracking.board import Board
 from asyncrl.tracking.series import AXES, check
+from tests.tracking.fake_run import fake_run, message, metrics, played
 
 GENERATED = "throughput/tokens_generated"
-
-
-def played(board, messages):
-    records = []
-    for m in messages:
-        event = board.take(m)
-        if event is not None and event.kind == "step":
-            records.append(board.record(event.fields["step"], m["t"]))
-    return records
 
 
 def test_a_record_per_training_step_and_per_evaluation_with_known_names():

@@ -8,7 +8,6 @@ from typing import ClassVar
 import msgpack
 import pytest
 import zmq
-from fake_run import fake_run
 from rich.console import Console
 
 from asyncrl.config import Config
@@ -17,6 +16,7 @@ from asyncrl.tracking import collector as collector_module
 from asyncrl.tracking import jsonl, report
 from asyncrl.tracking.collector import Collector
 from asyncrl.tracking.reporter import Reporter
+from tests.tracking.fake_run import fake_run
 
 
 @pytest.fixture

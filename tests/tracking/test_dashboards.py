@@ -7,8 +7,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from fake_run import fake_run
-from test_board import played
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
@@ -18,6 +16,7 @@ from asyncrl.tracking.dashboards import make_workspace, newest, spec, workspace
 from asyncrl.tracking.jsonl import JsonLines
 from asyncrl.tracking.panels import DASHBOARD, THROUGHPUT, regex
 from asyncrl.tracking.series import SERIES
+from tests.tracking.fake_run import fake_run, played
 
 
 def panels_of(document):

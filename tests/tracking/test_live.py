@@ -3,15 +3,14 @@ import io
 from pathlib import Path
 
 import pytest
-from fake_run import fake_run, message
 from rich.console import Console
-from test_board import played
 
 from asyncrl.tracking import live as module
 from asyncrl.tracking import view as view_module
 from asyncrl.tracking.board import Board, Event
 from asyncrl.tracking.live import Terminal, end, line, render, sparkline
 from asyncrl.tracking.view import view
+from tests.tracking.fake_run import fake_run, message, played
 
 
 def shown(renderable, width=110):

@@ -3,8 +3,6 @@ import doctest
 import re
 
 import pytest
-from fake_run import fake_run
-from test_board import played
 
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
@@ -15,6 +13,7 @@ from asyncrl.tracking.jsonl import JsonLines, by_step
 from asyncrl.tracking.panels import DASHBOARD, Panel, members
 from asyncrl.tracking.report import FIRST, page, write_report
 from asyncrl.tracking.series import SECTIONS, SERIES
+from tests.tracking.fake_run import fake_run, played
 
 
 @pytest.fixture
