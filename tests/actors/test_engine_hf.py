@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from asyncrl.actors.engines.hf import HFEngine
 from asyncrl.actors.engines.hf_decode import FusedForward, supported
-from asyncrl.actors.engines.hf_forward import KVCache, PlainForward
+from asyncrl.actors.engines.hf_forward import KVCache, Part, PlainForward
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
 from asyncrl.errors import ConfigError
 from tests.actors.engine_conformance import *  # noqa: F403
@@ -54,16 +54,24 @@ def test_the_fused_pass_gives_the_logits_of_the_models_own(family: str) -> None:
     fused_cache, plain_cache = (KVCache(model, 4, 64) for _ in range(2))
     fused, plain = FusedForward(model, fused_cache), PlainForward(model, plain_cache)
     tokens = torch.randint(0, VOCAB, (4, 64))
-    for cut in (slice(0, 10), slice(10, 11), slice(11, 30)):  # a prefill, one token in place, a tail
-        columns = torch.arange(cut.start, cut.stop)
-        positions = columns.expand(4, -1)
-        place = slice(0, 4) if cut.stop - cut.start == 1 else torch.tensor([0, 1, 2, 3])
-        last = torch.full((4,), cut.stop - cut.start - 1)
-        asked = (tokens[:, cut], positions, place, last, 32)
-        torch.testing.assert_close(fused(*asked), plain(*asked), atol=1e-5, rtol=1e-4)
+
+    def part(rows: Any, cut: slice) -> Part:
+        own = tokens[rows, cut]
+        columns = torch.arange(cut.start, cut.stop).expand(len(own), -1)
+        return Part(own, columns, rows, torch.full((len(own),), own.shape[1] - 1), 32)
+
+    some, others = torch.tensor([0, 2]), torch.tensor([1, 3])
+    for parts in (
+        [part(slice(0, 4), slice(0, 10))],  # a prefill
+        [part(slice(0, 4), slice(10, 11))],  # one token each, in place
+        [part(some, slice(11, 30)), part(others, slice(11, 12))],  # both at once
+        [part(others, slice(12, 30))],
+    ):
+        logits = fused(parts)
+        torch.testing.assert_close(logits, plain(parts), atol=1e-5, rtol=1e-4)
     with torch.no_grad():
-        expected = model(tokens[:, :30]).logits[:, -1]
-    torch.testing.assert_close(fused(*asked), expected, atol=1e-5, rtol=1e-4)
+        expected = model(tokens[others, :30]).logits[:, -1]
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(fused_cache.k, plain_cache.k, atol=1e-5, rtol=1e-4)
 
 

@@ -2,11 +2,11 @@
 
     asyncio side                              engine thread
     generate ──request──> inbox ──┐     ┌──> take the inbox: requests, aborts, pause / load / resume
-    abort, pause, load, resume ───┴─────┤    refill free slots; prefill what has a tail, else decode one token each
+    abort, pause, load, resume ───┴─────┤    refill free slots; one pass: prefill what is new, one token for the rest
     futures <──once per step, batched───┴─── hand over what finished
                                              unblocked by: a message in the inbox
 
-Between two steps, and only there, weights change. `stamp` of a token: the version held when its step began.
+Between two steps, and only there, weights change. A token's version is the one held when its step began.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from asyncrl.actors.engines.hf_decode import FusedForward, supported
-from asyncrl.actors.engines.hf_forward import Forward, KVCache, PlainForward, Rows
+from asyncrl.actors.engines.hf_forward import Forward, KVCache, Part, PlainForward, Rows
 from asyncrl.actors.engines.hf_slots import Index, Slots, Tokens
 from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling, WeightsMismatch
 from asyncrl.actors.engines.sampling import sample, truncate
@@ -57,6 +57,17 @@ class _Request:
     prompt: Tokens
     sampling: Sampling
     future: asyncio.Future[Generation]
+
+
+@dataclass(slots=True, eq=False)
+class _Planned:
+    """What one step does for some slots."""
+
+    rows: Index
+    """The slots that get a token."""
+    chosen: Index
+    """Where they stand in `part`, which may hold others, too."""
+    part: Part
 
 
 class HFEngine:
@@ -214,11 +225,9 @@ class HFEngine:
         self._admit()
         if not self._running:
             return False
-        rows = self._slots.to_prefill()
-        if len(rows):
-            self._prefill(rows)
-        else:
-            self._decode()
+        planned = [plan for plan in (self._prefill(), self._decode()) if plan is not None]
+        if planned:
+            self._sample(planned)
         return True
 
     def _admit(self) -> None:
@@ -229,16 +238,17 @@ class HFEngine:
             self._running[slot] = self._waiting.popleft()
             self._totals["prefix_reused"] += float(self._slots.cached[slot])
 
-    def _prefill(self, rows: Index) -> None:
+    def _prefill(self) -> _Planned | None:
+        """Those whose tail is longer than one token, as many as fit; what others computed already is copied."""
         s = self._slots
-        for row in rows.tolist():
+        for row in s.to_prefill().tolist():
             if found := s.donor(row):
                 source, shared = found
                 self._cache.copy(source, row, shared)
                 self._totals["prefix_reused"] += float(shared - s.cached[row])
                 s.cached[row] = shared
         if not len(rows := s.to_prefill()):
-            return  # everything was there: the next step decodes
+            return None
         rows = s.batch(rows, PREFILL_TOKENS)
         tails = s.length[rows] - s.cached[rows]
         columns = np.arange(tails.max())
@@ -247,32 +257,44 @@ class HFEngine:
         positions = np.where(real, at, self._cache.scratch)
         tokens = s.tokens[rows[:, None], np.where(real, at, 0)]
         self._totals["prefilled"] += float(tails.sum())
-        self._sample(rows, torch.from_numpy(rows), rows, tokens, positions, tails - 1)
+        return _Planned(
+            rows, np.arange(len(rows)), self._part(rows, tokens, positions, torch.from_numpy(rows), tails - 1)
+        )
 
-    def _decode(self) -> None:
+    def _decode(self) -> _Planned | None:
+        """Those whose tail is the token sampled last."""
         s = self._slots
-        rows = np.flatnonzero(s.active)
+        rows = s.to_decode()
+        if not len(rows):
+            return None
         top = int(rows[-1]) + 1
-        # In place over all slots up to the last active one, unless so few of them are that gathering is cheaper.
+        # In place over all slots up to the last one that decodes, unless so few do that gathering is cheaper.
         dense = 2 * len(rows) >= top
         computed = np.arange(top) if dense else rows
-        last = np.where(s.active[computed], s.length[computed] - 1, 0)
-        tokens = s.tokens[computed, last]
-        positions = np.where(s.active[computed], last, self._cache.scratch)
-        zeros = np.zeros(len(computed), np.int64)
+        chosen = rows if dense else np.arange(len(rows))
+        positions = np.full(len(computed), self._cache.scratch)
+        positions[chosen] = s.length[rows] - 1
+        tokens = s.tokens[computed, np.maximum(s.length[computed] - 1, 0)]
         place: Rows = slice(0, top) if dense else torch.from_numpy(rows)
-        self._sample(rows, place, computed, tokens[:, None], positions[:, None], zeros)
+        last = np.zeros(len(computed), np.int64)
+        return _Planned(rows, chosen, self._part(rows, tokens[:, None], positions[:, None], place, last))
 
-    def _sample(self, rows: Index, place: Rows, computed: Index, tokens: Tokens, positions: Index, last: Index) -> None:
-        """Forward pass over the `computed` slots, of which `rows` are active, and one token for each of these."""
+    def _part(self, rows: Index, tokens: Tokens, positions: Index, place: Rows, last: Index) -> Part:
+        longest = min(-(-int(self._slots.length[rows].max()) // KEY_BLOCK) * KEY_BLOCK, self._slots.room)
+        return Part(
+            torch.from_numpy(tokens).long(), torch.from_numpy(positions), place, torch.from_numpy(last), longest
+        )
+
+    def _sample(self, planned: Sequence[_Planned]) -> None:
+        """One forward pass, and one token for each of the planned rows."""
         s = self._slots
-        longest = min(-(-int(s.length[rows].max()) // KEY_BLOCK) * KEY_BLOCK, s.room)
+        rows = np.concatenate([plan.rows for plan in planned])
+        starts = np.cumsum([0, *(len(plan.part.last) for plan in planned)])
+        chosen = np.concatenate([start + plan.chosen for start, plan in zip(starts, planned, strict=False)])
         with torch.inference_mode():
-            logits = self._forward(
-                torch.from_numpy(tokens).long(), torch.from_numpy(positions), place, torch.from_numpy(last), longest
-            )
-            if len(rows) < len(computed):
-                logits = logits[torch.from_numpy(rows)]
+            logits = self._forward([plan.part for plan in planned])
+            if len(rows) < len(logits):
+                logits = logits[torch.from_numpy(chosen)]
             temperature = torch.from_numpy(s.temperature[rows])
             top_p, top_k, greedy = s.top_p[rows], s.top_k[rows], s.greedy[rows]
             if (top_p < 1).any() or (top_k > 0).any():

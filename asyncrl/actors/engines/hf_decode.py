@@ -7,13 +7,14 @@ A test holds the two to the same logits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from asyncrl.actors.engines.hf_forward import KVCache, Rows, visible
+from asyncrl.actors.engines.hf_forward import KVCache, Part, visible
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -62,33 +63,33 @@ class FusedForward:
             self._head = self._model.get_output_embeddings()
 
     @torch.inference_mode()
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows, last: torch.Tensor, longest: int
-    ) -> torch.Tensor:
-        size, width = tokens.shape
-        flat = positions.reshape(-1)
-        cos, sin = self._cos[flat], self._sin[flat]
-        seen = visible(positions, longest)
-        index = self._cache.index[rows][:, None]
-        q_heads, qk_heads = self._heads, self._heads + self._kv_heads
-        x = F.embedding(tokens.reshape(-1), self._embed)
+    def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
+        """All that works token by token runs over the N tokens of all parts at once; attention, part by part."""
+        tokens, positions = (torch.cat([x.reshape(-1) for x in xs]) for xs in _columns(parts))
+        index = torch.cat([self._cache.index[p.rows].repeat_interleave(p.tokens.shape[1]) for p in parts])
+        seen = [visible(p.positions, p.longest) for p in parts]
+        cos, sin = self._cos[positions], self._sin[positions]
+        heads = (self._heads, self._kv_heads, self._kv_heads)
+        x = F.embedding(tokens, self._embed)
         for i, layer in enumerate(self._layers):
             h = _linear(self._rms(x, layer.norm_in), layer.qkv, layer.qkv_bias)
-            h = h.view(size * width, qk_heads + self._kv_heads, self._dim)
-            qk = h[:, :qk_heads]
+            q, k, v = h.view(len(tokens), sum(heads), self._dim).split_with_sizes(heads, 1)
             if layer.norm_q is not None and layer.norm_k is not None:
-                q, k = h[:, :q_heads], h[:, q_heads:qk_heads]
-                qk = torch.cat((self._rms(q, layer.norm_q), self._rms(k, layer.norm_k)), 1)
+                q, k = self._rms(q, layer.norm_q), self._rms(k, layer.norm_k)
+            qk = torch.cat((q, k), 1)
             a, b = qk.chunk(2, -1)
-            qk = qk * cos + torch.cat((-b, a), -1) * sin
+            q, k = (qk * cos + torch.cat((-b, a), -1) * sin).split_with_sizes(heads[:2], 1)
             keys, values = self._cache.k[i], self._cache.v[i]
-            keys[index, :, positions] = qk[:, q_heads:].view(size, width, self._kv_heads, self._dim)
-            values[index, :, positions] = h[:, qk_heads:].reshape(size, width, self._kv_heads, self._dim)
-            y = self._attend(qk[:, :q_heads], keys[rows, :, :longest], values[rows, :, :longest], seen)
-            x = _linear(y, layer.out, layer.out_bias, x)
+            keys[index, :, positions] = k
+            values[index, :, positions] = v
+            y = [
+                self._attend(own, keys[p.rows, :, : p.longest], values[p.rows, :, : p.longest], mask)
+                for own, p, mask in zip(q.split_with_sizes([p.tokens.numel() for p in parts]), parts, seen, strict=True)
+            ]
+            x = _linear(torch.cat(y) if len(y) > 1 else y[0], layer.out, layer.out_bias, x)
             gate, up = _linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = _linear(F.silu(gate) * up, layer.down, layer.down_bias, x)
-        x = x.view(size, width, -1)[torch.arange(size), last]
+        x = x[_last(parts)]
         logits: torch.Tensor = self._head(self._rms(x, self._norm))
         return logits.float()
 
@@ -107,6 +108,20 @@ class FusedForward:
             return F.rms_norm(x, weight.shape, weight, self._eps)
         wide = x.float()  # as the models do it: normalised in float32, scaled in the model's format
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(x.dtype)
+
+
+def _columns(parts: Sequence[Part]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    return [p.tokens for p in parts], [p.positions for p in parts]
+
+
+def _last(parts: Sequence[Part]) -> torch.Tensor:
+    """[B of all parts]: where in the flat tokens each sequence's asked-for column stands."""
+    starts, offset = [], 0
+    for p in parts:
+        size, width = p.tokens.shape
+        starts.append(offset + torch.arange(size) * width + p.last)
+        offset += size * width
+    return torch.cat(starts)
 
 
 def _linear(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,14 +36,27 @@ class KVCache:
         self.v[:, target, :, :length] = self.v[:, source, :, :length]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sequences that go through a pass at one width: those that are prefilled, or those that decode."""
+
+    tokens: torch.Tensor
+    """[B, L] int64"""
+    positions: torch.Tensor
+    """[B, L] int64; padding stands at the cache's scratch position."""
+    rows: Rows
+    """Of the cache, B of them."""
+    last: torch.Tensor
+    """[B] int64: the column after which logits are asked for."""
+    longest: int
+    """No real position of these sequences is at or beyond it."""
+
+
 class Forward(Protocol):
     """Writes the keys and values of the given tokens into the cache and returns the logits after the chosen ones."""
 
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows, last: torch.Tensor, longest: int
-    ) -> torch.Tensor:
-        """tokens, positions [B, L] int64 (padding at position `scratch`); last [B] int64: which of the L columns is
-        asked for; longest: no real position is at or beyond it. Returns logits [B, V] float32."""
+    def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
+        """[B of all parts, V] float32, in order."""
         ...
 
     def refresh(self) -> None:
@@ -61,20 +76,20 @@ class PlainForward:
         self._model, self._cache = model, cache
 
     @torch.inference_mode()
-    def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: Rows, last: torch.Tensor, longest: int
-    ) -> torch.Tensor:
-        view = _View(self._cache, rows, positions, longest)
-        seen = visible(positions, longest)
+    def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
+        return torch.cat([self._one(part) for part in parts])
+
+    def _one(self, part: Part) -> torch.Tensor:
+        seen = visible(part.positions, part.longest)
         mask = torch.zeros(seen.shape, dtype=self._model.dtype).masked_fill_(~seen, torch.finfo(self._model.dtype).min)
         hidden = self._model.base_model(
-            input_ids=tokens,
-            position_ids=positions.clamp(max=self._cache.scratch - 1),
+            input_ids=part.tokens,
+            position_ids=part.positions.clamp(max=self._cache.scratch - 1),
             attention_mask=mask,
-            past_key_values=view,
+            past_key_values=_View(self._cache, part),
             use_cache=True,
         ).last_hidden_state
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(last)), last])
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(hidden)), part.last])
         return logits.float()
 
     def refresh(self) -> None:
@@ -87,18 +102,19 @@ class _View:
     is_compileable = False
     is_sliding = (False,)
 
-    def __init__(self, cache: KVCache, rows: Rows, positions: torch.Tensor, longest: int) -> None:
-        self._cache, self._rows, self._positions, self._longest = cache, rows, positions, longest
-        self._index = cache.index[rows][:, None]
+    def __init__(self, cache: KVCache, part: Part) -> None:
+        self._cache, self._part = cache, part
+        self._index = cache.index[part.rows][:, None]
 
     def update(
         self, k: torch.Tensor, v: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """k, v [B, kv_heads, L, head_dim] of the new tokens; returns those of all positions below `longest`."""
         keys, values = self._cache.k[layer], self._cache.v[layer]
-        keys[self._index, :, self._positions] = k.transpose(1, 2)
-        values[self._index, :, self._positions] = v.transpose(1, 2)
-        return keys[self._rows, :, : self._longest], values[self._rows, :, : self._longest]
+        rows, positions, longest = self._part.rows, self._part.positions, self._part.longest
+        keys[self._index, :, positions] = k.transpose(1, 2)
+        values[self._index, :, positions] = v.transpose(1, 2)
+        return keys[rows, :, :longest], values[rows, :, :longest]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        return self._longest
+        return self._part.longest

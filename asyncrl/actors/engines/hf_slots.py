@@ -85,6 +85,10 @@ class Slots:
         """Active slots with a tail of more than one token."""
         return np.flatnonzero(self.active & (self.length - self.cached > 1))
 
+    def to_decode(self) -> Index:
+        """Active slots with a tail of one token."""
+        return np.flatnonzero(self.active & (self.length - self.cached == 1))
+
     def donor(self, slot: int) -> tuple[int, int] | None:
         """(another slot, n): its first n cached positions are those of `slot` and more than `slot` has itself."""
         others = np.flatnonzero(self.pure & (self.cached > self.cached[slot]))
