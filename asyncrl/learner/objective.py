@@ -26,7 +26,25 @@ from asyncrl.learner.policy_loss import PolicyLoss
 from asyncrl.learner.ragged import masked, spread
 from asyncrl.plugins import check_options, resolve
 
-ROW_BY_ROW_LOSSES = frozenset(LOSSES) - {"clip_cov", "kl_cov"}
+ROW_BY_ROW_LOSSES = frozenset(
+    {
+        "ppo",
+        "decoupled_ppo",
+        "gspo",
+        "luspo",
+        "gmpo",
+        "sapo",
+        "cispo",
+        "gpg",
+        "reinforce",
+        "topr",
+        "rollout_is",
+        "vespo",
+        "dro",
+        "dppo_tv",
+        "dppo_kl",
+    }
+)
 ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
