@@ -22,6 +22,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -46,14 +47,14 @@ def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
     folder = str(run.path)
     learner = python("asyncrl.learner", folder)
     again = (*learner, "--resume")
-    return [
+    actors = [f"actor-{i}" for i in range(config.actors.count)]
+    started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
         Role("learner", again if resume else learner, again, _threads(config.learner.threads)),
-        *(
-            Role(name, python("asyncrl.actors", folder, "--name", name), environment=_threads(config.actors.threads))
-            for name in (f"actor-{i}" for i in range(config.actors.count))
-        ),
+        *(Role(a, python("asyncrl.actors", folder, "--name", a), (), _threads(config.actors.threads)) for a in actors),
     ]
+    cpus = config.launch.cpus
+    return [replace(role, cpus=cpus.get(role.name, cpus.get(role.kind, ()))) for role in started]
 
 
 class Launcher:
@@ -193,4 +194,5 @@ class Guardian:
 
 def _threads(n: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {"TOKENIZERS_PARALLELISM": "false", **dict.fromkeys(names, str(n))}
+    # Progress bars would fill the logs.
+    return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}

@@ -10,6 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
+CONFIG_ERROR = 2
+"""Exit code of a role: the configuration cannot work. The run ends, exit code 2."""
+RUN_ERROR = 3
+"""Exit code of a role: the run cannot go on and a restart would not help. The run ends, exit code 1."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?P<level>[A-Z]+) [\w.\-]+: (?P<message>.*)$")
 _TAIL_BYTES = 16384
@@ -39,8 +43,10 @@ def why_it_ended(log: Path, code: int) -> str:
 
     `code` as subprocess gives it: negative is a signal.
     """
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     words = last_words(log)
+    if words and code in (CONFIG_ERROR, RUN_ERROR):
+        return words
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return f"{how}: {words}" if words else how
 
 

@@ -36,6 +36,8 @@ class Role:
     again: tuple[str, ...] = ()
     """The command of a restart, where it differs."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    cpus: tuple[int, ...] = ()
+    """Cores it is kept on; none: all."""
 
     @property
     def kind(self) -> str:
@@ -72,6 +74,9 @@ class Process:
         finally:
             os.close(reading)
         self.pid = self._popen.pid
+        if role.cpus and sys.platform == "linux":
+            with contextlib.suppress(ProcessLookupError):  # it ended already: `ended` says how
+                os.sched_setaffinity(self.pid, role.cpus)
         self.started = time.monotonic()
 
     @property

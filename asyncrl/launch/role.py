@@ -8,11 +8,7 @@ from typing import NoReturn
 
 from asyncrl.errors import AsyncRLError, ConfigError
 from asyncrl.launch import lifeline, logs
-
-CONFIG_ERROR = 2
-"""Exit code: the configuration cannot work. The run ends, exit code 2."""
-RUN_ERROR = 3
-"""Exit code: the run cannot go on and a restart would not help. The run ends, exit code 1."""
+from asyncrl.launch.logs import CONFIG_ERROR, RUN_ERROR
 
 
 def play(role: str, main: Callable[[], None]) -> NoReturn:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import zmq
 from rich.console import Console
@@ -20,7 +19,8 @@ from asyncrl.launch.processes import this_process
 from asyncrl.launch.supervision import Outcome
 from asyncrl.run_folder import RunFolder, replace
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from asyncrl.tracking.collector import Collector
 
 
 def new_run(config: Config, stem: str) -> RunFolder:
@@ -77,7 +77,7 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool) -> O
         except RunError as error:
             outcome = Outcome("failed", 1, str(error))
         finally:
-            _conclude(run, collector.summary(), outcome, collector)
+            _conclude(run, outcome, collector, console)
         return outcome
 
 
@@ -87,7 +87,16 @@ def check(config: Config) -> None:
     check_names(config)
 
 
-def _conclude(run: RunFolder, measured: dict[str, Any], outcome: Outcome, collector: Any) -> None:
-    summary = {"run": run.name, "outcome": outcome.kind, "why": outcome.why, "exit_code": outcome.exit_code, **measured}
-    collector.close(summary)
+def _conclude(run: RunFolder, outcome: Outcome, collector: Collector, console: Console) -> None:
+    """summary.json first: whatever fails after it, the figures are there."""
+    collector.poll(0.0)  # what the processes said last
+    ended = {"run": run.name, "outcome": outcome.kind, "why": outcome.why, "exit_code": outcome.exit_code}
+    summary = ended | collector.summary()
     replace(run.summary, json.dumps(summary, indent=2) + "\n")
+    try:
+        from asyncrl.tracking.report import write_report
+
+        write_report(run)
+    except Exception as error:  # a curve that cannot be drawn must not cost a run that is done
+        console.print(f"warning: no report: {type(error).__name__}: {error}", style="yellow", highlight=False)
+    collector.close(summary)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from asyncrl.launch.role import CONFIG_ERROR, RUN_ERROR
+from asyncrl.launch.logs import CONFIG_ERROR, RUN_ERROR
 
 
 @dataclass(frozen=True, slots=True)
