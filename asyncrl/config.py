@@ -218,6 +218,8 @@ class LaunchConfig(Section):
     """Folder of the run folders."""
     backend: Literal["local"] = "local"
     """Where processes are started: `local`, as subprocesses of this machine."""
+    cpus: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """CPU cores of a role (`actor-0`) or kind of role (`actor`, `learner`, `buffer`); one not named uses all."""
     restarts: int = Field(3, ge=0)
     """Restarts per process within `restart_window_s`; past it the run ends."""
     restart_window_s: float = Field(600.0, gt=0)

@@ -14,7 +14,7 @@ from rich.console import Console
 from asyncrl.config import Config, warnings
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch import local
-from asyncrl.launch.preflight import check_disk, check_model, check_names, refuse_live
+from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_names, refuse_live
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.supervision import Outcome
 from asyncrl.run_folder import RunFolder, replace
@@ -85,6 +85,7 @@ def check(config: Config) -> None:
     """Everything that can be known before a process is started. Raises ConfigError."""
     check_model(config)
     check_names(config)
+    check_cpus(config)
 
 
 def _conclude(run: RunFolder, outcome: Outcome, collector: Collector, console: Console) -> None:
