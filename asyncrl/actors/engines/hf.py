@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 4096
 """Tokens, padding included, of one prefill pass."""
+WIDTHS = (8, 32, 128)
+"""Tails up to each of these are prefilled together: tool results of a few tokens are not padded to whole prompts."""
 KEY_BLOCK = 16
 """The cache is read up to the longest sequence rounded up to this."""
 
@@ -225,7 +227,7 @@ class HFEngine:
         self._admit()
         if not self._running:
             return False
-        planned = [plan for plan in (self._prefill(), self._decode()) if plan is not None]
+        planned = [*self._prefill(), *self._decode()]
         if planned:
             self._sample(planned)
         return True
@@ -238,7 +240,7 @@ class HFEngine:
             self._running[slot] = self._waiting.popleft()
             self._totals["prefix_reused"] += float(self._slots.cached[slot])
 
-    def _prefill(self) -> _Planned | None:
+    def _prefill(self) -> Iterator[_Planned]:
         """Those whose tail is longer than one token, as many as fit; what others computed already is copied."""
         s = self._slots
         for row in s.to_prefill().tolist():
@@ -247,9 +249,14 @@ class HFEngine:
                 self._cache.copy(source, row, shared)
                 self._totals["prefix_reused"] += float(shared - s.cached[row])
                 s.cached[row] = shared
-        if not len(rows := s.to_prefill()):
-            return None
-        rows = s.batch(rows, PREFILL_TOKENS)
+        if len(rows := s.to_prefill()):
+            rows = s.batch(rows, PREFILL_TOKENS)
+            widths = np.searchsorted(WIDTHS, s.length[rows] - s.cached[rows])
+            for width in np.unique(widths):
+                yield self._prefill_part(rows[widths == width])
+
+    def _prefill_part(self, rows: Index) -> _Planned:
+        s = self._slots
         tails = s.length[rows] - s.cached[rows]
         columns = np.arange(tails.max())
         at = s.cached[rows][:, None] + columns
@@ -261,12 +268,12 @@ class HFEngine:
             rows, np.arange(len(rows)), self._part(rows, tokens, positions, torch.from_numpy(rows), tails - 1)
         )
 
-    def _decode(self) -> _Planned | None:
+    def _decode(self) -> Iterator[_Planned]:
         """Those whose tail is the token sampled last."""
         s = self._slots
         rows = s.to_decode()
         if not len(rows):
-            return None
+            return
         top = int(rows[-1]) + 1
         # In place over all slots up to the last one that decodes, unless so few do that gathering is cheaper.
         dense = 2 * len(rows) >= top
@@ -277,7 +284,7 @@ class HFEngine:
         tokens = s.tokens[computed, np.maximum(s.length[computed] - 1, 0)]
         place: Rows = slice(0, top) if dense else torch.from_numpy(rows)
         last = np.zeros(len(computed), np.int64)
-        return _Planned(rows, chosen, self._part(rows, tokens[:, None], positions[:, None], place, last))
+        yield _Planned(rows, chosen, self._part(rows, tokens[:, None], positions[:, None], place, last))
 
     def _part(self, rows: Index, tokens: Tokens, positions: Index, place: Rows, last: Index) -> Part:
         longest = min(-(-int(self._slots.length[rows].max()) // KEY_BLOCK) * KEY_BLOCK, self._slots.room)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from asyncrl.actors.engines.hf_forward import KVCache, Part, visible
+from asyncrl.actors.engines.hf_forward import KVCache, Part, attention_mask
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -67,7 +67,7 @@ class FusedForward:
         """All that works token by token runs over the N tokens of all parts at once; attention, part by part."""
         tokens, positions = (torch.cat([x.reshape(-1) for x in xs]) for xs in _columns(parts))
         index = torch.cat([self._cache.index[p.rows].repeat_interleave(p.tokens.shape[1]) for p in parts])
-        seen = [visible(p.positions, p.longest) for p in parts]
+        masks = [attention_mask(p, self._embed.dtype) for p in parts]
         cos, sin = self._cos[positions], self._sin[positions]
         heads = (self._heads, self._kv_heads, self._kv_heads)
         x = F.embedding(tokens, self._embed)
@@ -84,7 +84,9 @@ class FusedForward:
             values[index, :, positions] = v
             y = [
                 self._attend(own, keys[p.rows, :, : p.longest], values[p.rows, :, : p.longest], mask)
-                for own, p, mask in zip(q.split_with_sizes([p.tokens.numel() for p in parts]), parts, seen, strict=True)
+                for own, p, mask in zip(
+                    q.split_with_sizes([p.tokens.numel() for p in parts]), parts, masks, strict=True
+                )
             ]
             x = _linear(torch.cat(y) if len(y) > 1 else y[0], layer.out, layer.out_bias, x)
             gate, up = _linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
@@ -93,14 +95,14 @@ class FusedForward:
         logits: torch.Tensor = self._head(self._rms(x, self._norm))
         return logits.float()
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """q [B * L, heads, dim], k and v [B, kv_heads, T, dim], seen [B, 1, L, T]; returns [B * L, heads * dim]."""
-        size, _, width, _ = seen.shape
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """q [B * L, heads, dim], k and v [B, kv_heads, T, dim], mask [B, 1, L, T]; returns [B * L, heads * dim]."""
+        size, _, width, _ = mask.shape
         if width == 1:  # the query heads of one key head stand in for positions: nothing is repeated
             q = q.reshape(size, self._kv_heads, -1, self._dim)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).reshape(size, -1)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(size, -1)
         q = q.view(size, width, self._heads, self._dim).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return y.transpose(1, 2).reshape(size * width, -1)
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

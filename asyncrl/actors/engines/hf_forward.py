@@ -64,9 +64,10 @@ class Forward(Protocol):
         ...
 
 
-def visible(positions: torch.Tensor, longest: int) -> torch.Tensor:
-    """[B, 1, L, longest] bool: a query at position p sees the keys at 0..p."""
-    return (torch.arange(longest) <= positions[:, :, None])[:, None]
+def attention_mask(part: Part, dtype: torch.dtype) -> torch.Tensor:
+    """[B, 1, L, longest] in `dtype`, added to the scores: a query at position p sees the keys at 0..p."""
+    hidden = torch.arange(part.longest) > part.positions[:, :, None]
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)[:, None]
 
 
 class PlainForward:
@@ -80,12 +81,10 @@ class PlainForward:
         return torch.cat([self._one(part) for part in parts])
 
     def _one(self, part: Part) -> torch.Tensor:
-        seen = visible(part.positions, part.longest)
-        mask = torch.zeros(seen.shape, dtype=self._model.dtype).masked_fill_(~seen, torch.finfo(self._model.dtype).min)
         hidden = self._model.base_model(
             input_ids=part.tokens,
             position_ids=part.positions.clamp(max=self._cache.scratch - 1),
-            attention_mask=mask,
+            attention_mask=attention_mask(part, self._model.dtype),
             past_key_values=_View(self._cache, part),
             use_cache=True,
         ).last_hidden_state
