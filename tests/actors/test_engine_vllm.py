@@ -78,9 +78,19 @@ def settings(folder: Path, tied: bool = True) -> VLLMSettings:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     engine = VLLMEngine(settings(tmp_path_factory.mktemp("model")))
     shared = Shared(engine, tiny(0))
     with asyncio.Runner() as runner:
         yield Subject(lambda: shared, tiny(0), tiny(1), VOCAB, MAX_TOKENS, runner)
         runner.run(engine.close())
+
+
+@pytest.fixture(params=["recorded", "vLLM's own"])
+def subject(running: Subject, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """The logprobs that asyncrl's sampler records, and those that vLLM itself reports, as it does on a GPU."""
+    shared: Any = running.make()
+    if request.param != "recorded":
+        play(running, lambda e: e.generate("first", [1], sampling(n=1)))
+        monkeypatch.setattr(shared._engine, "_board", None)
+    return running

@@ -27,6 +27,7 @@ import psutil
 
 from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.vllm_board import EXTRA, Board
 from asyncrl.actors.engines.vllm_settings import (
     VLLMSettings,
     engine_arguments,
@@ -56,6 +57,7 @@ def from_config(
     gpu_memory: float = 0.9,
     tensor_parallel: int = 1,
     eager: bool | None = None,
+    record: bool = True,
     args: dict[str, Any] | None = None,
 ) -> VLLMEngine:
     """`actors.engine: vllm`; the options are documented at VLLMSettings. Raises ConfigError, also without vLLM."""
@@ -75,6 +77,7 @@ def from_config(
         gpu_memory=gpu_memory,
         tensor_parallel=tensor_parallel,
         eager=eager,
+        record=record,
         start_s=config.launch.start_s,
         args=args or {},
     )
@@ -100,6 +103,7 @@ class VLLMEngine:
         self._optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
         self._llm: Any = None
         self._cpu = False
+        self._board: Board | None = None
         self._folder: Path | None = None
         self._running: dict[str, asyncio.Task[Generation]] = {}
         self._open = asyncio.Event()
@@ -108,6 +112,12 @@ class VLLMEngine:
         self._paused_s = 0.0
         self._stats = _Stats()
 
+    @property
+    def honours_seeds(self) -> bool:
+        """Whether equal seeds give equal tokens. On a CPU by asyncrl's sampler only: vLLM's engine dies there of a seed
+        as soon as a prompt is prefilled in two pieces (set_offset of a CPU generator), so none is passed to it."""
+        return self._board is not None or not self._cpu
+
     async def start(self) -> None:
         """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it cannot start."""
         self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-vllm-", dir=_shared_memory()))
@@ -115,6 +125,11 @@ class VLLMEngine:
             self._llm = await asyncio.to_thread(self._build)
             await self._command("get_supported_tasks", self._llm.get_supported_tasks())
             await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
+            if self._settings.record and self._cpu:
+                # Twice as many rows as slots, so that vLLM always has a request waiting to fill a free slot.
+                board = Board(self._folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
+                if all(await self._in_worker("asyncrl_record", str(board.path), board.rows, board.room)):
+                    self._board = board
         except BaseException:
             await self.close()
             raise
@@ -192,17 +207,21 @@ class VLLMEngine:
         await self._open.wait()
         # Salted by the weights, so that a cached prefix of older weights, kept for those that run, is not found.
         tokens = tokens_input(prompt, cache_salt=f"{self.held[0]}.{self.held[1]}")
+        row = await self._board.take() if self._board else None
         output = None
         try:
-            async for output in self._llm.generate(tokens, self._sampling_params(prompt, sampling), request):
+            async for output in self._llm.generate(tokens, self._sampling_params(prompt, sampling, row), request):
                 pass
+            if output is None:
+                raise EngineDied(f"request {request}: vLLM's engine gave no output")
+            return self._generation(output.outputs[0], row)
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineDied(f"request {request}: vLLM's engine ended; its log says why") from error
-        if output is None:
-            raise EngineDied(f"request {request}: vLLM's engine gave no output")
-        return _generation(output.outputs[0])
+        finally:
+            if self._board and row is not None:
+                self._board.give_back(row)
 
-    def _sampling_params(self, prompt: list[int], sampling: Sampling) -> Any:
+    def _sampling_params(self, prompt: list[int], sampling: Sampling, row: int | None) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -213,14 +232,30 @@ class VLLMEngine:
             top_k=sampling.top_k,
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=True,
-            # Seeded requests kill vLLM's engine on a CPU as soon as a prompt is prefilled in two pieces.
-            seed=None if self._cpu else sampling.seed % 2**63,
-            logprobs=0,
+            seed=sampling.seed % 2**63 if self.honours_seeds and row is None else None,
+            extra_args=None if row is None else {EXTRA: [row, sampling.seed % 2**63]},
+            logprobs=0 if row is None else None,
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
+
+    def _generation(self, completion: Any, row: int | None) -> Generation:
+        """From vLLM's CompletionOutput."""
+        ids = np.asarray(completion.token_ids, np.int32)
+        if self._board and row is not None:
+            logprobs = self._board.read(row, len(ids))
+        else:
+            flat = completion.logprobs
+            logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
+        versions = np.zeros(len(ids), np.int32)
+        for span in completion.weight_versions or ():
+            versions[span.start : span.end] = int(span.version)
+        reason = cast(Literal["stop", "length", "abort"], completion.finish_reason)
+        if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
+            raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
+        return Generation(ids, logprobs, versions, reason)
 
     async def abort(self, request: str) -> None:
         if request in self._running and self._llm is not None:
@@ -253,9 +288,7 @@ class VLLMEngine:
         self.held = held
 
     async def _load_file(self, path: Path, digest: str) -> bool:
-        answer = self._llm.collective_rpc("asyncrl_load", args=(str(path), digest))
-        done: list[bool] = await self._command("load", answer)
-        return all(done)
+        return all(await self._in_worker("asyncrl_load", str(path), digest))
 
     def _write(self, tensors: Mapping[str, Any]) -> tuple[Path, str]:
         from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
@@ -283,6 +316,11 @@ class VLLMEngine:
             "prefilled": float(self._stats.prefilled),
             "prefix_reused": float(self._stats.prefix_reused),
         }
+
+    async def _in_worker(self, method: str, *args: Any) -> list[bool]:
+        """Of each worker."""
+        answer: list[bool] = await self._command(method, self._llm.collective_rpc(method, args=args))
+        return answer
 
     async def _command(self, name: str, answer: Awaitable[Result]) -> Result:
         try:
@@ -324,20 +362,6 @@ class _Stats:
     def log(self) -> None: ...
 
     def record_sleep_state(self, is_awake: int, level: int) -> None: ...
-
-
-def _generation(completion: Any) -> Generation:
-    """From vLLM's CompletionOutput."""
-    ids = np.asarray(completion.token_ids, np.int32)
-    flat = completion.logprobs
-    logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
-    versions = np.zeros(len(ids), np.int32)
-    for span in completion.weight_versions or ():
-        versions[span.start : span.end] = int(span.version)
-    reason = cast(Literal["stop", "length", "abort"], completion.finish_reason)
-    if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
-        raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
-    return Generation(ids, logprobs, versions, reason)
 
 
 def _shared_memory() -> Path | None:

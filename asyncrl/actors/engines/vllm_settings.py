@@ -47,6 +47,9 @@ class VLLMSettings:
     """Seconds in which the engine must be ready."""
     call_s: float = 120.0
     """Seconds in which it must answer a command: pause, load, resume."""
+    record: bool = True
+    """Take behaviour logprobs past vLLM's output path, and honour seeds, where that can be (vllm_sampler.py: on a CPU);
+    otherwise they are vLLM's own."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's engine, by vLLM's own names."""
 
@@ -84,7 +87,7 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
         # Defaults of generation_config.json (top_k, temperature) would sample from another policy than the learner's.
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "asyncrl.actors.engines.vllm_worker.WeightsExtension",
+        "worker_extension_cls": "asyncrl.actors.engines.vllm_worker.WorkerExtension",
         "enforce_eager": cpu if s.eager is None else s.eager,
         "disable_log_stats": True,
         "enable_log_requests": False,

@@ -1,4 +1,4 @@
-"""What asyncrl does inside vLLM's worker processes: take over new weights. vLLM mixes the class into its worker."""
+"""What asyncrl does inside vLLM's worker processes. vLLM mixes the class into its worker."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.weights.shm import ShmWeights
 
 
-class WeightsExtension:
-    """Methods of vLLM's worker, called by name through its collective_rpc while generation is paused."""
+class WorkerExtension:
+    """Methods of vLLM's worker, called by name through its collective_rpc, between two steps."""
 
     model_runner: Any
 
@@ -27,6 +27,12 @@ class WeightsExtension:
         self._asyncrl_pack_tied_head()
         weights.close()
         return True
+
+    def asyncrl_record(self, path: str, rows: int, room: int) -> bool:
+        """Sample by seed and write logprobs to the board at `path`. False: this worker's sampling is vLLM's own."""
+        from asyncrl.actors.engines.vllm_sampler import install
+
+        return install(self.model_runner, Path(path), rows, room)
 
     def _asyncrl_pack_tied_head(self) -> None:
         """On a CPU a head that is tied to the embedding keeps, over vLLM's reload, the matrix packed from the old one.
