@@ -61,7 +61,10 @@ def load_folder(folder: Path, dtype: torch.dtype | str, says: str) -> PreTrained
     """A causal language model from a Hugging Face folder. `says` opens the error: which field led here."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    # A role's output is a log: bars that redraw themselves have no place in it.
+    logging.disable_progress_bar()
     wanted: Any = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     try:
         loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted)
