@@ -1,7 +1,6 @@
-"""Make the quickstart's model again: tokenizer, tiny Qwen3, warm-up on flawed demonstrations. About a minute of one core.
+"""Make the quickstart's model again: tokenizer, tiny Qwen3, warm-up on flawed demonstrations. A minute of one core.
 
-    python scripts/make_quickstart_model.py                       # into asyncrl/quickstart/checkpoint
-    python scripts/make_quickstart_model.py --out /tmp/model --seed 1
+It writes into asyncrl/quickstart/checkpoint; `--out` names another folder.
 """
 
 from __future__ import annotations

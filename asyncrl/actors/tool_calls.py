@@ -72,5 +72,3 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             return None
     return arguments if isinstance(arguments, dict) else None
-
-

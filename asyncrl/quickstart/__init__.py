@@ -13,7 +13,7 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 
 
 def ensure_model(folder: Path = CHECKPOINT) -> Path:
-    """The folder with the quickstart's model and tokenizer; built first where it is not there (a minute of one core)."""
+    """The folder with the quickstart's model and tokenizer; built if it is not there (a minute of one core)."""
     if (folder / "model.safetensors").is_file():
         return folder
     from asyncrl.quickstart.model import make_checkpoint

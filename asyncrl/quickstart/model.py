@@ -28,7 +28,7 @@ _TASK_SEED = 1_000_003  # the warm-up's own stream of training tasks
 
 
 def make_checkpoint(folder: Path, *, seed: int = 0, steps: int = STEPS) -> None:
-    """Build, warm up and save model and tokenizer in `folder`. The same seed gives the same model on the same machine."""
+    """Build, warm up and save model and tokenizer in `folder`. On one machine, the same seed gives the same model."""
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed)
     warm_up(model, tokenizer, seed=seed, steps=steps)
@@ -59,9 +59,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCa
 
 
 def warm_up(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, steps: int = STEPS, flaw: float = FLAW
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, steps: int = STEPS
 ) -> list[float]:
-    """Supervised training on `steps` x `BATCH` demonstrations, loss on the assistant's tokens only; the loss per step."""
+    """Train on `steps` x `BATCH` demonstrations, loss on the assistant's tokens only; returns the loss of each step."""
     source = LookupSource(seed=_TASK_SEED + seed)
     rng = random.Random(f"demonstrations/{seed}")
     optimizers = _optimizers(model)
@@ -72,7 +72,7 @@ def warm_up(
     for step in range(steps):
         if not batches:
             tasks = [source.task(step * BATCH + index) for index in range(_POOL * BATCH)]
-            rows = sorted(asyncio.run(_demonstrations(tasks, rng, flaw, tokenizer)), key=lambda row: len(row[0]))
+            rows = sorted(asyncio.run(_demonstrations(tasks, rng, FLAW, tokenizer)), key=lambda row: len(row[0]))
             # Rows of like length together: a third of a batch drawn at random would be padding.
             batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
             rng.shuffle(batches)

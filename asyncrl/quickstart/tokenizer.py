@@ -26,7 +26,8 @@ CHARACTERS = ("\n", *(chr(code) for code in range(32, 127)))
 # ChatML, as Qwen uses it. Tools are named but not described: the warm-up teaches what they take.
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools: ' }}\
-{%- for tool in tools %}{{ tool.function.name }}{{ ' ' if not loop.last }}{%- endfor %}{{ '<|im_end|>\\n' }}{%- endif %}\
+{%- for tool in tools %}{{ tool.function.name }}{{ ' ' if not loop.last }}{%- endfor %}\
+{{ '<|im_end|>\\n' }}{%- endif %}\
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + (message.content or '') }}\
 {%- for call in message.tool_calls or [] %}\
 {{ '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}\
