@@ -178,7 +178,8 @@ class Board:
             if series is None:
                 raise ValueError(f"{name!r} is not in asyncrl/tracking/series.py")
             if series.total:
-                before, count, then = state.totals.get(name, (0.0, 0.0, 0.0))
+                # The first count of a training step is that of the time since the last record.
+                before, count, then = state.totals.get(name, (0.0, 0.0, self._last_at if of_step else 0.0))
                 if value < count:
                     before, count = before + count, 0.0
                 if then and t > then:

@@ -20,6 +20,9 @@ def test_a_record_per_training_step_and_per_evaluation_with_known_names():
     assert records[10]["throughput/tokens_trained_per_s"] == pytest.approx(
         6500 / (records[10]["wall_s"] - records[9]["wall_s"])
     )
+    assert records[1]["throughput/tokens_trained_per_s"] == pytest.approx(
+        6500 / (records[1]["wall_s"] - records[0]["wall_s"])
+    )
     assert len(board.held_out) == 2
     assert board.max_staleness_seen == 2
 
