@@ -78,15 +78,23 @@ def seq_mean_token_sum_norm(
     denominator: Tensor | float | None = None,
     episodes: Tensor | None = None,
     *,
-    norm: float,
+    norm: float | None = None,
     unit_tokens: Tensor | None = None,
     rows: Literal["nonempty", "all", "none"] = "nonempty",
 ) -> Tensor:
-    """Sum of L / number of episodes / `norm`: Dr.GRPO, 2503.20783, with a constant (the longest response, say) in
-    place of each row's length.
+    """Sum of L / number of episodes / `norm`: Dr.GRPO (2503.20783) has a constant in place of each row's length.
 
-    `rows`: `nonempty` (verl), `all` (TRL dr_grpo, SkyRL), `none` divides by `norm` alone (verl before 0.6).
+    `norm`: the longest response, say. None: the most policy tokens in a row of this call, which then must hold the
+    whole step (verl's default is the padded width). `rows`: `nonempty` (verl), `all` (TRL dr_grpo, SkyRL), `none`
+    divides by `norm` alone (older verl).
     """
+    if norm is None:
+        if denominator is not None:
+            raise TypeError(
+                "seq_mean_token_sum_norm() missing the required input 'norm': a part of a step cannot know the longest "
+                "row. Set learner.aggregation_options.norm."
+            )
+        norm = float(row_tokens(mask, lengths).max().clamp(min=1)) if lengths.numel() else 1.0
     if norm <= 0:
         raise ValueError(f"seq_mean_token_sum_norm: norm is {norm}, expected above 0: the longest response in tokens.")
     return _finish("seq_mean_token_sum_norm", per_token / norm, mask, lengths, denominator, episodes, rows=rows)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 from reference import Batch
 from torch import Tensor
+
+PER_ROW = ("lengths", "groups", "episodes")
 
 
 class Flat:
@@ -100,6 +103,35 @@ def special() -> dict[str, Flat]:
 
 
 FLATS = {f"seed{seed}": Flat(seed) for seed in range(8)} | special()
+
+
+Change = Callable[[str, Tensor], Tensor]
+"""What happens to an input of the given name."""
+
+
+def shuffled(flat: Flat, seed: int) -> tuple[Change, Tensor]:
+    """Episodes in another order, the rows of each as they were; and the new order of tokens."""
+    names = flat.episodes.unique()
+    names = names[torch.randperm(names.numel(), generator=torch.Generator().manual_seed(seed))]
+    rows = torch.cat([(flat.episodes == e).nonzero().squeeze(1) for e in names])
+    cuts = list(torch.arange(flat.mask.numel()).split(flat.lengths.tolist()))
+    tokens = torch.cat([cuts[int(b)] for b in rows])
+    return lambda name, x: x[rows] if name in PER_ROW else x[tokens], tokens
+
+
+def with_a_masked_token(flat: Flat, seed: int) -> tuple[Change, Tensor]:
+    """One more token, of nobody, at the end of some row; and where the others now are."""
+    b = seed % flat.lengths.numel()
+    at = int(flat.lengths[: b + 1].sum())
+
+    def change(name: str, x: Tensor) -> Tensor:
+        if name in PER_ROW:
+            return x + torch.nn.functional.one_hot(torch.tensor(b), x.numel()) if name == "lengths" else x
+        filler = False if name == "mask" else 0.0 if name == "rewards" else torch.nan
+        return torch.cat([x[:at], torch.tensor([filler], dtype=x.dtype), x[at:]])
+
+    size = flat.mask.numel() + 1
+    return change, torch.cat([torch.arange(at), torch.arange(at + 1, size)])
 
 
 def close(got: Tensor, expected: object) -> None:

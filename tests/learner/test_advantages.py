@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from flat_batches import FLATS, Flat, close
+from flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -227,19 +227,9 @@ def test_a_group_of_one_passes_its_reward_when_asked(name: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), several=st.booleans())
-def test_the_order_of_rows_does_not_matter(seed: int, several: bool) -> None:
+def test_the_order_of_episodes_does_not_matter(seed: int, several: bool) -> None:
     flat = Flat(seed, several_rows=several)
-    rows = torch.randperm(flat.lengths.numel(), generator=torch.Generator().manual_seed(seed))
-    if several:  # rows of one episode keep their order in time: move whole episodes
-        names = flat.episodes.unique()
-        shuffled = names[torch.randperm(names.numel(), generator=torch.Generator().manual_seed(seed))]
-        rows = torch.cat([(flat.episodes == e).nonzero().squeeze(1) for e in shuffled])
-    cuts = list(torch.arange(flat.mask.numel()).split(flat.lengths.tolist()))
-    tokens = torch.cat([cuts[int(b)] for b in rows]) if len(rows) else torch.arange(0)
-
-    def change(name: str, x: torch.Tensor) -> torch.Tensor:
-        return x[rows] if name in ("lengths", "groups", "episodes") else x[tokens]
-
+    change, tokens = shuffled(flat, seed)
     before, after = call_all(flat), call_all(flat, change)
     for name in ESTIMATORS:
         torch.testing.assert_close(before[name].advantages[tokens], after[name].advantages, rtol=1e-9, atol=1e-9)
@@ -268,24 +258,13 @@ def test_shifting_rewards_does_not_matter_to_a_mean_baseline(seed: int, shift: f
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_a_masked_token_changes_nothing(seed: int) -> None:
-    flat = Flat(seed)
-    b = seed % flat.lengths.numel()
-    at = int(flat.lengths[: b + 1].sum())  # after the row's last token
-
-    def change(name: str, x: torch.Tensor) -> torch.Tensor:
-        if name == "lengths":
-            return x + torch.nn.functional.one_hot(torch.tensor(b), x.numel())
-        if name in ("groups", "episodes"):
-            return x
-        filler = False if name == "mask" else 0.0 if name == "rewards" else torch.nan
-        return torch.cat([x[:at], torch.tensor([filler], dtype=x.dtype), x[at:]])
-
+@given(seed=st.integers(0, 10_000), several=st.booleans())
+def test_a_masked_token_changes_nothing(seed: int, several: bool) -> None:
+    flat = Flat(seed, several_rows=several)
+    change, tokens = with_a_masked_token(flat, seed)
     before, after = call_all(flat), call_all(flat, change)
     for name in ESTIMATORS:
-        got = torch.cat([after[name].advantages[:at], after[name].advantages[at + 1 :]])
-        torch.testing.assert_close(before[name].advantages, got, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(before[name].advantages, after[name].advantages[tokens], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

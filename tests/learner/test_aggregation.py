@@ -100,6 +100,13 @@ def test_an_episode_of_several_rows_weighs_one() -> None:
     assert float(AGGREGATIONS["seq_mean_token_sum"](x, mask, lengths, episodes=episodes)) == (4 + 10) / 2
 
 
+def test_norm_is_the_longest_row_of_a_whole_step() -> None:
+    flat = FLATS["seed0"]
+    longest = max(len(row) for row in flat.rows.rows)
+    got = AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout)
+    assert float(got) == float(AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout, norm=longest))
+
+
 def test_errors_name_what_is_missing() -> None:
     flat = FLATS["seed0"]
     with pytest.raises(TypeError, match="groups"):
@@ -108,5 +115,7 @@ def test_errors_name_what_is_missing() -> None:
         denominator("prompt_mean", *flat.layout)
     with pytest.raises(ValueError, match="mean_of_means"):
         denominator("mean_of_means", *flat.layout)
+    with pytest.raises(TypeError, match="norm"):
+        AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout, denominator=3.0)
     with pytest.raises(ValueError, match="norm is 0"):
         AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout, norm=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from flat_batches import FLATS, Flat, close
+from flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +136,30 @@ def test_cutting_into_micro_batches_changes_nothing(name: str, seed: int) -> Non
     whole = run(slice(None), slice(None))
     parts = [run(slice(None, at), slice(None, cut)), run(slice(at, None), slice(cut, None))]
     torch.testing.assert_close(torch.cat(parts), whole)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000), several=st.booleans())
+@pytest.mark.parametrize("alteration", [shuffled, with_a_masked_token])
+def test_the_order_of_rows_and_masked_tokens_change_nothing(alteration: Any, seed: int, several: bool) -> None:
+    flat = Flat(seed, several_rows=several)
+    change, tokens = alteration(flat, seed)
+    options: dict[str, Any] = {"mis": {"low": 0.5, "high": 2.0}, "clamp": {"high": 1.1}, "kl_reject": {"high": 0.1}}
+
+    def weights(name: str, change: Any) -> torch.Tensor:
+        extra = dict(options.get(name, {}))
+        if name in ("opsm", "m2po"):
+            extra = {k: change(k, getattr(flat, k)) for k in ("advantages", "current")}
+        inputs = {k: change(k, getattr(flat, k)) for k in ("proximal", "behaviour", "mask", "lengths")}
+        return CORRECTIONS[name](*inputs.values(), **extra).weights
+
+    for name in CORRECTIONS:
+        before, after = weights(name, lambda _, x: x), weights(name, change)
+        if alteration is shuffled:
+            before = before[tokens]
+        else:
+            after = after[tokens]
+        torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-9)
 
 
 def test_a_missing_input_is_named() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import reference
 import torch
-from flat_batches import FLATS, Flat, close
+from flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +92,7 @@ def test_clip_cov(case: str) -> None:
     spared = set(((got.per_token == 0) & (plain.per_token != 0)).nonzero().squeeze(1).tolist())
     candidates = reference.cov_candidates(flat.rows, f["current"], f["proximal"], f["advantages"])
     policy_tokens = sum(flat.rows.mask)
-    of_zero_loss = {i for i in candidates if float(plain.per_token[i]) == 0}
+    of_zero_loss = {i for i in candidates if plain.per_token[i].item() == 0}
     assert spared <= set(candidates)
     assert len(spared | of_zero_loss) >= min(max(int(0.1 * policy_tokens), 1), len(candidates))
     want = reference.objective(
@@ -166,6 +166,28 @@ def test_cutting_into_micro_batches_changes_nothing(name: str, seed: int) -> Non
             ).per_token
         )
     torch.testing.assert_close(torch.cat(parts), whole.per_token.detach(), rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000), several=st.booleans())
+@pytest.mark.parametrize("alteration", [shuffled, with_a_masked_token])
+def test_the_order_of_rows_and_masked_tokens_change_nothing(alteration: Any, seed: int, several: bool) -> None:
+    flat = Flat(seed, several_rows=several)
+    change, tokens = alteration(flat, seed)
+
+    def per_token(fn: Any, extra: dict[str, Any], change: Any) -> torch.Tensor:
+        inputs = {k: change(k, getattr(flat, k)) for k in ("current", "proximal", "advantages", "mask", "lengths")}
+        extra = {k: change(k, v) if isinstance(v, torch.Tensor) else v for k, v in extra.items()}
+        return fn(*inputs.values(), **extra).per_token
+
+    for name in sorted(set(LOSSES) - {"clip_cov"}):  # which draws by place
+        before = per_token(LOSSES[name], everything(name, flat), lambda _, x: x)
+        after = per_token(LOSSES[name], everything(name, flat), change)
+        if alteration is shuffled:
+            before = before[tokens]
+        else:
+            after = after[tokens]
+        torch.testing.assert_close(before, after, rtol=1e-9, atol=1e-9)
 
 
 def test_one_update_a_step_needs_no_proximal_forward() -> None:
