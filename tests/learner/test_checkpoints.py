@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -120,39 +118,38 @@ def test_what_was_cut_off_is_no_checkpoint_and_is_swept_up(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-WRITER = """
-import sys, time
-from pathlib import Path
-from asyncrl.learner.checkpoints import Checkpoints, State
-checkpoints = Checkpoints(Path(sys.argv[1]), 2)
-def save(folder):
-    for i in range(20):
-        (folder / f"part{i}").write_bytes(bytes(100_000))
-for v in range(100_000):
-    checkpoints.write(State(v, v, 0, 1), [], save, lambda folder: (folder / "buffer").mkdir())
-    print(v, flush=True)
-"""
+def write_for_ever(folder: Path, told: Connection) -> None:
+    def saving(target: Path) -> None:
+        for i in range(20):
+            (target / f"part{i}").write_bytes(bytes(20_000))
+
+    checkpoints = Checkpoints(folder, 2)
+    for v in range(100_000):
+        checkpoints.write(State(v, v, 0, 1), [], saving, announce)
+        told.send(v)
 
 
-@pytest.mark.timeout(90)
-def test_kill_dash_nine_leaves_complete_checkpoints_only(tmp_path: Path) -> None:
-    for delay in (0.0, 0.004, 0.013):
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            for _ in range(3):
-                process.stdout.readline()
-            time.sleep(delay)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(10)
-        found = complete(tmp_path)
-        assert found
-        for path in found:
-            read(path)
-        for path in tmp_path.iterdir():
-            if path.name.startswith("step-"):
-                os.rename(path, tmp_path / f"old-{delay}-{path.name}")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.011])
+def test_kill_dash_nine_leaves_complete_checkpoints_only(tmp_path: Path, delay: float) -> None:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(tmp_path, there))
+    process.start()
+    try:
+        for _ in range(3):
+            assert here.poll(30)
+            here.recv()
+        time.sleep(delay)
+    finally:
+        process.kill()
+        process.join(10)
+    found = complete(tmp_path)
+    assert found
+    for path in found:
+        state, _ = read(path)
+        assert path.name == state.name
+        assert len(list(path.glob("part*"))) == 20
+        assert (path / "buffer" / "ledger").is_file()
 
 
 def test_transformers_loads_what_is_exported(tmp_path: Path) -> None:
