@@ -71,7 +71,7 @@ def warm_up(
     model.train()
     for step in range(steps):
         if not batches:
-            tasks = [source.task(step * BATCH + index) for index in range(_POOL * BATCH)]
+            tasks = [source.task(step * BATCH + index) for index in range(min(_POOL, steps - step) * BATCH)]
             rows = sorted(asyncio.run(_demonstrations(tasks, rng, FLAW, tokenizer)), key=lambda row: len(row[0]))
             # Rows of like length together: a third of a batch drawn at random would be padding.
             batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]

@@ -90,7 +90,7 @@ def test_what_the_policy_did_wrong_comes_back_as_a_message(bad, answer):
 def test_what_a_tool_did_wrong_fails_the_episode():
     with pytest.raises(RuntimeError, match="the store is down"):
         play(says(call("fail", {}), call("hang", {})))
-    with pytest.raises(TimeoutError, match="tool hang did not answer within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"tool hang did not answer within 0\.05 s"):
         play(says(call("hang", {})), tool_timeout_s=0.05)
 
 

@@ -1,0 +1,46 @@
+import asyncio
+import random
+
+from asyncrl.data.lookup import LookupSource
+from asyncrl.quickstart import demonstrations
+from asyncrl.quickstart.demonstrations import demonstrate
+from asyncrl.quickstart.model import FLAW
+from asyncrl.quickstart.tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer()
+
+
+def rows(count, flaw, seed=0):
+    async def play():
+        source, rng = LookupSource(seed=seed), random.Random(seed)
+        return [await demonstrate(source.task(index), rng, flaw, TOKENIZER) for index in range(count)]
+
+    return asyncio.run(play())
+
+
+def test_without_flaws_every_demonstration_succeeds(monkeypatch):
+    monkeypatch.setattr(demonstrations, "HABIT", 0.0)
+    assert all(success for _, _, success in rows(50, flaw=0.0))
+
+
+def test_with_flaws_most_fail():
+    played = rows(400, flaw=FLAW)
+    assert 0.3 < sum(success for _, _, success in played) / 400 < 0.5
+    lengths = [len(ids) for ids, _, _ in played]
+    assert max(lengths) <= 140
+    assert sum(lengths) / 400 < 80
+
+
+def test_only_what_the_demonstrator_said_is_learned():
+    for ids, labels, _ in rows(30, flaw=FLAW):
+        assert len(ids) == len(labels)
+        assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+        said = TOKENIZER.decode([label for label in labels if label != -100])
+        assert "tool\n" not in said
+        assert "user\n" not in said
+        assert ids[-1] == labels[-1] == TOKENIZER.eos_token_id
+
+
+def test_the_same_seed_demonstrates_the_same():
+    assert rows(10, flaw=FLAW, seed=1) == rows(10, flaw=FLAW, seed=1)
+    assert rows(10, flaw=FLAW, seed=1) != rows(10, flaw=FLAW, seed=2)
