@@ -75,8 +75,8 @@ class Service:
         self._outbox: list[tuple[bytes, list[Frame]]] = []
         self._outbox_since = 0.0
         self._urgent = False
-        self._lent: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
-        """The last ticket answer to each peer: a repeat gets it again, not more tickets."""
+        self._answered: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
+        """The last answer with tickets, or with an incarnation, to each peer: a repeat gets it again, not another."""
         self.counts: Counter[str] = Counter()
         """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began."""
         self.commit_seconds = 0.0
@@ -153,12 +153,16 @@ class Service:
             header = unpack(frames[1])
             n = integer(header, "n")
             op = text(header, "op", 64)
-            if op in ("tickets", "batch"):
+            if peer in self._answered and self._answered[peer][0] == n:
+                self._post(peer, self._answered[peer][1])
+            elif op in ("tickets", "batch"):
                 self._hold(peer, n, header)
             elif op in self._ops:
                 fields, buffers = self._ops[op](header, frames[2:])
                 self._urgent |= op not in ("put", "renew")
                 self._reply(peer, n, fields, buffers)
+                if op == "start":
+                    self._remember(peer, n)
             else:
                 raise WireError(f"op is {op!r}, expected one of tickets, batch, {', '.join(self._ops)}")
         except WireError as error:
@@ -170,9 +174,6 @@ class Service:
 
     def _hold(self, peer: bytes, n: int, header: Header) -> None:
         """Checks a request that may have to wait; it is answered with the others that wait."""
-        if peer in self._lent and self._lent[peer][0] == n:
-            self._post(peer, self._lent[peer][1])
-            return
         wait_s = seconds(header, "wait_s")
         if header["op"] == "tickets":
             text(header, "actor", 256), pair(header, "held"), integer(header, "credits")
@@ -204,10 +205,7 @@ class Service:
                 del self._held[key]
                 self._reply(request.peer, request.n, *answer)
                 if request.header["op"] == "tickets":
-                    self._lent[request.peer] = (request.n, self._outbox[-1][1])
-                    self._lent.move_to_end(request.peer)
-                    if len(self._lent) > _REMEMBERED:
-                        self._lent.popitem(last=False)
+                    self._remember(request.peer, request.n)
                 else:
                     self._urgent = True
 
@@ -335,6 +333,13 @@ class Service:
 
     def _refuse(self, peer: bytes, n: int, code: str, message: str) -> None:
         self._post(peer, [pack({"n": n, "ok": False, "error": {"code": code, "message": message}})])
+
+    def _remember(self, peer: bytes, n: int) -> None:
+        """The answer just given, for a repeat of its request."""
+        self._answered[peer] = (n, self._outbox[-1][1])
+        self._answered.move_to_end(peer)
+        if len(self._answered) > _REMEMBERED:
+            self._answered.popitem(last=False)
 
     def _post(self, peer: bytes, frames: list[Frame]) -> None:
         if not self._outbox:
