@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import reference
+import reference_objectives as reference
 import torch
 from flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
 from hypothesis import given, settings
