@@ -326,7 +326,7 @@ class Actor:
     def metrics(self) -> dict[str, float]:
         """Series by name (tracking/series.py)."""
         stats = self._engine.load_stats()
-        now, paused_s = time.monotonic(), self._updates.paused_s
+        now, paused_s = time.monotonic(), stats["paused_s"]
         then, paused_before = self._paused_at_last
         self._paused_at_last = now, paused_s
         return {

@@ -75,8 +75,7 @@ class Updates:
         self.loading = False
         self.count = 0
         self.load_s = 0.0
-        """What the last update took, and of it the engine stood still for `paused_s`."""
-        self.paused_s = 0.0
+        """Seconds that the last update took, reading and checking included."""
 
     async def look(self) -> bool:
         """Take over what is new. Whether there was something.
@@ -97,13 +96,11 @@ class Updates:
             if self.count and weights.id.order <= self._engine.held:
                 return False
             self.loading = True
-            paused = time.monotonic()
             await self._engine.pause(self._recompute_kv)
             try:
                 await self._engine.load(weights)
             finally:
                 await self._engine.resume()
-            self.paused_s += time.monotonic() - paused
         finally:
             self.loading = False
             weights.close()

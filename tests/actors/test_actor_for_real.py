@@ -42,14 +42,14 @@ def start_role(folder: RunFolder, module: str, *arguments: str) -> subprocess.Po
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     tokenizer = build_tokenizer()
     for part in (build_model(tokenizer), tokenizer):
         part.save_pretrained(tmp_path / "model")
     config = Config.model_validate(
         {
             "model": {"path": str(tmp_path / "model")},
-            "env": {"max_turns": 3, "max_tokens": 160},
+            "env": {"max_turns": 3, "max_tokens": 160, "name": getattr(request, "param", "lookup")},
             "actors": {"slots": 8, "max_new_tokens": 24, "drain_s": 1.0},
             "learner": {"groups_per_step": GROUPS, "group_size": SIZE, "steps": 50},
             "buffer": {"capacity": 64, "max_staleness": 1},
@@ -117,11 +117,29 @@ def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> Non
 
     stage.actor.send_signal(signal.SIGTERM)
     assert stage.actor.wait(20) == 0, run.log("asyncrl.actors").read_text()
-    print(learner.status())
     lines = [json.loads(line) for line in (run.acks / "actor-0.jsonl").read_text().splitlines()]
     acknowledged = {(line["group"], line["index"]): line["digest"] for line in lines}
     assert len(acknowledged) == len(lines)
     assert stored.items() <= acknowledged.items()
     learner.stop()
     assert stage.buffer.wait(20) == 0
+    learner.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["tests.actors.stuck_env:StuckEnv"], indirect=True)
+def test_a_tool_that_never_returns_does_not_hold_up_the_end(stage: Stage) -> None:
+    run = stage.folder
+    learner = BufferClient(run.address("buffer"), identity="learner", deadline_s=60)
+    start = learner.start(0, 0, None)
+    id = ShmPublisher(run.shm).publish(0, 0, build_model(build_tokenizer()).named_parameters())
+    learner.published(start.incarnation, start.branch, 0, id.digest)
+    deadline = time.monotonic() + 60
+    while not learner.status()["leases"] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    stage.actor.send_signal(signal.SIGTERM)
+    assert stage.actor.wait(20) == 0
+    assert "did not return: left behind" in run.log("asyncrl.actors").read_text()
+    assert not learner.status()["leases"], "its tickets were not given back"
     learner.close()
