@@ -25,6 +25,7 @@ from asyncrl.learner.losses import LOSSES, corrected_where
 from asyncrl.learner.policy_loss import PolicyLoss
 from asyncrl.learner.ragged import masked, spread
 from asyncrl.plugins import check_options, resolve
+from asyncrl.trajectory import CONTEXT
 
 ROW_BY_ROW_LOSSES = frozenset(
     {
@@ -116,6 +117,8 @@ class Objective:
     def advantages(self, batch: Batch, proximal: Tensor | None) -> Tensor:
         """[T], of the whole batch."""
         known = _of_batch(batch) | {"current": proximal, "proximal": proximal, "logprobs": proximal}
+        # What the policy sampled, tokens over age too: an episode's reward may sit on one that carries no loss.
+        known["mask"] = batch.mask | (batch.versions != CONTEXT)
         estimated: Tensor = self._estimator(known).advantages
         return estimated * spread(batch.row_weights, batch.lengths, len(batch.token_ids))
 
