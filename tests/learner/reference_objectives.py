@@ -1,7 +1,7 @@
 """Corrections and objectives again, slowly.
 
-Corrections are plain floats. Objectives loop over scalar tensors, so that autograd, with every `.detach()` written where
-the paper has a stop-gradient, gives the gradient.
+Corrections are plain floats. Objectives loop over scalar tensors, so that autograd, with every `.detach()` written
+where the paper has a stop-gradient, gives the gradient.
 """
 
 from __future__ import annotations

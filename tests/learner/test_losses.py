@@ -141,7 +141,7 @@ def test_finite_and_silent_outside_the_mask(case: str, name: str) -> None:
     assert not got.clipped[~flat.mask].any()
     assert all(torch.isfinite(v) and v.dim() == 0 and not v.requires_grad for v in got.metrics.values())
     if not flat.mask.any():
-        assert float(loss) == 0.0
+        assert loss.item() == 0.0
 
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"clip_cov", "kl_cov"}))
