@@ -7,6 +7,7 @@ between the ids that the policy sampled and the point where it samples next.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -89,9 +90,11 @@ class TemplateRenderer:
         self._stops = tuple(tokenizer.decode([stop], skip_special_tokens=False) for stop in self.stop_token_ids)
         self._format = resolve(tool_calls, TOOL_CALL_FORMATS, "actors.tool_calls")()
         self._options = dict(template_options or {})
+        # Tools often answer alike (a number, an error), and so do tails.
+        self._ids = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
 
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        return self._encode(self._text(messages, tools, generate=True))
+        return self._tokenizer.encode(self._text(messages, tools, generate=True), add_special_tokens=False)
 
     def render_tail(
         self,
@@ -109,7 +112,7 @@ class TemplateRenderer:
         after = at + len(stop)
         if at < 0 or base[after:].strip() or not whole.startswith(base):
             return None
-        return self._encode(whole[after if closed else at :])
+        return list(self._ids(whole[after if closed else at :]))
 
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         ids = list(sampled_ids)
@@ -146,9 +149,6 @@ class TemplateRenderer:
             list(messages), tools=list(tools) or None, add_generation_prompt=generate, tokenize=False, **self._options
         )
         return text
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 _CALL = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
