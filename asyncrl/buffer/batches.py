@@ -46,8 +46,8 @@ class Batches:
         self._ledger = ledger
         self._rules = rules
         self._tickets = tickets
-        self._blocked: tuple[int, float] | None = None
-        """Under `wait`: the batch that misses groups, and since when."""
+        self._missed: dict[int, float] = {}
+        """Under `wait`: the groups that the next batch must hold and misses, and since when."""
 
     # A learner comes
 
@@ -134,21 +134,21 @@ class Batches:
         if rules.over_age == "wait":
             must = self._due(version)
             missing = [g for g in must if not self._usable(g, version)]
-            if missing:
-                if self._blocked is None or self._blocked[0] != b:
-                    self._blocked = (b, now)
-                if now < self._blocked[1] + rules.wait_s:
-                    return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
-                for group in missing:
+            self._missed = {g.number: self._missed.get(g.number, now) for g in missing}
+            for group in missing:
+                if now >= self._missed[group.number] + rules.wait_s:
+                    del self._missed[group.number]
                     self._tickets.drop(group, "wait_deadline", rules.requeue)
-                must = [g for g in self._due(version) if self._usable(g, version)]
+            if self._missed:
+                awaited = [g for g in missing if g.number in self._missed]
+                return None, f"{len(awaited)} groups would be over age without this batch: {_names(awaited)}"
+            must = [g for g in self._due(version) if self._usable(g, version)]
         candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
         if len(must) + len(candidates) < rules.groups_per_step:
             usable = len(must) + len(candidates)
             return None, f"{usable} of {rules.groups_per_step} groups are complete{self._why_fewer(version)}"
         rng = Random(f"{rules.data_seed}/{self._ledger.history.branch}/{b}")
         chosen = choose(rules.sampler, candidates, version, rules.groups_per_step - len(must), rng)
-        self._blocked = None
         return sorted([*must, *chosen], key=lambda g: g.number), ""
 
     def _due(self, version: int) -> list[Group]:

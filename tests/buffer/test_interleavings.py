@@ -1,0 +1,387 @@
+"""Any interleaving of requests, crashes and restarts keeps the promises: hypothesis drives the core."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.filters import zero_variance
+from asyncrl.buffer.rules import Refused
+from asyncrl.buffer.sampling import SAMPLERS
+from asyncrl.trajectory import Ticket, Trajectory
+
+from .fakes import FakeSource, open_buffer, put, trajectory
+
+ACTORS = ("a", "b")
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Keeps, outside the buffer, what actors and learner were told; compares with what the ledger says."""
+
+    options: dict[str, Any]
+
+    @initialize(
+        over_age=st.sampled_from(["drop", "wait", "mask"]),
+        max_staleness=st.integers(0, 2),
+        max_uses=st.integers(1, 2),
+        sampler=st.sampled_from(sorted(SAMPLERS)),
+        filtered=st.booleans(),
+    )
+    def begin(self, over_age: str, max_staleness: int, max_uses: int, sampler: str, filtered: bool) -> None:
+        self.options = {
+            "over_age": over_age,
+            "max_staleness": max_staleness,
+            "max_uses": max_uses,
+            "sampler": SAMPLERS[sampler],
+            "filters": (zero_variance,) if filtered else (),
+            "filter_max_ratio": 1.0,
+            "capacity": 16,
+            "steps": 1000,
+            "wait_s": 5.0,
+            "lease_s": 10.0,
+            "env_retries": 1,
+            "max_skipped": 1000,
+            "mask_min_kept": 0.5,
+        }
+        self.folder = Path(tempfile.mkdtemp(prefix="asyncrl-test-"))
+        self.source = FakeSource(train_size=5)
+        self.now = 0.0
+        self.buffer = self.open()
+        self.tickets: list[Ticket] = []
+        self.stored: dict[tuple[int, int], Trajectory] = {}
+        self.fixed: dict[int, tuple[int, ...]] = {}
+        self.checkpoints: list[tuple[int, int, int | None]] = [(0, 0, None)]
+        self.branch = 0
+        self.over_full = False
+        self.ready: int | None = None
+        self.incarnation = -1
+        self.start_learner(0, False, True)
+
+    def open(self) -> Buffer:
+        return open_buffer(self.folder, self.now, self.source, **self.options)
+
+    def commit(self) -> None:
+        self.buffer.commit(self.now)
+        branch = self.buffer.ledger.history.branch
+        if branch != self.branch:
+            # History forked: what was fixed from there on is void, and released groups may overfill the buffer.
+            self.branch, self.over_full = branch, True
+            self.fixed = {b: groups for b, groups in self.fixed.items() if b < len(self.buffer.ledger.history.line)}
+
+    def teardown(self) -> None:
+        if hasattr(self, "buffer"):
+            self.buffer.database.close()
+            shutil.rmtree(self.folder)
+
+    # Actors
+
+    @rule(actor=st.sampled_from(ACTORS), credits=st.integers(1, 6))
+    def lend(self, actor: str, credits: int) -> None:
+        history = self.buffer.ledger.history
+        held = (history.branch, history.published or 0)
+        lent, why = self.buffer.lend(self.now, actor, held, credits)
+        assert len(lent) == credits or why
+        self.commit()
+        self.tickets = (self.tickets + lent)[-60:]
+
+    def made(self, data: Any, ticket: Ticket) -> Trajectory:
+        first = ticket.min_version[1]
+        last = max(first, self.buffer.ledger.history.recorded_version)
+        versions = sorted(data.draw(st.lists(st.integers(first, last), min_size=1, max_size=3)))
+        return trajectory(ticket, tuple(versions), float(data.draw(st.integers(0, 1))))
+
+    @rule(data=st.data())
+    def play(self, data: Any) -> None:
+        """The first valid put wins, also of a lapsed or revoked attempt; later ones are duplicate or late."""
+        if not self.tickets:
+            return
+        ticket = data.draw(st.sampled_from(self.tickets))
+        made = self.made(data, ticket)
+        key = (ticket.id.group, ticket.id.index)
+        outcome = put(self.buffer, made)
+        self.commit()
+        if key in self.stored:
+            assert outcome == ("duplicate" if self.stored[key].digest() == made.digest() else "late")
+        elif outcome == "stored":
+            self.stored[key] = made
+        else:
+            assert outcome == "late"
+
+    @rule(data=st.data())
+    def repeat(self, data: Any) -> None:
+        if self.stored:
+            again = self.stored[data.draw(st.sampled_from(sorted(self.stored)))]
+            assert put(self.buffer, again) == "duplicate"
+            self.commit()
+
+    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew"]))
+    def give_up(self, data: Any, how: str) -> None:
+        if not self.tickets:
+            return
+        ticket = data.draw(st.sampled_from(self.tickets))
+        if how == "fail":
+            self.buffer.fail(ticket.id, ticket.attempt, "env_error", "boom")
+        for actor in ACTORS:
+            if how == "release":
+                self.buffer.release(actor, [(ticket.id, ticket.attempt)])
+            elif how == "renew":
+                self.buffer.renew(self.now, actor, [(ticket.id, ticket.attempt)])
+        self.commit()
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.buffer.tick(self.now)
+        self.commit()
+
+    @rule(actor=st.sampled_from(ACTORS))
+    def actor_restarts(self, actor: str) -> None:
+        self.buffer.joined(actor)
+        self.commit()
+        assert actor not in {lease.actor for lease in self.buffer.leases}
+
+    # The learner
+
+    def next_batch(self) -> int:
+        current = self.buffer.ledger.history.current
+        assert current is not None
+        return current.next_batch
+
+    def ask(self) -> None:
+        b = self.next_batch()
+        answer = self.buffer.batch(self.now, self.incarnation, b)
+        self.commit()
+        self.ready = None
+        if answer.state == "skipped":
+            assert self.next_batch() == b + 1
+        elif answer.state == "ready":
+            assert answer.batch is not None
+            self.ready = b
+            assert self.fixed.setdefault(b, answer.batch.groups) == answer.batch.groups
+            records = [d for rank in range(2) for _, d, _ in self.buffer.share(answer, rank, 2)]
+            groups = answer.batch.groups
+            assert sorted(records) == sorted(self.stored[g, i].digest() for g in groups for i in range(2))
+
+    @rule()
+    def batch(self) -> None:
+        self.ask()
+
+    @precondition(lambda self: self.ready is not None)
+    @rule(outcome=st.sampled_from(["applied", "applied", "applied", "guard"]))
+    def finish(self, outcome: Any) -> None:
+        assert self.ready is not None
+        before = self.buffer.ledger.history.version
+        version = self.buffer.finished(self.incarnation, self.ready, outcome)
+        self.commit()
+        assert version == before + (outcome == "applied")
+        if self.buffer.ledger.history.branch == self.branch:
+            self.fixed.setdefault(self.ready, self.buffer.ledger.history.line[self.ready].groups)
+        assert self.buffer.finished(self.incarnation, self.ready, outcome) == version
+        self.ready = None
+        self.publish()
+
+    @rule(times=st.integers(1, 4), slow=st.integers(0, 3))
+    def rounds(self, times: int, slow: int) -> None:
+        """The ordinary way: lend, play, train. One group in four may be slow: it is played some other time."""
+        for _ in range(times):
+            self.lend("a", 6)
+            for ticket in self.tickets:
+                if ticket.id.group % 4 != slow:
+                    made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index % 2))
+                    if put(self.buffer, made) == "stored":
+                        self.stored[ticket.id.group, ticket.id.index] = made
+            self.commit()
+            self.ask()
+            if self.ready is not None:
+                self.finish("applied")
+
+    def publish(self) -> None:
+        history = self.buffer.ledger.history
+        if history.published is None or history.version > history.published:
+            self.buffer.published(self.incarnation, history.branch, history.version, f"{history.version}")
+            self.commit()
+
+    @rule()
+    def checkpoint(self) -> None:
+        history = self.buffer.ledger.history
+        path = self.folder / "checkpoint"
+        path.mkdir(exist_ok=True)
+        self.buffer.checkpointed(self.now, self.incarnation, history.version, self.next_batch(), path)
+        self.checkpoints = [*self.checkpoints, (self.next_batch(), history.version, history.branch)][-2:]
+
+    @rule(which=st.integers(0, 1), fresh=st.sampled_from([False, False, True]), caused=st.booleans())
+    def start_learner(self, which: int, fresh: bool, caused: bool) -> None:
+        b, version, branch = self.checkpoints[min(which, len(self.checkpoints) - 1)]
+        fenced = self.incarnation
+        try:
+            started = self.buffer.start(b, version, branch, fresh=fresh, caused=caused)
+        except Refused as refused:
+            # A checkpoint of a part of history that was left: the learner takes the initial weights.
+            assert refused.code == "unknown_checkpoint"
+            self.checkpoints = [c for c in self.checkpoints if c != (b, version, branch)] or [(0, 0, None)]
+            return
+        self.incarnation, self.ready = started.incarnation, None
+        assert (started.batch, started.version) == (b, version)
+        self.commit()
+        self.publish()
+        try:
+            self.buffer.batch(self.now, fenced, 0)
+        except Refused as refused:
+            assert refused.code == "stale_incarnation"
+        else:
+            raise AssertionError("an earlier incarnation was answered")
+
+    @rule()
+    def learner_dies_of_a_batch(self) -> None:
+        """Twice in a row with the same batch in hand: the third learner skips it."""
+        self.start_learner(1, False, False)
+        for _ in range(2):
+            self.ask()
+            held = self.ready
+            self.start_learner(1, False, False)
+        if held is not None and held == self.next_batch():
+            line = self.buffer.ledger.history.line
+            assert line[held].outcome == "poison"
+
+    # Crashes
+
+    @rule()
+    def crash(self) -> None:
+        self.buffer.database.close()
+        self.buffer = self.open()
+        assert self.buffer.lost_to_disk == 0
+
+    @rule(data=st.data(), what=st.sampled_from(["put", "lend", "batch", "finished", "tick"]))
+    def crash_before_the_commit(self, data: Any, what: str) -> None:
+        """What was decided and not committed was told to nobody, and never was."""
+        if what == "put" and self.tickets:
+            put(self.buffer, self.made(data, data.draw(st.sampled_from(self.tickets))))
+        elif what == "lend":
+            history = self.buffer.ledger.history
+            self.buffer.lend(self.now, "a", (history.branch, history.published or 0), 5)
+        elif what == "batch":
+            self.buffer.batch(self.now, self.incarnation, self.next_batch())
+        elif what == "finished" and self.ready is not None:
+            self.buffer.finished(self.incarnation, self.ready, "applied")
+        elif what == "tick":
+            self.buffer.tick(self.now + 1000)
+        self.crash()
+
+    # What always holds
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        with sqlite3.connect(f"file:{self.folder}/ledger.sqlite?mode=ro", uri=True) as db:
+            rows = db.execute(query).fetchall()
+        db.close()
+        return rows
+
+    @invariant()
+    def the_equation(self) -> None:
+        for branch in range(self.buffer.ledger.history.branch + 1):
+            counts = self.buffer.ledger.equation(branch)
+            assert counts["issued"] == sum(n for name, n in counts.items() if name != "issued")
+            rows = self.sql(f"SELECT state, reason FROM groups WHERE branch = {branch}")
+            names = Counter(state if reason is None else f"{state}: {reason}" for state, reason in rows)
+            assert {"issued": len(rows), **names} == counts
+
+    @invariant()
+    def states_fit_what_is_stored(self) -> None:
+        stored = Counter(group for group, _ in self.stored)
+        for number, state, reason, size, uses in self.sql("SELECT number, state, reason, size, uses FROM groups"):
+            assert (reason is not None) == (state == "dropped")
+            if state in ("waiting", "assigned", "trained"):
+                assert stored[number] == size
+            elif state == "in_flight":
+                assert stored[number] < size
+            if state in ("trained", "dropped"):
+                assert (uses > 0) == (state == "trained")
+
+    @invariant()
+    def nothing_acknowledged_is_lost(self) -> None:
+        digests = {(g, i): d for g, i, d in self.sql("SELECT grp, idx, digest FROM trajectories")}
+        assert digests == {key: t.digest() for key, t in self.stored.items()}
+
+    @invariant()
+    def staleness_is_bounded_at_every_use(self) -> None:
+        bound = self.options["max_staleness"]
+        counts: dict[int, list[np.ndarray[Any, Any]]] = {}
+        for group, versions in self.sql("SELECT grp, versions FROM trajectories"):
+            counts.setdefault(group, []).append(np.frombuffer(versions, np.int64).reshape(-1, 2))
+        for version, group in self.sql("SELECT b.version, u.grp FROM uses u JOIN batches b USING (serial)"):
+            pairs = np.concatenate(counts[group])
+            assert pairs[:, 0].max() <= version
+            fresh = pairs[:, 0] >= version - bound
+            if self.options["over_age"] == "mask":
+                assert pairs[fresh, 1].sum() >= 0.5 * pairs[:, 1].sum()
+            else:
+                assert fresh.all()
+
+    @invariant()
+    def no_group_is_used_too_often(self) -> None:
+        line = self.sql(
+            "SELECT u.serial, u.grp, b.outcome FROM uses u JOIN batches b USING (serial) WHERE b.released = 0"
+        )
+        assert len({(serial, group) for serial, group, _ in line}) == len(line)
+        uses = Counter(group for _, group, _ in line)
+        assert max(uses.values(), default=0) <= self.options["max_uses"]
+        applied = Counter(group for _, group, outcome in line if outcome == "applied")
+        assert dict(self.sql("SELECT number, uses FROM groups WHERE uses > 0")) == dict(applied)
+
+    @invariant()
+    def the_line_has_no_gap_and_versions_count_what_was_applied(self) -> None:
+        version = 0
+        rows = self.sql("SELECT b, version, outcome FROM batches WHERE released = 0 ORDER BY b")
+        for place, (b, at, outcome) in enumerate(rows):
+            assert (b, at) == (place, version)
+            version += outcome == "applied"
+        assert all(outcome is not None for _, _, outcome in rows[:-1])
+
+    @invariant()
+    def every_draw_is_made_once(self) -> None:
+        rows = self.sql("SELECT draw, replaces, number FROM groups ORDER BY number")
+        assert [number for _, _, number in rows] == list(range(len(rows)))
+        first = [draw for draw, replaces, _ in rows if replaces is None]
+        assert first == list(range(len(first)))
+        again = [replaces for _, replaces, _ in rows if replaces is not None]
+        assert len(set(again)) == len(again)
+        assert all(rows[replaces][0] == draw for draw, replaces, _ in rows if replaces is not None)
+
+    @invariant()
+    def leases_are_the_attempts_that_have_not_ended(self) -> None:
+        rows = self.sql("SELECT grp, idx, attempt, actor FROM attempts WHERE ended IS NULL")
+        held = [(lease.id.group, lease.id.index, lease.attempt, lease.actor) for lease in self.buffer.leases]
+        assert sorted(rows) == sorted(held)
+        assert not {row[:2] for row in rows} & set(self.stored)
+
+    @invariant()
+    def capacity_holds(self) -> None:
+        taken = self.buffer.tickets.reserved()
+        if taken <= self.options["capacity"]:
+            self.over_full = False
+        assert taken <= self.options["capacity"] or self.over_full
+
+    @invariant()
+    def the_bias_adds_up(self) -> None:
+        fates = self.buffer.ledger.bias.fates
+        assert fates["generated"].count == len(self.stored)
+        for fate in ("trained", "dropped"):
+            rows = self.sql(
+                f"SELECT count(*) FROM trajectories t JOIN groups g ON g.number = t.grp WHERE state = '{fate}'"
+            )
+            assert fates[fate].count == rows[0][0]  # type: ignore[index]
+
+
+Interleavings.TestCase.settings = settings(
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+test_interleavings = Interleavings.TestCase
