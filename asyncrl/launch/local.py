@@ -95,7 +95,9 @@ class Launcher:
             if event.kind in ("ready", "step", "eval", "checkpoint", "published"):
                 self._progress = time.monotonic()
         if self._interrupts:
-            return Outcome("interrupted", 130, "stopped by the user")
+            return Outcome(
+                "interrupted", 130, f"stopped by the user; go on with: asyncrl launch --resume {self._run.path}"
+            )
         now = time.monotonic()
         for name, process in list(self._processes.items()):
             if (code := process.ended()) is not None:
