@@ -41,5 +41,5 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             for name in file.keys():  # noqa: SIM118
                 shapes[name] = tuple(file.get_slice(name).get_shape())
     if not shapes:
-        raise ConfigError(f"model.path leads to {folder}, which holds no *.safetensors: convert the model to safetensors.")
+        raise ConfigError(f"model.path leads to {folder}, which holds no *.safetensors: convert the model to them.")
     return shapes

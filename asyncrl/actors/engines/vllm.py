@@ -12,6 +12,7 @@ Requests are kept over a pause. While paused, new ones wait here: what they comp
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -119,10 +120,10 @@ class VLLMEngine:
         return self._board is not None or not self._cpu
 
     async def start(self) -> None:
-        """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it cannot start."""
+        """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it does not."""
         self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-vllm-", dir=_shared_memory()))
         try:
-            self._llm = await asyncio.to_thread(self._build)
+            await asyncio.to_thread(self._build)
             await self._command("get_supported_tasks", self._llm.get_supported_tasks())
             await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
             if self._settings.record and self._cpu:
@@ -135,7 +136,7 @@ class VLLMEngine:
             raise
         self._open.set()
 
-    def _build(self) -> Any:
+    def _build(self) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -150,9 +151,10 @@ class VLLMEngine:
             except (ValueError, TypeError) as error:
                 raise ConfigError(f"actors.engine_options: vLLM refuses its arguments: {error}") from error
             try:
-                return AsyncLLM.from_vllm_config(chosen, stat_loggers=[self._stats.factory], disable_log_stats=True)
+                loggers = [self._stats.factory]
+                self._llm = AsyncLLM.from_vllm_config(chosen, stat_loggers=loggers, disable_log_stats=True)
             except (RuntimeError, TimeoutError, OSError) as error:
-                raise EngineDied(f"vLLM did not start ({error}); the reason stands above in this process's log") from error
+                raise EngineDied(f"vLLM did not start ({error}); the log says why, above") from error
 
     async def close(self) -> None:
         """Within about twice SHUTDOWN_S no process of the engine is left."""
@@ -169,6 +171,9 @@ class VLLMEngine:
                 log.error("vLLM did not end within %g s and is killed", 2 * SHUTDOWN_S)
             finally:
                 _kill(children)
+                # Now rather than at the interpreter's exit, where vLLM's destructor fails.
+                del llm
+                gc.collect()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -208,12 +213,9 @@ class VLLMEngine:
         # Salted by the weights, so that a cached prefix of older weights, kept for those that run, is not found.
         tokens = tokens_input(prompt, cache_salt=f"{self.held[0]}.{self.held[1]}")
         row = await self._board.take() if self._board else None
-        output = None
+        params = self._sampling_params(prompt, sampling, row)
         try:
-            async for output in self._llm.generate(tokens, self._sampling_params(prompt, sampling, row), request):
-                pass
-            if output is None:
-                raise EngineDied(f"request {request}: vLLM's engine gave no output")
+            [output] = [output async for output in self._llm.generate(tokens, params, request)]
             return self._generation(output.outputs[0], row)
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineDied(f"request {request}: vLLM's engine ended; its log says why") from error
@@ -277,12 +279,12 @@ class VLLMEngine:
         path: Path | None = getattr(weights, "path", None)
         if path is None or not await self._load_file(path, weights.id.digest):
             # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
-            path, digest = await asyncio.to_thread(self._write, tensors)
+            copy, digest = await asyncio.to_thread(self._write, tensors)
             try:
-                if not await self._load_file(path, digest):
-                    raise EngineDied(f"vLLM's worker cannot open {path}: it must run on this host")
+                if not await self._load_file(copy, digest):
+                    raise EngineDied(f"vLLM's worker cannot open {copy}: it must run on this host")
             finally:
-                path.unlink()
+                copy.unlink()
         held = (weights.id.branch, weights.id.version)
         await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
         self.held = held
@@ -348,7 +350,7 @@ class _Stats:
     def factory(self, vllm_config: Any, engine_index: int = 0) -> _Stats:
         return self
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+    def record(self, scheduler_stats: Any, iteration_stats: Any, **others: Any) -> None:
         if scheduler_stats is not None:
             self.waiting = scheduler_stats.num_waiting_reqs
             self.kv_use = scheduler_stats.kv_cache_usage

@@ -83,7 +83,7 @@ class RecordingSampler(Sampler):  # type: ignore[misc]
 
 
 def install(runner: Any, path: Path, rows: int, room: int) -> bool:
-    """Put it into a model runner, if it is one whose batch this file knows: on a CPU, one token per request and step."""
+    """Put it into a model runner, if that is one whose batch this file knows: a CPU's, one token per step."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     if type(runner) is not CPUModelRunner or runner.use_async_scheduling or runner.speculative_config is not None:

