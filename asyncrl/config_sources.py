@@ -156,11 +156,19 @@ def _with_tuples(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str,
     converted: dict[str, Any] = {}
     for name, value in values.items():
         field = model.model_fields[name]
-        if (section := section_of(field)) is not None:
-            converted[name] = _with_tuples(value or {}, section)
-        else:
-            converted[name] = tuple(value) if isinstance(value, list) and tuple in kinds(field.annotation) else value
+        section = section_of(field)
+        converted[name] = _with_tuples(value or {}, section) if section else _tuples(value, field.annotation)
     return converted
+
+
+def _tuples(value: Any, annotation: Any) -> Any:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is tuple and isinstance(value, list):
+        of = inner[0] if len(inner) == 2 and inner[1] is Ellipsis else None
+        return tuple(_tuples(v, of) for v in value)
+    if origin is dict and isinstance(value, dict):
+        return {k: _tuples(v, inner[1]) for k, v in value.items()}
+    return value
 
 
 def kinds(annotation: Any) -> set[Any]:

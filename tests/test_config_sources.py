@@ -107,6 +107,7 @@ def test_a_wrong_flag_is_named_as_a_flag(tmp_path: Path) -> None:
         ("buffer: {filters: [zero_variance]}", "buffer.filters", ("zero_variance",)),
         ("learner: {corrections: [{name: tis, cap: 5.0}]}", "learner.corrections", ({"name": "tis", "cap": 5.0},)),
         ("launch: {seed: null}", "launch.seed", None),
+        ("launch: {cpus: {actor: [0], learner: [1, 2]}}", "launch.cpus", {"actor": (0,), "learner": (1, 2)}),
     ],
 )
 def test_what_yaml_means(tmp_path: Path, text: str, path: str, value: Any) -> None:
