@@ -84,7 +84,7 @@ class Retention:
         """After opening: trajectories whose bytes a power cut took are taken out, so that they are generated again.
 
         Gives how many. Only the end of the payloads can be missing: sizes are checked everywhere, contents in the last
-        segment. Raises PayloadLost when a trained or assigned group is hit: its batch cannot be redone.
+        segment. A trained or assigned group keeps its state; handing out its batch once more then raises PayloadLost.
         """
         ends = self._db.read(
             "SELECT t.segment, max(t.start + t.bytes) FROM groups g JOIN trajectories t ON t.grp = g.number "
@@ -113,6 +113,5 @@ class Retention:
         if group is not None and group.state != "assigned":
             self._ledger.lose(group, index)
             return 1
-        if group is None and self._ledger.history.oldest_checkpoint() >= 0:
-            self._db.write("UPDATE groups SET payload = 0 WHERE number = ?", (number,))
+        self._db.write("UPDATE groups SET payload = 0 WHERE number = ?", (number,))
         return 0
