@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import yaml
@@ -146,15 +146,19 @@ def alone(changes: dict, steps: int) -> tuple[float, float]:
     path = _config(work, changes | wide, steps)
     config = Config.model_validate(yaml.safe_load(path.read_text()))
     run = RunFolder.create(work / "runs" / "run", config)
-    wanted = steps * _batch(path)
-    with role("buffer", run), BufferClient(run.address("buffer"), identity="bench", deadline_s=60) as client:
+    batch, size = _batch(path), config.learner.group_size
+    wanted = steps * batch
+    with (
+        role("buffer", run),
+        closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=60)) as client,
+    ):
         with role("learner", run, cpu=1):
             # It publishes version 0 and then waits for the first batch, which is what an actor needs to start.
             _until(lambda: client.status()["published"] is not None, 120)
         with role("actors", run, "--name", "actor-0", cpu=0):
-            generation = _rate(lambda: _stored(client), wanted // 6, wanted)
+            generation = _rate(lambda: _complete(client) * size, wanted // 6, wanted)
         with role("learner", run, "--resume", cpu=1):
-            training = _rate(lambda: client.status()["version"] * _batch(path), SETTLE * _batch(path), wanted)
+            training = _rate(lambda: client.status()["version"] * batch, SETTLE * batch, wanted)
     return generation, training
 
 
@@ -193,8 +197,10 @@ def _until(done, limit_s: float) -> None:
         time.sleep(0.05)
 
 
-def _stored(client: BufferClient) -> int:
-    return sum(branch.get("stored", 0) for branch in client.status()["counters"].values())
+def _complete(client: BufferClient) -> int:
+    """Groups of which every trajectory is there."""
+    branch = client.status()["equation"]["0"]
+    return sum(branch.get(state, 0) for state in ("waiting", "assigned", "trained"))
 
 
 def _config(work: Path, changes: dict, steps: int) -> Path:
