@@ -12,6 +12,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.cursor import open_source
 from asyncrl.buffer.database import Database
 from asyncrl.buffer.measures import series
+from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.service import Service
 from asyncrl.launch.role import play
@@ -27,6 +28,9 @@ def main(path: Path) -> None:
     rules = Rules.of(config)
     source = open_source(config)
     folder = Path(config.buffer.dir) if config.buffer.dir else run.buffer
+    restored = restore(run.checkpoints, folder)
+    if restored is not None:
+        log.warning("no ledger in %s: restored from %s; what came after it is drawn again", folder, restored)
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
     buffer = Buffer(database, rules, source, time.monotonic())
     buffer.commit(time.monotonic())

@@ -72,8 +72,12 @@ class Batches:
             history.caused()
         suspect = self._suspect()
         history.start(b, version)
-        if fresh and not first:
-            self._fork(b, version, f"a fresh start at batch {b}")
+        restored = self._ledger.db.get("restored")
+        if restored is not None:
+            self._ledger.db.unset("restored")
+        if restored is not None or (fresh and not first):
+            why = f"a fresh start at batch {b}" if restored is None else f"the ledger was restored from {restored}"
+            self._fork(b, version, why)
         elif suspect is not None and b <= suspect < len(history.line):
             self._end(suspect, "poison")
         self._tickets.sweep()

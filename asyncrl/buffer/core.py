@@ -170,7 +170,7 @@ class Buffer:
         if not path.is_dir():
             raise Refused("bad_checkpoint", f"{path} is no folder on the buffer's host")
         self.commit(now)
-        self._retention.snapshot(path)
+        self._retention.snapshot(path, batch)
         # The learner gives a checkpoint its final name after this answer, so the one before it may yet be needed.
         self.ledger.history.checkpoint(batch, version, str(path), max(2, self.rules.keep_checkpoints))
         self._retention.mark()

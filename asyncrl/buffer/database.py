@@ -140,6 +140,9 @@ class Database:
     def set(self, key: str, value: str) -> None:
         self.write("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
 
+    def unset(self, key: str) -> None:
+        self.write("DELETE FROM kv WHERE key = ?", (key,))
+
     def close(self) -> None:
         """What was not committed is forgotten, as in a crash."""
         self._db.close()

@@ -17,15 +17,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
-
 from asyncrl.buffer.bias import Bias
 from asyncrl.buffer.database import Database
 from asyncrl.buffer.group import Group, Outcome, Reason, Received, State
 from asyncrl.buffer.history import Batch, History, IllegalTransition
-from asyncrl.buffer.payloads import Location
-
-_GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses"
+from asyncrl.buffer.rows import insert_group, insert_trajectory, read_groups
 
 
 class Ledger:
@@ -33,13 +29,8 @@ class Ledger:
         self.db = database
         self.history = History(database)
         self.bias = Bias(database)
-        self.live: dict[int, Group] = {}
+        self.live = read_groups(database, "g.state IN ('in_flight', 'waiting', 'assigned')")
         """In flight, waiting or assigned, by number, in issue order."""
-        rows = database.read(
-            "SELECT number FROM groups WHERE state IN ('in_flight', 'waiting', 'assigned') ORDER BY number"
-        )
-        for (number,) in list(rows):
-            self.live[number] = self._load(number)
         self._next_number: int = next(iter(database.read("SELECT coalesce(max(number), -1) + 1 FROM groups")))[0]
         self.next_draw = int(database.get("next_draw") or 0)
         """Index of the first draw that was never made."""
@@ -67,11 +58,7 @@ class Ledger:
         else:
             group.replaces = put_back.number
             self.db.write("UPDATE groups SET put_back = 0 WHERE number = ?", (put_back.number,))
-        self.db.write(
-            "INSERT INTO groups(number, branch, draw, replaces, task_id, size, state) "
-            "VALUES (?, ?, ?, ?, ?, ?, 'in_flight')",
-            (group.number, group.branch, draw, group.replaces, task_id, size),
-        )
+        insert_group(self.db, group)
         self._next_number += 1
         self._issued[group.branch] += 1
         self._counts[group.branch, "in_flight"] += 1
@@ -113,32 +100,7 @@ class Ledger:
         if group.stored[index] is not None:
             raise IllegalTransition(f"trajectory {group.number}.{index} is stored already")
         group.stored[index] = r
-        where = r.location
-        self.db.write(
-            "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(
-                    group.number,
-                    index,
-                    r.attempt,
-                    r.actor,
-                    r.digest,
-                    where.segment,
-                    where.start,
-                    where.bytes,
-                    where.crc,
-                ),
-                *(
-                    np.array(r.versions, np.int64).tobytes(),
-                    r.tokens,
-                    r.policy_tokens,
-                    r.turns,
-                    r.reward,
-                    r.env,
-                    r.stop_reason,
-                ),
-            ),
-        )
+        insert_trajectory(self.db, group.number, index, r)
         self.end_attempt(group.number, index, r.attempt, "stored")
         self.bias.generated(r)
         if group.complete:
@@ -274,23 +236,7 @@ class Ledger:
         self.db.write("INSERT OR REPLACE INTO counters VALUES (?, ?, ?)", (*key, self.counters[key]))
 
     def _load(self, number: int) -> Group:
-        row = next(iter(self.db.read(f"SELECT {_GROUP} FROM groups WHERE number = ?", (number,))))
-        group = Group(*row)
-        group.attempts, group.failures = [0] * group.size, [0] * group.size
-        group.stored = [None] * group.size
-        for idx, attempts, failures in self.db.read(
-            "SELECT idx, max(attempt) + 1, sum(ended IS 'failed') FROM attempts WHERE grp = ? GROUP BY idx", (number,)
-        ):
-            group.attempts[idx], group.failures[idx] = attempts, failures
-        for idx, *values in self.db.read(
-            "SELECT idx, attempt, actor, digest, segment, start, bytes, crc, versions, tokens, turns, reward, env, "
-            "stop_reason FROM trajectories WHERE grp = ?",
-            (number,),
-        ):
-            attempt, actor, digest, segment, start, size, crc, versions, *rest = values
-            counts = tuple((v, n) for v, n in np.frombuffer(versions, np.int64).reshape(-1, 2).tolist())
-            group.stored[idx] = Received(attempt, actor, digest, Location(segment, start, size, crc), counts, *rest)
-        return group
+        return read_groups(self.db, "g.number = ?", (number,))[number]
 
     def _move(self, group: Group, state: State, reason: Reason | None = None) -> None:
         self.bias.moved(group, state, reason)

@@ -29,15 +29,15 @@ class Retention:
         """80% of the disk's allowance is used: an early checkpoint lets payloads go."""
         return self._db.payloads.disk_bytes >= 0.8 * self._rules.max_disk_bytes
 
-    def snapshot(self, path: Path) -> None:
-        """Writes `path`/buffer: the committed ledger and the payloads that a resume from here needs."""
+    def snapshot(self, path: Path, batch: int) -> None:
+        """Writes `path`/buffer: the committed ledger, and the payloads needed by a learner that resumes at `batch`."""
         target = path / "buffer"
         shutil.rmtree(target, ignore_errors=True)
         try:
             (target / "payloads").mkdir(parents=True)
             self._db.payloads.seal()
             self._db.snapshot(target / "ledger.sqlite")
-            for segment in self._needed(len(self._ledger.history.line)):
+            for segment in self._needed(covered=batch):
                 source = self._db.payloads.path(segment)
                 copy = target / "payloads" / source.name
                 try:
@@ -68,15 +68,15 @@ class Retention:
     def sweep(self) -> None:
         """Removes the segments in which nothing is needed. Call it when everything is committed."""
         payloads = self._db.payloads
-        for segment in payloads.segments - self._needed(0) - {payloads.current}:
+        for segment in payloads.segments - self._needed() - {payloads.current}:
             payloads.remove(segment)
 
-    def _needed(self, covered: int) -> set[int]:
-        """Segments with a payload of a group whose end, if it has ended, no checkpoint at `covered` covers."""
+    def _needed(self, covered: int = -1) -> set[int]:
+        """Segments that hold a payload, unless the end of its group is covered by a checkpoint at batch `covered`."""
         rows = self._db.read(
             "SELECT DISTINCT t.segment FROM groups g JOIN trajectories t ON t.grp = g.number "
-            "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ? OR ? = 0)",
-            (covered, covered),
+            "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?)",
+            (covered,),
         )
         return {row[0] for row in rows}
 

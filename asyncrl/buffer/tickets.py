@@ -108,9 +108,9 @@ class Tickets:
         rules, ledger, history = self._rules, self._ledger, self._ledger.history
         if self.starved:
             return self.starved
-        in_flight = ledger.count("in_flight")
-        waiting = [g for g in ledger.live.values() if g.state == "waiting"]
-        unused = sum(not g.uses for g in waiting)
+        in_flight, unused = ledger.count("in_flight"), ledger.count("waiting")
+        if rules.max_uses > 1:
+            unused -= sum(g.state == "waiting" and g.uses > 0 for g in ledger.live.values())
         recent = history.first_uses_since(history.published or 0)
         if not admits(in_flight, unused, recent, rules.max_staleness, rules.groups_per_step):
             return (
@@ -126,15 +126,19 @@ class Tickets:
 
     def reserved(self) -> int:
         """Places taken: in trajectories, of groups that are in flight or may still be used after the open batch."""
-        return sum(
-            g.size for g in self._ledger.live.values() if g.state != "assigned" or g.uses + 1 < self._rules.max_uses
-        )
+        groups, last = self._ledger.count("in_flight") + self._ledger.count("waiting"), self._rules.max_uses - 1
+        if last:
+            groups += sum(g.state == "assigned" and g.uses < last for g in self._ledger.live.values())
+        return groups * self._rules.group_size
 
     # What comes back
 
     def put(self, trajectory: Trajectory, digest: str, record: bytes) -> Put:
         """Raises Refused for a ticket that was never lent, and for a trajectory that nobody may train on."""
         id, group = trajectory.id, self._ledger.load(trajectory.id.group)
+        if id.branch < self._ledger.history.branch and (group is None or group.branch != id.branch):
+            self._ledger.bump("late")  # of a part of history that went down with its host
+            return "late"
         if group is None or group.branch != id.branch or id.index >= group.size:
             raise Refused("unknown_ticket", f"ticket {id} was never issued")
         if trajectory.attempt >= group.attempts[id.index]:

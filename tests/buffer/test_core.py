@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import TicketId
 
@@ -496,3 +499,34 @@ def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> No
     play(restored)
     assert restored.batch(0, started.incarnation, 4).state == "ready"
     restored.database.close()
+
+
+def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_path: Path) -> None:
+    live, checkpoints = tmp_path / "live", tmp_path / "checkpoints"
+    buffer = open_buffer(live)
+    incarnation = learner(buffer)
+    late = []
+    for b in range(4):
+        late = play(buffer)
+        step(buffer, incarnation, b)
+        folder = checkpoints / f"step-{b + 1}"
+        folder.mkdir(parents=True)
+        buffer.checkpointed(0, incarnation, b + 1, b + 1, folder)
+        (folder / "state.json").write_text(json.dumps({"version": b + 1, "batch": b + 1, "branch": 0}))
+    gone = play(buffer)
+    assert restore(checkpoints, live) is None
+    buffer.database.close()
+    shutil.rmtree(live)
+    assert restore(checkpoints, live) == checkpoints / "step-4"
+    again = open_buffer(live)
+    assert again.lost_to_disk == 0
+    started = again.start(4, 4, 0)
+    assert (started.branch, started.published) == (1, -1)
+    again.published(started.incarnation, 1, 4, "d")
+    assert put(again, trajectory(gone[0], (4,))) == "late"
+    assert put(again, trajectory(late[0], (3,), float(late[0].id.index))) in ("duplicate", "late")
+    play(again)
+    step(again, started.incarnation, 4)
+    assert again.start(4, 4, 0).branch == 1  # restored once, forked once
+    again.database.close()
+    assert restore(tmp_path / "nothing", tmp_path / "other") is None
