@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+
+from torch import Tensor
 
 from asyncrl.buffer.client import BatchReply, BufferClient, BufferTimeout
 from asyncrl.config import Config
@@ -95,7 +97,8 @@ class Learner:
         self._publish()
         self._checkpoint()
         self._evaluate("end")
-        self._reporter.waiting(None)
+        if self._stopping:
+            return
         self._reporter.event("ended", step=self._version, why=why)
         log.info("ended at version %d: %s", self._version, why)
 
@@ -205,12 +208,20 @@ class Learner:
             return
         self._reporter.waiting("publish")
         begun = time.perf_counter()
-        sent = self._publisher.publish(self._branch, self._version, self._backend.weights())
+        sizes: list[int] = []
+
+        def counted() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in self._backend.weights():
+                sizes.append(tensor.nbytes)
+                yield name, tensor
+
+        sent = self._publisher.publish(self._branch, self._version, counted())
         seconds = time.perf_counter() - begun
         self._ask(lambda: self._buffer.published(self._incarnation, sent.branch, sent.version, sent.digest))
         self._published = max(self._published, self._version)
         self._reporter.waiting(None)
-        self._reporter.metrics({"weights/publish_s": seconds, "weights/published_version": self._version})
+        published = {"weights/publish_s": seconds, "weights/bytes": sum(sizes)}
+        self._reporter.metrics(published | {"weights/published_version": self._version})
         self._reporter.event("published", step=self._version, branch=self._branch, digest=sent.digest)
 
     def _checkpoint(self) -> None:

@@ -37,6 +37,8 @@ class FakeBuffer:
         self.fail_why = ""
         self.on_batch: Any = None
         """Called with the number of the batch before it is answered"""
+        self.on_evaluation: Any = None
+        """Called with the label; while it is set, the last set is never done"""
 
     def hello(self, role: str) -> dict[str, Any]:
         return {}
@@ -118,6 +120,10 @@ class FakeBuffer:
 
     def evaluation(self, label: str) -> EvalReply:
         version = self.evaluations[label]
+        if self.on_evaluation is not None:
+            self.on_evaluation(label)
+            if label.startswith("end"):
+                return EvalReply(False, 0, 2 * EVAL_TASKS, [], "no actor plays")
         results = [
             EvalResult(f"t{i}", greedy, float(i < share), {"success": float(i < share)}, version)
             for greedy, share in ((False, 1), (True, 3))

@@ -143,6 +143,19 @@ def test_stopped_in_order_it_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert buffer.asked == [0, 1, 2, 3, 4]
 
 
+def test_stopped_during_the_last_evaluation_the_run_has_not_ended(tmp_path: Path) -> None:
+    buffer, reporter = FakeBuffer(steps=1), FakeReporter()
+    learner, _ = a_learner(a_config(steps=1), tmp_path, buffer, reporter)
+    buffer.on_evaluation = lambda label: learner.stop() if label.startswith("end") else None
+    learner.run(resume=False)
+    assert not reporter.of("ended")
+    assert [e["label"] for e in reporter.of("eval")] == ["start"]
+    buffer.on_evaluation = None
+    _, reporter = played(tmp_path, buffer, resume=True, config=a_config(steps=1))
+    assert [e["label"] for e in reporter.of("eval")] == ["end"]
+    assert reporter.of("ended")
+
+
 def test_weights_lost_with_the_memory_that_held_them_are_published_again(tmp_path: Path) -> None:
     buffer = FakeBuffer(steps=3)
     played(tmp_path, buffer, config=a_config(steps=3))
