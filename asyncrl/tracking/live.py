@@ -207,6 +207,8 @@ def _roles(roles: Iterable[RoleView]) -> RenderableType:
 
 
 def _doing(r: RoleView) -> Text:
+    if r.waiting is not None and r.waiting.cause == "start":
+        return Text(f"starting {r.waiting.for_s:.1f} s", style="dim")
     if r.waiting is not None:
         on = f" ({r.waiting.on})" if r.waiting.on else ""
         style = "red" if r.waiting.for_s > 30 else "yellow"

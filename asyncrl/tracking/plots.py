@@ -35,7 +35,7 @@ def draw(panel: Panel, records: Sequence[Record], known: set[str]) -> bytes | No
 
     shown = [name for wanted in panel.series for name in members(wanted, known)]
     curves = {name: _curve(name, panel.x, records) for name in shown}
-    curves = {name: (x, y) for name, (x, y) in curves.items() if len(x) and not _idle_member(name, y)}
+    curves = {name: (x, y) for name, (x, y) in curves.items() if len(x) and not _idle(name, y, panel.stacked)}
     if not curves:
         return None
     figure = Figure(figsize=INCHES, dpi=DPI)
@@ -75,10 +75,11 @@ def _curve(name: str, axis: str, records: Sequence[Record]) -> tuple[list[float]
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _idle_member(name: str, values: Sequence[float]) -> bool:
-    """A member of a family that is 0 all the time (a reason for which nothing was dropped) only clutters."""
+def _idle(name: str, values: Sequence[float], stacked: bool) -> bool:
+    """A member of a family that is 0 all the time (a reason for which nothing was dropped) only clutters; so does a
+    layer of half a percent."""
     series = find(name)
-    return series is not None and series.family and not any(values)
+    return series is not None and series.family and max(map(abs, values)) <= (0.005 if stacked else 0.0)
 
 
 def _lines(axes: Any, curves: dict[str, tuple[list[float], list[float]]], log: bool) -> None:
@@ -96,7 +97,7 @@ def _lines(axes: Any, curves: dict[str, tuple[list[float], list[float]]], log: b
     if log:
         axes.set_yscale("log")
     elif all(v >= 0 for _, y in curves.values() for v in y):
-        axes.set_ylim(bottom=0)  # a curve that hovers must not look like one that jumps
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a curve that hovers must not look like one that jumps
 
 
 def _stack(axes: Any, panel: Panel, records: Sequence[Record], shown: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 import base64
 import doctest
+import math
 import re
 
 import pytest
@@ -52,10 +53,11 @@ def test_a_run_without_a_step_has_a_report_that_says_so(tmp_path):
     assert "No training step was recorded" in write_report(run).read_text()
 
 
-def test_a_value_that_is_not_finite_leaves_a_gap_and_no_error(run):
-    with run.metrics.open("a") as file:
-        file.write('{"step": 13, "wall_s": 30, "tokens": 1, "staleness/max": null, "reward/mean": null}\n')
-    write_report(run)
+def test_a_value_that_is_not_finite_leaves_a_gap_and_no_error():
+    (panel,) = (p for p in DASHBOARD["Reward"] if p.slug == "reward")
+    records = [{"step": float(i), "reward/mean": math.nan if i == 2 else 0.5} for i in range(4)]
+    assert plots.draw(panel, records, {"step", "reward/mean"}).startswith(b"\x89PNG")
+    assert plots.draw(panel, records[2:3], {"step", "reward/mean"}) is None
 
 
 def test_panels_name_only_series_of_the_table_and_miss_no_section():
