@@ -21,20 +21,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import zmq
 
-from asyncrl.buffer import messages
+from asyncrl.buffer.answers import Answers, Header
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.messages import flag, held, integer, pair, seconds, text
-from asyncrl.buffer.payloads import PayloadLost
-from asyncrl.buffer.record import from_record
+from asyncrl.buffer.messages import integer, text
 from asyncrl.buffer.rules import Refused
-from asyncrl.wire import Frame, WireError, pack, ticket_id, unpack
+from asyncrl.wire import Frame, WireError, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +40,6 @@ _REMEMBERED = 4096
 _AT_ONCE = 256
 _RETRY_HELD_S = 0.05
 _IDLE_S = 0.25
-
-Header = Mapping[str, Any]
-Answer = tuple[dict[str, Any], Sequence[Frame]]
 
 
 @dataclass(slots=True)
@@ -78,24 +71,10 @@ class Service:
         self._answered: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
         """The last answer with tickets, or with an incarnation, to each peer: a repeat gets it again, not another."""
         self.counts: Counter[str] = Counter()
-        """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began."""
+        """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began. held: now."""
         self.commit_seconds = 0.0
         self._stop = False
-        self._ops: dict[str, Callable[[Header, Sequence[Frame]], Answer]] = {
-            "hello": self._hello,
-            "renew": self._renew,
-            "put": self._put,
-            "fail": self._fail,
-            "release": self._release,
-            "start": self._start,
-            "finished": self._finished,
-            "published": self._published,
-            "checkpointed": self._checkpointed,
-            "evaluate": self._evaluate,
-            "evaluation": self._evaluation,
-            "status": self._status,
-            "stop": self._stop_now,
-        }
+        self._answers = Answers(buffer, self.counts, clock)
 
     def stop(self) -> None:
         """From a signal handler: the loop ends after its next commit."""
@@ -104,7 +83,7 @@ class Service:
     def run(self, every_s: float, report: Callable[[], None]) -> None:
         """Serves until `stop`; calls `report` every `every_s`. Raises LedgerFailed when the disk refuses a write."""
         next_report = next_tick = self._clock()
-        while not self._stop:
+        while not (self._stop or self._buffer.stopping):
             handled = self._receive()
             now = self._clock()
             if now >= next_tick:
@@ -157,14 +136,14 @@ class Service:
                 self._post(peer, self._answered[peer][1])
             elif op in ("tickets", "batch"):
                 self._hold(peer, n, header)
-            elif op in self._ops:
-                fields, buffers = self._ops[op](header, frames[2:])
+            elif op in self._answers.ops:
+                fields, buffers = self._answers.ops[op](header, frames[2:])
                 self._urgent |= op not in ("put", "renew")
                 self._reply(peer, n, fields, buffers)
                 if op == "start":
                     self._remember(peer, n)
             else:
-                raise WireError(f"op is {op!r}, expected one of tickets, batch, {', '.join(self._ops)}")
+                raise WireError(f"op is {op!r}, expected one of tickets, batch, {', '.join(self._answers.ops)}")
         except WireError as error:
             self.counts["refused"] += 1
             log.warning("refused a message of %r: %s", peer, error)
@@ -174,15 +153,7 @@ class Service:
 
     def _hold(self, peer: bytes, n: int, header: Header) -> None:
         """Checks a request that may have to wait; it is answered with the others that wait."""
-        wait_s = seconds(header, "wait_s")
-        if header["op"] == "tickets":
-            text(header, "actor", 256), pair(header, "held"), integer(header, "credits")
-            self._buffer.renew(self._clock(), header["actor"], held(header, "leased"))
-        else:
-            self._buffer.batches.check(integer(header, "incarnation"))
-            integer(header, "b")
-            if not integer(header, "dp_rank") < integer(header, "dp_size", 1):
-                raise WireError(f"dp_rank is {header['dp_rank']}, expected less than dp_size = {header['dp_size']}")
+        wait_s = self._answers.admit(header)
         if (peer, n) not in self._held:
             if len(self._held) >= _MAX_HELD:
                 raise Refused("busy", f"{_MAX_HELD} requests are waiting already")
@@ -190,141 +161,31 @@ class Service:
 
     def _answer_held(self, now: float) -> None:
         self._retry_at = now + _RETRY_HELD_S
-        in_vain: set[tuple[int, int]] = set()
+        in_vain: set[tuple[int, ...]] = set()
         for key, request in list(self._held.items()):
+            last_chance, header = now >= request.until, request.header
             try:
-                if request.header["op"] == "batch":
-                    answer = self._batch(request, now)
+                if header["op"] == "batch":
+                    answer = self._answers.batch(header, last_chance)
+                elif tuple(header["held"]) in in_vain and not last_chance:
+                    continue  # somebody with the same weights got nothing just now
                 else:
-                    answer = self._tickets(request, now, in_vain)
+                    answer = self._answers.tickets(header, last_chance)
             except Refused as error:
                 del self._held[key]
                 self._refuse(request.peer, request.n, error.code, str(error))
                 continue
-            if answer is not None:
-                del self._held[key]
-                self._reply(request.peer, request.n, *answer)
-                if request.header["op"] == "tickets":
-                    self._remember(request.peer, request.n)
-                else:
-                    self._urgent = True
-
-    def _tickets(self, request: _Held, now: float, in_vain: set[tuple[int, int]]) -> Answer | None:
-        weights = pair(request.header, "held")
-        if weights in in_vain and now < request.until:
-            return None  # somebody with the same weights got nothing just now
-        lent, why = self._buffer.lend(
-            min(now, self._clock()), request.header["actor"], weights, request.header["credits"]
-        )
-        if not lent and now < request.until and not self._buffer.stopping:
-            in_vain.add(weights)
-            return None
-        return messages.encode_tickets(lent, why), ()
-
-    def _batch(self, request: _Held, now: float) -> Answer | None:
-        header, buffer = request.header, self._buffer
-        answer = buffer.batch(min(now, self._clock()), header["incarnation"], header["b"])
-        if answer.state == "waiting" and now < request.until and not buffer.stopping:
-            return None
-        try:
-            share = buffer.share(answer, header["dp_rank"], header["dp_size"])
-        except PayloadLost as error:
-            raise Refused("payload_lost", str(error)) from error
-        batch = answer.batch
-        fields = {
-            "state": answer.state,
-            "why": answer.why,
-            "failed": answer.failed,
-            "groups": list(batch.groups) if batch else [],
-            "digests": [digest for _, digest, _ in share],
-            "weights": [weight for _, _, weight in share],
-            "version": batch.version if batch else buffer.ledger.history.version,
-            "branch": buffer.ledger.history.branch,
-            "mask_before": buffer.mask_before(batch.version) if batch else None,
-            "checkpoint": buffer.checkpoint_wanted,
-        }
-        return fields, [record for record, _, _ in share]
-
-    # One request, one answer
-
-    def _hello(self, header: Header, _: Sequence[Frame]) -> Answer:
-        role, who = text(header, "role", 64), text(header, "who", 256)
-        if role == "actor":
-            self._buffer.joined(who)
-        log.info("%s joined as %s", who, role)
-        history = self._buffer.ledger.history
-        about = {"branch": history.branch, "version": history.version, "published": history.published}
-        return {"about": about}, ()
-
-    def _renew(self, header: Header, _: Sequence[Frame]) -> Answer:
-        revoked = self._buffer.renew(self._clock(), text(header, "actor", 256), held(header, "leases"))
-        return {"revoked": [[[id.branch, id.group, id.index], attempt] for id, attempt in revoked]}, ()
-
-    def _put(self, header: Header, buffers: Sequence[Frame]) -> Answer:
-        if len(buffers) != 1:
-            raise WireError(f"put carries one record, got {len(buffers)} buffers")
-        record = bytes(buffers[0])
-        trajectory = from_record(record)
-        outcome = self._buffer.put(trajectory, record)
-        self.counts["puts" if outcome == "stored" else outcome] += 1
-        if outcome != "stored":
-            self.counts[f"{outcome}_tokens"] += trajectory.num_policy_tokens
-        return {"outcome": outcome}, ()
-
-    def _fail(self, header: Header, _: Sequence[Frame]) -> Answer:
-        id, reason, detail = ticket_id(header.get("id")), text(header, "reason"), text(header, "detail")
-        self._buffer.fail(id, integer(header, "attempt"), reason, detail)
-        self.counts["env_failures"] += 1
-        return {}, ()
-
-    def _release(self, header: Header, _: Sequence[Frame]) -> Answer:
-        self._buffer.release(text(header, "actor", 256), held(header, "leases"))
-        return {}, ()
-
-    def _start(self, header: Header, _: Sequence[Frame]) -> Answer:
-        branch = None if header.get("branch") is None else integer(header, "branch")
-        batch, version = integer(header, "batch"), integer(header, "version")
-        started = self._buffer.start(batch, version, branch, flag(header, "fresh"), flag(header, "caused"))
-        log.info("learner incarnation %d at batch %d, version %d", started.incarnation, batch, version)
-        names = ("incarnation", "branch", "batch", "version", "published")
-        return {name: getattr(started, name) for name in names}, ()
-
-    def _finished(self, header: Header, _: Sequence[Frame]) -> Answer:
-        outcome = text(header, "outcome")
-        if outcome not in ("applied", "guard"):
-            raise WireError(f"outcome is {outcome!r}, expected applied or guard")
-        version = self._buffer.finished(
-            integer(header, "incarnation"), integer(header, "b"), "applied" if outcome == "applied" else "guard"
-        )
-        return {"version": version}, ()
-
-    def _published(self, header: Header, _: Sequence[Frame]) -> Answer:
-        incarnation, branch = integer(header, "incarnation"), integer(header, "branch")
-        self._buffer.published(incarnation, branch, integer(header, "version"), text(header, "digest"))
-        return {}, ()
-
-    def _checkpointed(self, header: Header, _: Sequence[Frame]) -> Answer:
-        numbers = (integer(header, "incarnation"), integer(header, "version"), integer(header, "batch"))
-        self._buffer.checkpointed(self._clock(), *numbers, Path(text(header, "path")))
-        return {}, ()
-
-    def _evaluate(self, header: Header, _: Sequence[Frame]) -> Answer:
-        self._buffer.evaluate(pair(header, "version"), text(header, "label", 256))
-        return {}, ()
-
-    def _evaluation(self, header: Header, _: Sequence[Frame]) -> Answer:
-        return messages.encode_evaluation(self._buffer.evaluation(text(header, "label", 256))), ()
-
-    def _status(self, header: Header, _: Sequence[Frame]) -> Answer:
-        status = self._buffer.status()
-        status["held"] = Counter(request.header["op"] for request in self._held.values())
-        status["service"] = dict(self.counts)
-        return {"status": status}, ()
-
-    def _stop_now(self, header: Header, _: Sequence[Frame]) -> Answer:
-        self._buffer.stop()
-        self._stop = True
-        return {}, ()
+            if answer is None:
+                if header["op"] == "tickets":
+                    in_vain.add(tuple(header["held"]))
+                continue
+            del self._held[key]
+            self._reply(request.peer, request.n, *answer)
+            if header["op"] == "tickets":
+                self._remember(request.peer, request.n)
+            else:
+                self._urgent = True
+        self.counts["held"] = len(self._held)
 
     # Answers
 
