@@ -6,7 +6,6 @@ Both show the panels of panels.py; neither is needed for a run, so their package
 from __future__ import annotations
 
 import json
-import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,11 +61,10 @@ def open_local(run: RunFolder, *, port: int | None = None, browser: bool = True)
     A run that did not log to trackio itself is read from its metrics.jsonl first, afresh each time.
     Raises RunError when trackio is not installed or the run has no metrics.
     """
-    from asyncrl.tracking.trackio import Trackio, folder
+    from asyncrl.tracking.trackio import Trackio, load
 
-    os.environ["TRACKIO_DIR"] = str(folder(run))
     try:
-        import trackio
+        trackio = load(run)
     except ModuleNotFoundError as error:
         raise RunError(f"The local dashboard needs {error.name}: pip install 'asyncrl[trackio]'.") from None
     config = run.load_config()

@@ -32,16 +32,20 @@ def folder(run: RunFolder) -> Path:
     return run.path.parent / ".trackio"
 
 
+def load(run: RunFolder) -> Any:
+    """The package, with its database where this run's is. Raises ModuleNotFoundError where it is not installed."""
+    os.environ["TRACKIO_DIR"] = str(folder(run))  # read once, when it is imported
+    import trackio
+
+    # It announces itself with print; the terminal belongs to the launcher.
+    for module in (trackio, trackio.run, trackio.utils):
+        module.print = _log
+    return trackio
+
+
 class Trackio:
     def __init__(self, run: RunFolder, config: Config) -> None:
-        # trackio reads the folder once, when it is imported.
-        os.environ["TRACKIO_DIR"] = str(folder(run))
-        import trackio
-
-        # It announces itself with print; the terminal belongs to the launcher.
-        for module in (trackio, trackio.run, trackio.utils):
-            module.print = _log
-        self._run = trackio.init(
+        self._run = load(run).init(
             project=config.tracking.project, name=run.name, config=config.model_dump(mode="json"), resume="allow",
             embed=False, auto_log_cpu=False, auto_log_gpu=False,
         )  # fmt: skip
