@@ -46,6 +46,9 @@ class Batches:
         self._ledger = ledger
         self._rules = rules
         self._tickets = tickets
+        self._served = False
+        """The current incarnation got a batch from this process. One that did not died with the whole run, or at its
+        start: no batch is suspected."""
         self._missed: dict[int, float] = {}
         """Under `wait`: the groups that the next batch must hold and misses, and since when."""
 
@@ -55,8 +58,8 @@ class Batches:
         """A new incarnation that holds the weights of `version` and wants batch b next.
 
         branch: that of its checkpoint; None: the initial weights. fresh: recorded batches from b on are not redone.
-        caused: the last incarnation ended on purpose, its batch is no suspect. Raises Refused for a point that is not
-        on the recorded line.
+        caused: the last incarnation ended on purpose. Then its batch is no suspect, nor is it when the buffer died too.
+        Raises Refused for a point that is not on the recorded line.
         """
         history = self._ledger.history
         if not history.on_line(branch or 0, b) or history.version_before(b) != version:
@@ -68,8 +71,9 @@ class Batches:
                 "resume from another checkpoint, or restore the ledger that lies in this one (buffer/)",
             )
         first = history.current is None
-        if not first and caused:
+        if not first and (caused or not self._served):
             history.caused()
+        self._served = False
         suspect = self._suspect()
         history.start(b, version)
         restored = self._ledger.db.get("restored")
@@ -114,6 +118,7 @@ class Batches:
                 return BatchAnswer("skipped", f"batch {b} was skipped: {batch.outcome}", batch)
             if b == current.next_batch:
                 history.move(b, current.version, b)
+                self._served = True
             return BatchAnswer("ready", "", batch)
         skipped = history.skipped_in_a_row(b)
         if skipped > rules.max_skipped:
@@ -130,6 +135,7 @@ class Batches:
             return BatchAnswer("waiting", why)
         batch = self._ledger.fix(b, current.version, groups)
         history.move(b, current.version, b)
+        self._served = True
         return BatchAnswer("ready", "", batch)
 
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:

@@ -118,7 +118,7 @@ class Database:
     def _flush_log(self, now: float) -> None:
         # A commit under FULL flushes the whole log, and so every commit before it.
         self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("INSERT OR REPLACE INTO kv VALUES ('flushed_at', ?)", (repr(now),))
+        self._db.execute("INSERT OR REPLACE INTO kv VALUES ('flushed', '')")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._flushed_at = now
         self.unflushed = False

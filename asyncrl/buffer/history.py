@@ -91,7 +91,8 @@ class History:
     def on_line(self, branch: int, b: int) -> bool:
         """Whether weights of `branch` that have seen the batches before b are a point of the recorded line."""
         left_at = next(iter(self._db.read("SELECT min(fork_batch) FROM branches WHERE branch > ?", (branch,))))[0]
-        return branch <= self.branch and b <= len(self.line) and (left_at is None or b <= left_at)
+        known = b <= len(self.line) and (b == 0 or self.line[b - 1].outcome is not None)
+        return branch <= self.branch and known and (left_at is None or b <= left_at)
 
     def first_uses_since(self, version: int) -> int:
         """Groups whose first use is in a batch fixed at `version` or later that is open or applied."""

@@ -50,7 +50,7 @@ class Tickets:
     def lend(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         """At most `credits` tickets; with fewer, why there are no more."""
         history = self._ledger.history
-        if history.version >= self._rules.steps:
+        if history.recorded_version >= self._rules.steps:
             return [], f"all {self._rules.steps} training steps are done"
         if history.published is None:
             return [], f"no weights are published on branch {history.branch} yet"

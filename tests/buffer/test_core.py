@@ -341,6 +341,17 @@ def test_deaths_that_were_caused_do_not_count(tmp_path: Path) -> None:
     assert buffer.batch(0, incarnation, 0).state == "ready"
 
 
+def test_a_run_killed_as_a_whole_suspects_no_batch(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path, batch_retries=2)
+    incarnation = learner(buffer)
+    play(buffer)
+    for _ in range(5):
+        assert buffer.batch(0, incarnation, 0).state == "ready"
+        buffer = reopen(buffer, tmp_path, batch_retries=2)
+        incarnation = learner(buffer)
+    assert buffer.batch(0, incarnation, 0).state == "ready"
+
+
 def test_an_applied_batch_that_kills_when_redone_becomes_poison(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, batch_retries=2)
     incarnation = learner(buffer)
