@@ -46,6 +46,8 @@ ROW_BY_ROW_LOSSES = frozenset(
         "dppo_kl",
     }
 )
+LINEAR_IN_ADVANTAGE = frozenset(("ppo", "decoupled_ppo", "gspo", "gmpo", "cispo", "sapo", "gpg", "reinforce", "topr"))
+"""Losses of which a row with no advantage has neither value nor gradient."""
 ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
@@ -111,6 +113,13 @@ class Objective:
             and all(c.name in ROW_BY_ROW_CORRECTIONS and not c.options.get("normalize") for c in self._corrections)
         )
         """Whether micro-batches may be evaluated one by one; otherwise a whole mini-batch must be, in one call."""
+        self.linear_in_advantage = (
+            self.row_by_row
+            and learner.loss in LINEAR_IN_ADVANTAGE
+            and learner.kl_coef == 0
+            and learner.entropy_coef == 0
+        )
+        """Whether a row without any advantage adds nothing to the gradient."""
         self.advantage_needs_logprobs = bool(self._estimator.parameters & {"current", "proximal", "logprobs"})
         self._rehearse()
 

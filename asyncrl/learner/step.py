@@ -5,7 +5,9 @@
 
 Three logprobs of a token are kept apart: behaviour (who sampled it, from the trajectory), proximal (the learner at the
 start of the step) and current (the learner now). With one mini-batch the proximal logprobs are the current ones,
-detached, and no forward pass is made for them. How rows are cut into micro-batches does not change the result.
+detached, and no forward pass is made for them. How rows are cut into micro-batches does not change the result. Rows
+without any advantage (groups whose rewards are all equal: many, once a task is nearly solved) have no gradient, so they
+are scored for the record and not differentiated.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from asyncrl.learner.diagnostics import effective_sample_size
 from asyncrl.learner.guard import refuse
 from asyncrl.learner.objective import Norm, Objective
 from asyncrl.learner.packing import pack
+from asyncrl.learner.ragged import row_sum
 from asyncrl.learner.schedule import learning_rate
 
 Outcome = Literal["applied", "guard"]
@@ -67,20 +70,24 @@ def train_step(
     """Takes the policy from `version` to `version + 1`. Under outcome `guard` weights and optimizer are as before."""
     started = time.perf_counter()
     updates = _minibatches(batch, learner.minibatches)
-    plans = [_plan(batch, rows, learner.tokens_per_micro_batch) for rows in updates]
+    limit = learner.tokens_per_micro_batch
+    advantages = None if objective.advantage_needs_logprobs else objective.advantages(batch, None)
+    plans = [_plan(batch, rows, limit, advantages if objective.linear_in_advantage else None) for rows in updates]
     # Several updates move the current policy away from the proximal one; what spans rows needs all of them at once.
-    spans_passes = not objective.row_by_row and any(len(parts) > 1 for parts in plans)
-    known = len(updates) > 1 or spans_passes or objective.advantage_needs_logprobs
+    spans_passes = not objective.row_by_row and any(len(plan.parts) > 1 for plan in plans)
+    known = len(updates) > 1 or spans_passes or advantages is None
     proximal = _score_all(backend, batch, plans) if known else None
-    record = _blank(batch, objective.advantages(batch, proximal), proximal)
+    if advantages is None:
+        advantages = objective.advantages(batch, proximal)
+    record = _blank(batch, advantages, proximal)
     record.proximal_s = time.perf_counter() - started if known else 0.0
     reference = _score_all(backend, batch, plans, reference=True) if learner.kl_coef > 0 else None
 
     why = ""
     if len(updates) > 1:
         backend.mark()
-    for i, (rows, parts) in enumerate(zip(updates, plans, strict=True)):
-        pass_ = _Pass(backend, objective, batch, learner, record, proximal, reference, rows, parts, (version, i))
+    for i, (rows, plan) in enumerate(zip(updates, plans, strict=True)):
+        pass_ = _Pass(backend, objective, batch, learner, record, proximal, reference, rows, plan, (version, i))
         pass_.whole(first=i == 0) if not objective.row_by_row else pass_.by_parts()
         norm = backend.clip(learner.max_grad_norm)
         record.grad_norms.append(norm)
@@ -115,11 +122,12 @@ class _Pass:
         proximal: Tensor | None,
         reference: Tensor | None,
         rows: Tensor,
-        parts: list[Tensor],
+        plan: _Plan,
         seed: tuple[int, int],
     ) -> None:
         self._backend, self._objective, self._batch, self._learner = backend, objective, batch, learner
-        self._record, self._proximal, self._reference, self._parts = record, proximal, reference, parts
+        self._record, self._proximal, self._reference = record, proximal, reference
+        self._parts, self._silent = plan.parts, plan.silent
         self._minibatch = batch.take(rows)
         self.tokens = batch.tokens_of(rows)
         self._at = {int(row): i for i, row in enumerate(rows)}
@@ -129,13 +137,17 @@ class _Pass:
         """Every micro-batch computes its share of the loss from its own scores."""
         norm = self._objective.norm(self._minibatch, self._backend.sum_over_ranks)
 
-        def loss(i: int, scores: Scores) -> Tensor:
-            rows = self._batch.take(self._parts[i])
-            t = self._batch.tokens_of(self._parts[i])
-            share = norm.take(torch.tensor([self._at[int(r)] for r in self._parts[i]]))
+        def loss(part: Tensor, scores: Scores) -> Tensor:
+            rows = self._batch.take(part)
+            t = self._batch.tokens_of(part)
+            share = norm.take(torch.tensor([self._at[int(r)] for r in part]))
             return self._evaluate(rows, t, scores.logprobs.to("cpu"), share) + self._entropy(rows, t, scores, share)
 
-        self._backend.accumulate(self._packed(), loss)
+        if self._silent:
+            silent = self._backend.logprobs([self._batch.take(part).packed() for part in self._silent])
+            for part, scores in zip(self._silent, silent, strict=True):
+                loss(part, scores)
+        self._backend.accumulate(self._packed(), lambda i, scores: loss(self._parts[i], scores))
 
     def whole(self, *, first: bool) -> None:
         """The objective is computed once over the mini-batch; the passes carry its gradient into the model.
@@ -153,7 +165,7 @@ class _Pass:
             self._backend.accumulate(self._packed(), direct)
             return
         assert self._proximal is not None
-        seen = self._proximal if first else _score_all(self._backend, self._batch, [self._parts])
+        seen = self._proximal if first else _score_all(self._backend, self._batch, [_Plan(self._parts, [])])
         current = seen[self.tokens].clone().requires_grad_()
         self._evaluate(self._minibatch, self.tokens, current, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
         slope = torch.zeros_like(seen)
@@ -202,15 +214,34 @@ def _minibatches(batch: Batch, count: int) -> list[Tensor]:
     return [torch.isin(batch.groups, share).nonzero()[:, 0] for share in groups.tensor_split(count) if len(share)]
 
 
-def _plan(batch: Batch, rows: Tensor, limit: int) -> list[Tensor]:
-    """Rows [b] of each micro-batch of a mini-batch."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How one mini-batch is computed."""
+
+    parts: list[Tensor]
+    """Rows [b] of each micro-batch"""
+    silent: list[Tensor]
+    """The same, of those rows that have no gradient"""
+
+
+def _plan(batch: Batch, rows: Tensor, limit: int, advantages: Tensor | None) -> _Plan:
+    """`advantages[T]`: given when a row without any has no gradient."""
+    if advantages is None:
+        return _Plan(_cut(batch, rows, limit), [])
+    live = row_sum((advantages != 0).long(), batch.lengths)[rows] > 0
+    # One row at least, so that the optimizer sees a gradient of zero rather than none.
+    live[0] |= not live.any()
+    return _Plan(_cut(batch, rows[live], limit), _cut(batch, rows[~live], limit))
+
+
+def _cut(batch: Batch, rows: Tensor, limit: int) -> list[Tensor]:
     return [rows[torch.tensor(part)] for part in pack(batch.lengths[rows].tolist(), limit) if part]
 
 
-def _score_all(backend: Backend, batch: Batch, plans: list[list[Tensor]], *, reference: bool = False) -> Tensor:
+def _score_all(backend: Backend, batch: Batch, plans: list[_Plan], *, reference: bool = False) -> Tensor:
     """Logprobs [T] without gradient, made in the very micro-batches of the passes: equal to theirs bit for bit."""
     logprobs = torch.zeros(len(batch.token_ids))
-    parts = [rows for plan in plans for rows in plan]
+    parts = [rows for plan in plans for rows in plan.parts + plan.silent]
     scored = backend.logprobs([batch.take(rows).packed() for rows in parts], reference=reference)
     for rows, scores in zip(parts, scored, strict=True):
         logprobs[batch.tokens_of(rows)] = scores.logprobs.to("cpu")

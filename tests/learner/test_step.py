@@ -12,7 +12,7 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
-from asyncrl.learner.objective import Objective
+from asyncrl.learner.objective import LINEAR_IN_ADVANTAGE, Objective
 from asyncrl.learner.policy_loss import PolicyLoss
 from asyncrl.learner.step import StepResult, train_step
 from asyncrl.learner.step_metrics import step_metrics
@@ -147,6 +147,30 @@ def test_one_update_makes_no_extra_forward_and_is_identical_to_one_that_does() -
     train_step(forced, objective, a_batch(), config.learner, version=0)
     assert forced.extra == 1
     assert differ(dict(plain.weights()), dict(forced.weights())) == 0.0
+
+
+@pytest.mark.parametrize("loss", sorted(LINEAR_IN_ADVANTAGE))
+def test_rows_without_advantage_need_no_gradient(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
+    # Group 1 is all alike, and so is every row of it; mini-batch 2 of 2 holds nothing else.
+    def alike(seed: int) -> Batch:
+        made = [dataclasses.replace(t, reward=1.0) if t.id.group in (1, 2, 3) else t for t in episodes(seed)]
+        return flatten(made, range(4))
+
+    def weights(config: Config) -> tuple[dict[str, Tensor], StepResult]:
+        backend, objective = TorchBackend(config, tiny_model(), device="cpu"), Objective(config.learner)
+        results = [train_step(backend, objective, alike(v), config.learner, version=v) for v in range(3)]
+        return {n: t.clone() for n, t in backend.weights()}, results[-1]
+
+    for minibatches in (1, 2):
+        config = tiny_config(loss=loss, minibatches=minibatches, tokens_per_micro_batch=70)
+        quick, a = weights(config)
+        with monkeypatch.context() as patched:
+            patched.setattr("asyncrl.learner.objective.LINEAR_IN_ADVANTAGE", frozenset())
+            slow, b = weights(config)
+        assert differ(quick, slow) < 2e-5
+        for name in ("current", "entropy", "weights", "proximal"):
+            torch.testing.assert_close(getattr(a.record, name), getattr(b.record, name), atol=2e-3, rtol=2e-3)
+        assert a.record.loss == pytest.approx(b.record.loss, abs=1e-5)
 
 
 def test_the_same_batches_give_the_same_bits() -> None:
