@@ -17,7 +17,7 @@ test-slow: .venv/.tested
 
 lint: .venv/.tested
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check asyncrl scripts tests
 
 types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 GUARDIAN_S = 15.0
+FULL_BYTES = 1 << 20
 ORDER = ("actor", "learner", "buffer")
 """In which the roles are stopped: nothing is generated for a buffer or a learner that is gone."""
 
@@ -101,14 +103,15 @@ class Launcher:
         now = time.monotonic()
         for name, process in list(self._processes.items()):
             if (code := process.ended()) is not None:
-                why = why_it_ended(process.log, code)
+                why = process.killed_for or why_it_ended(process.log, code)
             elif name not in self._collector.ready and now - process.started > self._limits.start_s:
-                process.kill()
-                why = f"not ready within launch.start_s = {self._limits.start_s:g} s"
-                code = -signal.SIGKILL
+                process.kill(f"not ready within launch.start_s = {self._limits.start_s:g} s")
+                continue
             else:
                 continue
-            if (outcome := after_exit(name, code, why, self._budgets[name], now)) is not None:
+            outcome = self._disk_is_full() if code else None
+            outcome = outcome or after_exit(name, code, why, self._budgets[name], now)
+            if outcome is not None:
                 if outcome.kind == "failed":
                     self._collector.exited(name, why)
                 return outcome
@@ -119,6 +122,16 @@ class Launcher:
             self._progress = now
             self._collector.event("stall", text=self._who_waits())
         return None
+
+    def _disk_is_full(self) -> Outcome | None:
+        """Where nothing can be written a process dies without a word, and would again."""
+        if shutil.disk_usage(self._run.path).free > FULL_BYTES:
+            return None
+        return Outcome(
+            "failed",
+            1,
+            f"the disk of {self._run.path} is full: free some space; asyncrl launch --resume goes on from there",
+        )
 
     def _start(self, name: str, *, again: bool = False) -> None:
         try:
@@ -141,9 +154,9 @@ class Launcher:
                 self._collector.poll(0.05)
                 if self._interrupts > 1 or time.monotonic() > deadline:
                     for process in running:
-                        process.kill()
+                        process.kill(f"killed: not stopped within {patience_s:g} s")
                         if self._interrupts <= 1:
-                            self._collector.exited(process.role.name, f"killed: not stopped within {patience_s:g} s")
+                            self._collector.exited(process.role.name, process.killed_for)
                     deadline = float("inf")
 
     def _who_waits(self) -> str:

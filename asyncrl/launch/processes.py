@@ -78,6 +78,8 @@ class Process:
             with contextlib.suppress(ProcessLookupError):  # it ended already: `ended` says how
                 os.sched_setaffinity(self.pid, role.cpus)
         self.started = time.monotonic()
+        self.killed_for = ""
+        """Why the launcher killed it."""
 
     @property
     def created(self) -> float:
@@ -100,8 +102,10 @@ class Process:
         if self.ended() is None:
             os.kill(self.pid, signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
+        """`ended` says when it is done."""
         if self.ended() is None:
+            self.killed_for = why
             self._kill_group()
 
     def _kill_group(self) -> None:
