@@ -1,0 +1,161 @@
+"""The whole loop with the real processes: actors, buffer, learner, started by the command that a user gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.launch.preflight import living
+from asyncrl.launch.processes import kill_all, of_run
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.jsonl import by_step
+
+SMALL = {
+    "learner.groups_per_step": 4,
+    "learner.group_size": 4,
+    "learner.checkpoint_every": 4,
+    "buffer.capacity": 64,
+    "actors.slots": 16,
+    "eval.tasks": 8,
+}
+DEADLINE_S = 110.0
+Launch = Callable[..., "tuple[subprocess.Popen[str], RunFolder]"]
+
+
+def until(condition: Callable[[], bool], seconds: float = DEADLINE_S) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    started: list[tuple[subprocess.Popen[str], RunFolder]] = []
+    config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+    run = RunFolder(tmp_path / "runs" / "run")
+
+    def start(*, resume: bool = False, **fields: object) -> tuple[subprocess.Popen[str], RunFolder]:
+        if resume:
+            words = ["--resume", str(run.path)]
+        else:
+            values = SMALL | {name.replace("__", "."): value for name, value in fields.items()}
+            values |= {"launch.runs_dir": run.path.parent, "launch.name": run.name}
+            words = ["--config", str(config)]
+            words += [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        known = run.id if resume else None
+        process = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl", "launch", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            cwd=Path(__file__).parents[1],
+        )
+        started.append((process, run))
+        assert until(lambda: (run.path / "run.json").is_file() and run_id(run) not in ("", known), 60), output(process)
+        return process, run
+
+    yield start
+    for process, folder in started:
+        process.kill()
+        process.communicate(timeout=10)
+        kill_all(of_run(folder.id))
+        folder.remove_temporary()
+
+
+def run_id(run: RunFolder) -> str:
+    text = (run.path / "run.json").read_text()
+    return str(json.loads(text)["id"]) if text else ""
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    process.kill()
+    return process.communicate(timeout=10)[0]
+
+
+def steps(run: RunFolder) -> int:
+    return max((int(r["step"]) for r in by_step(run.metrics)), default=0)
+
+
+def pid(run: RunFolder, role: str) -> int:
+    return int(run.record()["processes"].get(role, [0])[0])
+
+
+def nothing_left(run: RunFolder) -> list[str]:
+    until(lambda: not living(run), 5.0)
+    return list(living(run).values())
+
+
+def test_a_run_from_its_first_ticket_to_its_report(launch: Launch) -> None:
+    launcher, run = launch(learner__steps=5)
+    sockets, shm = run.sockets, run.shm
+    out, _ = launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode == 0, out
+
+    summary = json.loads(run.summary.read_text())
+    assert (summary["outcome"], summary["steps"], summary["restarts"]) == ("finished", 5, {})
+    assert 0 < summary["max_staleness_seen"] <= 2
+    assert 0.0 <= summary["held_out_success_start"] <= 1.0
+    assert 0.0 <= summary["held_out_success_end"] <= 1.0
+    assert summary["tokens_generated"] >= summary["tokens_trained"] > 0
+    assert {"asyncrl", "torch", "transformers"} <= set(summary["versions"])
+
+    records = by_step(run.metrics)
+    assert [int(r["step"]) for r in records if "reward/mean" in r] == [1, 2, 3, 4, 5]
+    assert all(r["staleness/max"] <= 2 for r in records if "staleness/max" in r)
+    assert records[-1]["system/unknown_series"] == 0
+    states = [records[-1][f"buffer/groups/{s}"] for s in ("in_flight", "waiting", "assigned", "trained", "dropped")]
+    assert sum(states) == records[-1]["buffer/groups/issued"]
+
+    assert {path.stem for path in run.logs.glob("*.log")} == {"actor-0", "buffer", "learner"}
+    assert (run.checkpoints / "step-000005").is_dir()
+    assert run.load_config().learner.steps == 5
+    assert "<html" in run.report.read_text()
+    assert list(run.plots.glob("*.png"))
+    assert "step 5/5" in out
+    assert str(run.path) in out
+
+    assert nothing_left(run) == []
+    assert not sockets.exists()
+    assert not shm.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
+    launcher, run = launch(learner__steps=500, eval__tasks=0)
+    assert until(lambda: steps(run) >= 2), output(launcher)
+    for role in ("actor-0", "buffer", "learner"):
+        before, had = pid(run, role), steps(run)
+        os.kill(before, signal.SIGKILL)
+        assert until(lambda role=role, before=before: pid(run, role) != before), f"{role} was not started again"
+        # The learner redoes what came after its checkpoint.
+        assert until(lambda had=had: steps(run) >= had + 6), f"nothing is trained after {role} died"
+    trained = steps(run)
+    launcher.send_signal(signal.SIGINT)
+    out, _ = launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode == 130
+    assert "--resume" in out
+    assert nothing_left(run) == []
+    saved = sorted(run.checkpoints.glob("step-*"))[-1]
+    assert int(saved.name.removeprefix("step-")) >= trained, "a stop in order writes its checkpoint"
+
+    launcher, run = launch(resume=True)
+    assert until(lambda: steps(run) >= trained + 3), output(launcher)
+    sockets, shm = run.sockets, run.shm
+    launcher.kill()
+    launcher.wait(10)
+    assert nothing_left(run) == []
+    assert until(lambda: not sockets.exists() and not shm.exists(), 10.0)
+    assert max(r.get("staleness/max", 0.0) for r in by_step(run.metrics)) <= 2
