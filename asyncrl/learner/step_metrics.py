@@ -107,11 +107,14 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
     values |= {f"reward/by_name/{name}": statistics.fmean(found) for name, found in by_name.items()}
     for env, played in by_env.items():
         values[f"reward/mean/{env}"] = statistics.fmean(t.reward for t in played)
-        if success in by_name:
-            values[f"reward/success/{env}"] = statistics.fmean(t.rewards.get(success, 0.0) >= 1 for t in played)
-    if success in by_name:
-        values["reward/success"] = statistics.fmean(t.rewards.get(success, 0.0) >= 1 for t in trajectories)
+        values[f"reward/success/{env}"] = _success(played, success)
+    values["reward/success"] = _success(trajectories, success)
     return values
+
+
+def _success(trajectories: Sequence[Trajectory], name: str) -> float:
+    """As `evaluate.success` counts it: by the named reward, or the whole reward where there is none of the name."""
+    return statistics.fmean(t.rewards.get(name, t.reward) >= 1 for t in trajectories)
 
 
 def _versions(t: Trajectory) -> int:
