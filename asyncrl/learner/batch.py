@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed
-from asyncrl.trajectory import Row, Trajectory
+from asyncrl.trajectory import Float32, Row, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Batch:
     """[T] int64, CONTEXT where the policy did not sample"""
     rewards: Tensor
     """[T] float32: an episode's reward, on the last policy token of its last row with one; masked or not"""
+    reward_components: Tensor
+    """[K, T] float32: the same for each named reward of the environments, by name, unweighted"""
     lengths: Tensor
     """[B] int64"""
     groups: Tensor
@@ -55,6 +57,7 @@ class Batch:
             behaviour=self.behaviour[t],
             versions=self.versions[t],
             rewards=self.rewards[t],
+            reward_components=self.reward_components[:, t],
             lengths=self.lengths[rows],
             groups=self.groups[rows],
             episodes=self.episodes[rows],
@@ -89,6 +92,7 @@ def flatten(
     for _, t, row in rows:
         if row.mask[0]:
             raise ValueError(f"trajectory {t.id}: a row begins with a sampled token; a prompt must come before it")
+    names = sorted({name for t in trajectories for name in t.rewards}) or [""]
     mask = np.concatenate([row.mask for _, _, row in rows])
     versions = np.concatenate([row.versions for _, _, row in rows]).astype(np.int64)
     return Batch(
@@ -96,7 +100,10 @@ def flatten(
         mask=torch.from_numpy(mask if mask_before is None else mask & (versions >= mask_before)),
         behaviour=torch.from_numpy(np.concatenate([row.logprobs for _, _, row in rows])),
         versions=torch.from_numpy(versions),
-        rewards=torch.from_numpy(np.concatenate([_rewards(t, row) for _, t, row in rows])),
+        rewards=torch.from_numpy(np.concatenate([_paid(t, row, t.reward) for _, t, row in rows])),
+        reward_components=torch.from_numpy(
+            np.stack([np.concatenate([_paid(t, row, t.rewards.get(n, 0.0)) for _, t, row in rows]) for n in names])
+        ),
         lengths=torch.tensor([len(row) for _, _, row in rows]),
         groups=torch.tensor([place[t.id.group] for _, t, _ in rows]),
         episodes=torch.tensor([episode for episode, _, _ in rows]),
@@ -104,9 +111,9 @@ def flatten(
     )
 
 
-def _rewards(t: Trajectory, row: Row) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    rewards = np.zeros(len(row), np.float32)
-    paid = [r for r in t.rows if r.mask.any()][-1]
-    if row is paid:
-        rewards[np.flatnonzero(row.mask)[-1]] = t.reward
-    return rewards
+def _paid(t: Trajectory, row: Row, reward: float) -> Float32:
+    """[T] of the row: the reward where it is paid."""
+    paid = np.zeros(len(row), np.float32)
+    if row is [r for r in t.rows if r.mask.any()][-1]:
+        paid[np.flatnonzero(row.mask)[-1]] = reward
+    return paid

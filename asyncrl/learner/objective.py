@@ -52,7 +52,8 @@ ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
 
-_BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "values", "outcomes")
+_BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "reward_components")
+_ABSENT = ("values", "baseline", "sum_pi_sq")
 _STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference")
 
 
@@ -215,11 +216,14 @@ class Objective:
         rewards[[2, 8]] = 1.0
         ids = torch.zeros(12, dtype=torch.long)
         groups, episodes = torch.tensor([0, 0, 1, 1]), torch.arange(4)
-        batch = Batch(ids, mask, values, ids, rewards, lengths, groups, episodes, torch.ones(4))
+        batch = Batch(ids, mask, values, ids, rewards, rewards[None], lengths, groups, episodes, torch.ones(4))
         try:
             advantages = self.advantages(batch, values)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"learner.advantage is {self._learner.advantage!r}: {error}") from error
+            raise ConfigError(
+                f"learner.advantage is {self._learner.advantage!r}: {error} The learner has rewards, groups and "
+                "logprobs; it has no critic (values), no greedy episodes (baseline), no sum_pi_sq. Choose another."
+            ) from error
         try:
             norm, current = self.norm(batch, lambda x: x), values.clone().requires_grad_()
             self.evaluate(batch, advantages, current, values, values, norm, torch.Generator()).loss.backward()  # type: ignore[no-untyped-call]
@@ -247,7 +251,7 @@ class _Chosen:
 def _chosen(name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any], field: str) -> _Chosen:
     try:
         function = resolve(name, table, field)
-        given = ("per_token", "denominator", "unit_tokens", *_BATCH, *_STEP)
+        given = ("per_token", "denominator", "unit_tokens", *_BATCH, *_STEP, *_ABSENT)
         parameters = frozenset(inspect.signature(function).parameters)
         # `weights` is the correction's for a loss, an option (of the rewards) for an estimator.
         provided = [p for p in given if not (p == "weights" and field == "learner.advantage")]
@@ -265,4 +269,5 @@ def _of_batch(batch: Batch) -> dict[str, Any]:
         "episodes": batch.episodes,
         "behaviour": batch.behaviour,
         "rewards": batch.rewards,
+        "reward_components": batch.reward_components,
     }

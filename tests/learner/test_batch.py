@@ -37,6 +37,18 @@ def test_an_episodes_reward_stands_once_on_its_last_policy_token() -> None:
     assert (at, float(batch.rewards[at])) == (last, 2.5)
 
 
+def test_named_rewards_stand_where_the_reward_does() -> None:
+    rng = RNG(6)
+    made = [dataclasses.replace(random_trajectory(0, i, rng), reward=i + 1.0) for i in range(2)]
+    made[0] = dataclasses.replace(made[0], rewards={"b": 5.0, "a": 2.0})
+    made[1] = dataclasses.replace(made[1], rewards={"b": 7.0})
+    batch = flatten(made, groups=(0,))
+    (first, last) = batch.rewards.nonzero()[:, 0].tolist()
+    assert batch.reward_components[:, [first, last]].tolist() == [[2.0, 0.0], [5.0, 7.0]]
+    assert float(batch.reward_components.sum()) == 14.0
+    assert torch.equal(batch.take(torch.tensor([1])).reward_components.sum(1), torch.tensor([0.0, 7.0]))
+
+
 def test_old_tokens_lose_their_loss_but_not_their_reward() -> None:
     t = dataclasses.replace(random_trajectory(0, 0, RNG(2), versions=(0, 5)), reward=1.0)
     batch = flatten([t], groups=(0,), mask_before=6)

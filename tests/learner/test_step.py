@@ -100,6 +100,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"aggregation": "seq_mean_token_sum"},
     {"aggregation": "prompt_mean"},
     {"entropy_coef": 0.05},
+    {"advantage": "gdpo"},
     {"corrections": ({"name": "tis", "level": "sequence", "cap": 3.0}, {"name": "icepop"})},
     {"corrections": ({"name": "tis", "normalize": True},), "entropy_coef": 0.05},
     {"corrections": ({"name": "mis", "low": 0.8, "high": 1.2},), "aggregation_options": {"denominator": "kept"}},
@@ -249,6 +250,8 @@ def test_guard_on_not_a_number_undoes_the_updates_before_it(minibatches: int, af
         ({"aggregation": "seq_mean_token_sum_norm"}, r"learner.aggregation_options.norm"),
         ({"aggregation_options": {"denominator": "some"}}, r"expected all or kept"),
         ({"loss_options": {"dual_clip": 0.5}}, r"dual_clip"),
+        ({"advantage": "gae"}, r"learner.advantage is 'gae'.*no critic"),
+        ({"advantage": "remax"}, r"learner.advantage is 'remax'.*no greedy episodes"),
         ({"kl": "k9"}, r"learner.kl"),
     ],
 )
