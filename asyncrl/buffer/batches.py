@@ -153,10 +153,13 @@ class Batches:
                 awaited = [g for g in missing if g.number in self._missed]
                 return None, f"{len(awaited)} groups would be over age without this batch: {_names(awaited)}"
             must = [g for g in self._due(version) if self._usable(g, version)]
-        candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
-        if len(must) + len(candidates) < rules.groups_per_step:
-            usable = len(must) + len(candidates)
-            return None, f"{usable} of {rules.groups_per_step} groups are complete{self._why_fewer(version)}"
+        complete = self._ledger.count("waiting")
+        candidates: list[Group] = []
+        if complete >= rules.groups_per_step:  # else not worth a look at each, which is asked after every put
+            candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
+            complete = len(must) + len(candidates)
+        if complete < rules.groups_per_step:
+            return None, f"{complete} of {rules.groups_per_step} groups are complete{self._why_fewer(version)}"
         rng = Random(f"{rules.data_seed}/{self._ledger.history.branch}/{b}")
         chosen = choose(rules.sampler, candidates, version, rules.groups_per_step - len(must), rng)
         return sorted([*must, *chosen], key=lambda g: g.number), ""
@@ -176,9 +179,9 @@ class Batches:
 
     def _why_fewer(self, version: int) -> str:
         ledger = self._ledger
-        ahead = sum(g.state == "waiting" and (g.newest or 0) > version for g in ledger.live.values())
         parts = [f"{ledger.count('in_flight')} are in flight"]
-        if ahead:
+        if ledger.history.recorded_version > version:
+            ahead = sum(g.state == "waiting" and (g.newest or 0) > version for g in ledger.live.values())
             parts.append(f"{ahead} are ahead of version {version}")
         if ledger.history.published is None:
             parts.append("no weights are published on this branch yet, so no ticket is issued")

@@ -252,6 +252,19 @@ def test_tokens_ahead_of_the_learner_wait(tmp_path: Path) -> None:
     assert buffer.batch(0, second, 2).state == "ready"
 
 
+def test_no_batch_holds_a_token_of_weights_that_the_learner_does_not_have_yet(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path, groups_per_step=1)
+    incarnation = learner(buffer)
+    tickets = buffer.lend(0, "a", (0, 0), 4)[0]
+    for ticket in tickets[:2]:
+        put(buffer, trajectory(ticket, (0, 1)))  # version 1 reached the actor before its step was reported
+    assert buffer.batch(0, incarnation, 0).state == "waiting"
+    for ticket in tickets[2:]:
+        put(buffer, trajectory(ticket, (0,)))
+    assert step(buffer, incarnation, 0) == (1,)
+    assert step(buffer, incarnation, 1) == (0,)
+
+
 def test_a_batch_that_ends_otherwise_begins_a_branch(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     incarnation = learner(buffer)
