@@ -3,7 +3,7 @@
     checkpoints/step-000020/   hf/            weights and tokenizer, loadable by transformers (float32)
                                optimizer.pt   AdamW
                                rng.pt         torch's random state
-                               batches.jsonl  every batch so far: number, outcome, digest of each group
+                               batches.jsonl  every batch so far: number, outcome, each group's digest and weights
                                state.json     version, batch, branch, threads; digests of the files above
                                buffer/        the buffer's own part: its ledger, the payloads still needed
 
@@ -19,16 +19,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from asyncrl.errors import RunError
 
 _UNFINISHED = ".unfinished-"
 _STATE = "state.json"
+_BATCHES = "batches.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,8 @@ class Done:
     """applied, guard, or skipped: not seen by this learner"""
     groups: dict[int, str]
     """Digest of each group: over the digests of its trajectories in order."""
+    weights: dict[int, list[float]] = field(default_factory=dict)
+    """Of each group's trajectories, by index: mean importance weight of the tokens that carry loss"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Checkpoints:
         """`save` puts weights, tokenizer and optimizer into the folder it is given; then `announce` lets the buffer add
         its part. Removes the oldest beyond `keep`. Raises RunError when the disk is full. A checkpoint that is
         there already (its batches were redone) stays as it is."""
+        import torch  # the audit reads lists without it
+
         final = self.folder / state.name
         if final.exists():
             return final
@@ -82,8 +85,8 @@ class Checkpoints:
             unfinished.mkdir()
             save(unfinished)
             torch.save(torch.get_rng_state(), unfinished / "rng.pt")
-            lines = (json.dumps([d.batch, d.outcome, d.groups]) for d in done)
-            (unfinished / "batches.jsonl").write_text("".join(f"{line}\n" for line in lines))
+            lines = (json.dumps([d.batch, d.outcome, d.groups, d.weights]) for d in done)
+            (unfinished / _BATCHES).write_text("".join(f"{line}\n" for line in lines))
             files = {str(p.relative_to(unfinished)): _digest(p) for p in sorted(unfinished.rglob("*")) if p.is_file()}
             said = {**asdict(state), "files": files}
             (unfinished / _STATE).write_text(json.dumps({**said, "digest": _digest_of(said)}, indent=1))
@@ -116,18 +119,24 @@ def latest_complete(folder: Path) -> Path | None:
 
 def read(path: Path) -> tuple[State, list[Done]]:
     """Verifies every file of the learner's part and restores torch's random state. Raises RunError when damaged."""
+    import torch
+
     with _damaged(path):
-        said = json.loads((path / _STATE).read_text())
-        if said.pop("digest") != _digest_of(said):
-            raise ValueError(f"{_STATE} is not what was written")
-        for name, digest in said.pop("files").items():
-            if _digest(path / name) != digest:
-                raise ValueError(f"{name} is not what was written")
-        state = State(**said)
-        lines = [json.loads(line) for line in (path / "batches.jsonl").read_text().splitlines()]
-        done = [Done(b, outcome, {int(g): d for g, d in groups.items()}) for b, outcome, groups in lines]
+        for name, digest in _said(path)["files"].items():
+            _verify(path, name, digest)
+        found = read_list(path)
         torch.set_rng_state(torch.load(path / "rng.pt", weights_only=True))
-    return state, done
+    return found
+
+
+def read_list(path: Path) -> tuple[State, list[Done]]:
+    """Verifies and reads the learner's list alone. Raises RunError when damaged."""
+    with _damaged(path):
+        said = _said(path)
+        _verify(path, _BATCHES, said.pop("files")[_BATCHES])
+        lines = [json.loads(line) for line in (path / _BATCHES).read_text().splitlines()]
+        done = [Done(b, outcome, _by_group(groups), _by_group(weights)) for b, outcome, groups, weights in lines]
+    return State(**said), done
 
 
 def group_digests(trajectory_groups: list[int], digests: tuple[str, ...]) -> dict[int, str]:
@@ -152,6 +161,22 @@ def _place(path: Path) -> tuple[int, int]:
     with _damaged(path):
         said: dict[str, Any] = json.loads((path / _STATE).read_text())
         return int(said["branch"]), int(said["batch"])
+
+
+def _said(path: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads((path / _STATE).read_text())
+    if said.pop("digest") != _digest_of(said):
+        raise ValueError(f"{_STATE} is not what was written")
+    return said
+
+
+def _verify(path: Path, name: str, digest: str) -> None:
+    if _digest(path / name) != digest:
+        raise ValueError(f"{name} is not what was written")
+
+
+def _by_group(found: dict[str, Any]) -> dict[int, Any]:
+    return {int(group): value for group, value in found.items()}
 
 
 def _remove(path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from asyncrl.learner.batch import Batch
 from asyncrl.learner.ragged import check_flat, masked, row_sum, row_tokens, segment_sum, spread, unit_ids
 
 Singleton = Literal["zero", "reward"]
@@ -137,3 +139,17 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     deviation = masked(x - masked(x, mask).sum() / count.clamp(min=1), mask)
     variance = deviation.square().sum() / (count - 1).clamp(min=1)
     return deviation * torch.rsqrt(variance + 1e-8)
+
+
+def trajectory_weights(weights: Tensor, batch: Batch, groups: Sequence[int]) -> dict[int, list[float]]:
+    """Mean importance weight, of `weights[T]`, over each trajectory's tokens that carry loss: by group (`groups`: the
+    batch's, in its order), then by index in the group. 0 where no token does."""
+    episode = spread(batch.episodes, batch.lengths, len(batch.mask))
+    count = int(batch.episodes.max()) + 1
+    total = segment_sum(masked(weights, batch.mask), episode, count)
+    tokens = segment_sum(batch.mask.to(total.dtype), episode, count)
+    place_of = dict(zip(batch.episodes.tolist(), batch.groups.tolist(), strict=True))
+    found: dict[int, list[float]] = {}
+    for episode_number, mean in enumerate((total / tokens.clamp(min=1)).tolist()):
+        found.setdefault(groups[place_of[episode_number]], []).append(round(mean, 6))
+    return found

@@ -33,6 +33,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import flatten
 from asyncrl.learner.checkpoints import Checkpoints, Done, State, group_digests, latest_complete, read
+from asyncrl.learner.episodes import trajectory_weights
 from asyncrl.learner.evaluate import success
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.step import train_step
@@ -180,7 +181,8 @@ class Learner:
         if version != expected:
             raise RunError(f"after batch {b} the buffer counts version {version}, the learner {expected}")
         groups = group_digests([t.id.group for t in reply.trajectories], reply.digests)
-        self._done.append(Done(b, result.outcome, groups))
+        weights = trajectory_weights(result.record.weights, batch, reply.groups)
+        self._done.append(Done(b, result.outcome, groups, weights))
         self._version, self._batch = version, b + 1
         if result.outcome == "guard":
             self._skipped += 1
