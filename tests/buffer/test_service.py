@@ -283,8 +283,8 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
     done = threading.Event()
 
     async def work() -> None:
-        actor = AsyncBufferClient(buffer.address, identity="actor-0", deadline_s=60)
-        learner = AsyncBufferClient(buffer.address, identity="learner", deadline_s=60)
+        actor = AsyncBufferClient(buffer.address, identity="actor-0", deadline_s=240)
+        learner = AsyncBufferClient(buffer.address, identity="learner", deadline_s=240)
         started = await learner.start(0, 0, None)
         await learner.published(started.incarnation, 0, 0, "digest-0")
         b = 0
@@ -319,12 +319,12 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
     working.start()
     try:
         for _ in range(kills):
-            buffer.client().hello("test")
+            buffer.client(deadline_s=180).hello("test")
             buffer.clients.pop().close()
             time.sleep(rng.random() * 0.4)
             buffer.kill()
             buffer.start()
-        buffer.client().hello("test")
+        buffer.client(deadline_s=180).hello("test")
         time.sleep(0.5)
     finally:
         done.set()
