@@ -150,6 +150,10 @@ class LearnerConfig(Section):
     """Its options."""
     corrections: tuple[dict[str, Any], ...] = ({"name": "tis", "level": "token", "cap": 2.0},)
     """Importance corrections, applied together: each a name and its options. Empty: none."""
+    proximal: Literal["recompute", "approximate", "behaviour"] = "recompute"
+    """The policy that the loss's ratio is against. recompute: the learner at the start of the step. approximate: the
+    same, interpolated without the extra forward pass (A-3PO); one update per step needs none anyway. behaviour: who
+    sampled the token, as in plain PPO; then there is nothing left to correct, and stale data need `unsafe`."""
     aggregation: str = "token_mean"
     """How the loss per token becomes one number."""
     aggregation_options: dict[str, Any] = Field(default_factory=dict)
@@ -160,10 +164,14 @@ class LearnerConfig(Section):
     """Weight of the KL term towards the model at the start of the run; 0 keeps no reference model."""
     kl: str = "k3"
     """Estimator of that KL."""
+    ess_lr: Literal["off", "sqrt", "linear"] = "off"
+    """Scales an update's learning rate by s = min(1, ESS over episode rows / `ess_lr_base`), or by its root (VCPO)."""
+    ess_lr_base: float = Field(1.0, gt=0, le=1)
+    """Effective sample size from which on the learning rate stays whole; its paper: 1 for maths, 0.55 for tool use."""
     min_ess: float = Field(0.0, ge=0, le=1)
     """A batch whose effective sample size is below this share is skipped: guard."""
     unsafe: bool = False
-    """Allow an uncorrected objective with stale data, and top_p / top_k at training time."""
+    """Allow stale data without a correction or with `proximal: behaviour`, and top_p / top_k at training time."""
     batch_retries: int = Field(2, ge=1)
     """Learner deaths in a row with one batch open after which it is skipped: poison."""
     max_skipped: int = Field(3, ge=0)
@@ -296,17 +304,38 @@ def impossible(c: Config) -> list[str]:
             f"{c.env.max_tokens}: lower the former or raise the latter."
         )
     if not c.learner.unsafe:
-        if c.buffer.max_staleness > 0 and not any(x.get("name", "none") != "none" for x in c.learner.corrections):
-            problems.append(
-                f"learner.corrections is empty while buffer.max_staleness is {c.buffer.max_staleness}: stale data "
-                "needs an importance correction, for instance [{name: tis}]; learner.unsafe: true trains without."
-            )
+        # Whether the user's own loss corrects itself is known once it is imported: the learner asks again.
+        if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):
+            problems.append(problem)
         if c.actors.top_p < 1 or c.actors.top_k > 0:
             problems.append(
                 f"actors.top_p is {c.actors.top_p} and actors.top_k {c.actors.top_k}: truncated sampling makes the "
                 "behaviour logprobs of engines disagree; use 1.0 and 0, or learner.unsafe: true."
             )
     return problems
+
+
+SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))
+"""Losses whose ratio is against the policy that sampled the token, whatever `learner.proximal` and `corrections`."""
+
+
+def uncorrected(c: Config) -> str | None:
+    """Why a loss that does not correct itself must not be trained on stale data, or None when something else does."""
+    if c.buffer.max_staleness == 0 or c.learner.unsafe:
+        return None
+    if c.learner.proximal == "behaviour":
+        return (
+            f"learner.proximal is behaviour while buffer.max_staleness is {c.buffer.max_staleness}: then every "
+            "correction is 1, and the trust region is around a policy of the past. Use recompute and a correction, "
+            f"or a loss that corrects itself ({', '.join(sorted(SELF_CORRECTING))}); learner.unsafe: true allows it."
+        )
+    if not any(x.get("name", "none") != "none" for x in c.learner.corrections):
+        return (
+            f"learner.corrections is empty while buffer.max_staleness is {c.buffer.max_staleness}: stale data needs an "
+            "importance correction, for instance [{name: tis}], or a loss that corrects itself "
+            f"({', '.join(sorted(SELF_CORRECTING))}); learner.unsafe: true trains without."
+        )
+    return None
 
 
 def warnings(c: Config) -> list[str]:
@@ -317,5 +346,10 @@ def warnings(c: Config) -> list[str]:
         found.append(
             f"buffer.max_staleness {c.buffer.max_staleness} is below 2 * weights.every - 1 = {full_overlap}: "
             "generation and training overlap only in part."
+        )
+    if c.learner.proximal == "approximate" and c.learner.minibatches == 1:
+        found.append(
+            "learner.proximal is approximate with learner.minibatches 1: the exact logprobs cost nothing then, and "
+            "are used."
         )
     return found

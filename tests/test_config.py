@@ -32,6 +32,9 @@ def test_a_config_is_frozen() -> None:
         ({"actors": {"max_new_tokens": 512}}, "actors.max_new_tokens"),
         ({"learner": {"corrections": []}}, "learner.corrections"),
         ({"learner": {"corrections": [{"name": "none"}]}}, "learner.corrections"),
+        ({"learner": {"corrections": [], "loss": "gspo"}}, "learner.corrections"),
+        ({"learner": {"proximal": "behaviour"}}, "learner.proximal"),
+        ({"learner": {"ess_lr_base": 0.0}}, "ess_lr_base"),
         ({"actors": {"top_p": 0.9}}, "actors.top_p"),
         ({"actors": {"top_k": 5}}, "actors.top_k"),
     ],
@@ -49,11 +52,21 @@ def test_what_cannot_work_together_is_refused(sections: dict[str, Any], field: s
         {"learner": {"minibatches": 4}},
         {"learner": {"corrections": []}, "buffer": {"max_staleness": 0}},
         {"learner": {"corrections": [], "unsafe": True}},
+        {"learner": {"corrections": [], "loss": "topr"}},
+        {"learner": {"corrections": [], "loss": "mine:loss"}},
+        {"learner": {"proximal": "behaviour", "loss": "reinforce"}},
+        {"learner": {"proximal": "behaviour", "unsafe": True}},
+        {"learner": {"proximal": "behaviour"}, "buffer": {"max_staleness": 0}},
         {"actors": {"top_p": 0.9}, "learner": {"unsafe": True}},
     ],
 )
 def test_what_is_just_within_bounds_is_taken(sections: dict[str, Any]) -> None:
     config(**sections)
+
+
+def test_an_approximation_of_what_is_free_is_told() -> None:
+    assert "minibatches" in warnings(config(learner={"proximal": "approximate"}))[0]
+    assert warnings(config(learner={"proximal": "approximate", "minibatches": 2})) == []
 
 
 def test_a_bound_too_tight_to_overlap_is_told() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from asyncrl.buffer.client import BufferClient
-from asyncrl.config import Config
+from asyncrl.config import Config, uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.launch.role import play
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints
+from asyncrl.learner.losses import LOSSES, corrected_where
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.process import Learner
 from asyncrl.model import load_tokenizer
@@ -39,6 +40,7 @@ def main() -> None:
     reporter = Reporter(run.address("launcher"), "learner")
     reporter.waiting("start")
     compute_alike(config)
+    refuse_uncorrected(config)
     try:
         backend = resolve(config.learner.backend, BACKENDS, "learner.backend")(config)
         publisher = resolve(config.weights.channel, CHANNELS, "weights.channel")(run.shm)
@@ -63,6 +65,17 @@ def main() -> None:
     finally:
         reporter.close()
         buffer.close()
+
+
+def refuse_uncorrected(config: Config) -> None:
+    """The config refused the losses that come with asyncrl; of the user's own, the signature says how it corrects.
+    Raises ConfigError."""
+    try:
+        loss = resolve(config.learner.loss, LOSSES, "learner.loss")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if corrected_where(loss) != "itself" and (problem := uncorrected(config)):
+        raise ConfigError(problem)
 
 
 def compute_alike(config: Config) -> None:

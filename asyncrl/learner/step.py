@@ -5,14 +5,15 @@
 
 Three logprobs of a token are kept apart: behaviour (who sampled it, from the trajectory), proximal (the learner at the
 start of the step) and current (the learner now). With one mini-batch the proximal logprobs are the current ones,
-detached, and no forward pass is made for them. How rows are cut into micro-batches does not change the result. Rows
-without any advantage (groups whose rewards are all equal: many, once a task is nearly solved) have no gradient, so they
-are scored for the record and not differentiated.
+detached, and no forward pass is made for them; `learner.proximal` names other anchors for the loss. How rows are cut
+into micro-batches does not change the result. Rows without any advantage (groups whose rewards are all equal: many,
+once a task is nearly solved) have no gradient, so they are scored for the record and not differentiated.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from asyncrl.config import LearnerConfig
+from asyncrl.learner.approximate_proximal import approximate_proximal
 from asyncrl.learner.backends.protocol import Backend, Packed, Scores
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.diagnostics import effective_sample_size
-from asyncrl.learner.guard import refuse
+from asyncrl.learner.diagnostics import effective_sample_size, sequence_effective_sample_size
+from asyncrl.learner.guard import learning_rate_scale, refuse
 from asyncrl.learner.objective import Norm, Objective
 from asyncrl.learner.packing import pack
 from asyncrl.learner.ragged import row_sum
@@ -38,7 +40,10 @@ class Record:
 
     advantages: Tensor
     proximal: Tensor
-    """[T] float32, like all below but the bools"""
+    """[T] float32, like all below but the bools: the learner at the start of the step; where nobody computed that, at
+    its last update, or as approximated"""
+    anchor: Tensor
+    """What the loss took for it: the behaviour under `learner.proximal: behaviour`, else the same"""
     current: Tensor
     entropy: Tensor
     weights: Tensor
@@ -52,6 +57,8 @@ class Record:
     policy_loss: float = 0.0
     grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0
+    lr_scale: float = 1.0
+    """Of the last update, under `learner.ess_lr`"""
     proximal_s: float = 0.0
 
 
@@ -75,7 +82,7 @@ def train_step(
     plans = [_plan(batch, rows, limit, advantages if objective.linear_in_advantage else None) for rows in updates]
     # Several updates move the current policy away from the proximal one; what spans rows needs all of them at once.
     spans_passes = not objective.row_by_row and any(len(plan.parts) > 1 for plan in plans)
-    known = len(updates) > 1 or spans_passes or advantages is None
+    known = advantages is None or (learner.proximal == "recompute" and (len(updates) > 1 or spans_passes))
     proximal = _score_all(backend, batch, plans) if known else None
     if advantages is None:
         advantages = objective.advantages(batch, proximal)
@@ -84,10 +91,11 @@ def train_step(
     reference = _score_all(backend, batch, plans, reference=True) if learner.kl_coef > 0 else None
 
     why = ""
+    anchor = _anchor(learner, proximal, version, several=len(updates) > 1)
     if len(updates) > 1:
         backend.mark()
     for i, (rows, plan) in enumerate(zip(updates, plans, strict=True)):
-        pass_ = _Pass(backend, objective, batch, learner, record, proximal, reference, rows, plan, (version, i))
+        pass_ = _Pass(backend, objective, batch, learner, record, proximal, anchor, reference, rows, plan, (version, i))
         pass_.whole(first=i == 0) if not objective.row_by_row else pass_.by_parts()
         norm = backend.clip(learner.max_grad_norm)
         record.grad_norms.append(norm)
@@ -98,7 +106,8 @@ def train_step(
             if i > 0:
                 backend.rollback()
             break
-        record.lr = learning_rate(
+        record.lr_scale = _lr_scale(backend, learner, batch.take(rows), record.current[pass_.tokens])
+        record.lr = record.lr_scale * learning_rate(
             version * learner.minibatches + i,
             learner.steps * learner.minibatches,
             peak=learner.lr,
@@ -120,13 +129,14 @@ class _Pass:
         learner: LearnerConfig,
         record: Record,
         proximal: Tensor | None,
+        anchor: _Anchor,
         reference: Tensor | None,
         rows: Tensor,
         plan: _Plan,
         seed: tuple[int, int],
     ) -> None:
         self._backend, self._objective, self._batch, self._learner = backend, objective, batch, learner
-        self._record, self._proximal, self._reference = record, proximal, reference
+        self._record, self._proximal, self._anchor, self._reference = record, proximal, anchor, reference
         self._parts, self._silent = plan.parts, plan.silent
         self._minibatch = batch.take(rows)
         self.tokens = batch.tokens_of(rows)
@@ -164,8 +174,8 @@ class _Pass:
 
             self._backend.accumulate(self._packed(), direct)
             return
-        assert self._proximal is not None
-        seen = self._proximal if first else _score_all(self._backend, self._batch, [_Plan(self._parts, [])])
+        known = self._proximal if first else None
+        seen = _score_all(self._backend, self._batch, [_Plan(self._parts, [])]) if known is None else known
         current = seen[self.tokens].clone().requires_grad_()
         self._evaluate(self._minibatch, self.tokens, current, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
         slope = torch.zeros_like(seen)
@@ -183,12 +193,12 @@ class _Pass:
 
     def _evaluate(self, rows: Batch, t: Tensor, current: Tensor, norm: Norm) -> Tensor:
         record = self._record
-        proximal = current.detach() if self._proximal is None else self._proximal[t]
+        anchor = self._anchor(rows, t, current.detach())
         reference = None if self._reference is None else self._reference[t]
-        found = self._objective.evaluate(
-            rows, record.advantages[t], current, proximal, reference, norm, self._generator
-        )
-        record.proximal[t], record.current[t] = proximal, current.detach()
+        found = self._objective.evaluate(rows, record.advantages[t], current, anchor, reference, norm, self._generator)
+        record.anchor[t], record.current[t] = anchor, current.detach()
+        if self._proximal is None:
+            record.proximal[t] = current.detach() if self._learner.proximal == "behaviour" else anchor
         record.weights[t], record.keep[t], record.clipped[t] = found.weights, found.keep, found.clipped
         if found.reference_kl is not None:
             record.reference_kl[t] = found.reference_kl
@@ -206,6 +216,29 @@ class _Pass:
 
     def _packed(self) -> list[Packed]:
         return [self._batch.take(rows).packed() for rows in self._parts]
+
+
+_Anchor = Callable[[Batch, Tensor, Tensor], Tensor]
+"""(rows, their tokens' indices [t], current[t] detached) -> what the loss takes for the proximal logprobs [t]"""
+
+
+def _anchor(learner: LearnerConfig, proximal: Tensor | None, version: int, *, several: bool) -> _Anchor:
+    if learner.proximal == "behaviour":
+        return lambda rows, t, current: rows.behaviour
+    if proximal is not None:
+        return lambda rows, t, current: proximal[t]
+    if several:
+        return lambda rows, t, current: approximate_proximal(rows.behaviour, current, rows.versions, version)
+    return lambda rows, t, current: current
+
+
+def _lr_scale(backend: Backend, learner: LearnerConfig, rows: Batch, current: Tensor) -> float:
+    """The mean over the ranks, so that all take the same step."""
+    if learner.ess_lr == "off":
+        return 1.0
+    ess = sequence_effective_sample_size(current, rows.behaviour, rows.mask, rows.lengths)
+    total, ranks = backend.sum_over_ranks(torch.stack([ess, torch.ones_like(ess)])).tolist()
+    return learning_rate_scale(total / ranks, base_ess=learner.ess_lr_base, rule=learner.ess_lr)
 
 
 def _minibatches(batch: Batch, count: int) -> list[Tensor]:
@@ -258,6 +291,7 @@ def _blank(batch: Batch, advantages: Tensor, proximal: Tensor | None) -> Record:
     return Record(
         advantages=advantages,
         proximal=zeros() if proximal is None else proximal.clone(),
+        anchor=zeros(),
         current=zeros(),
         entropy=zeros(),
         weights=zeros(),

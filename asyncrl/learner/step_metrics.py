@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.diagnostics import mismatch, off_policy
+from asyncrl.learner.diagnostics import mismatch, off_policy, sequence_effective_sample_size
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
 from asyncrl.learner.step import StepResult
@@ -41,9 +41,13 @@ def step_metrics(
         "weights/policy_loss": record.policy_loss,
         "weights/grad_norm": record.grad_norms[-1],
         "weights/lr": record.lr,
+        "weights/lr_scale": record.lr_scale,
         "weights/entropy": float(masked_mean(record.entropy, mask)),
         "weights/reference_kl": float(masked_mean(record.reference_kl, mask)),
         "correction/weights_mean": float(masked_mean(record.weights, mask)),
+        "correction/sequence_ess": float(
+            sequence_effective_sample_size(record.proximal, batch.behaviour, mask, batch.lengths)
+        ),
         "correction/kept": float(share(record.keep, mask)),
         "correction/ratio_mean": float(masked_mean(ratio, mask)),
         "correction/ratio_p99": float(_quantile(ratio[mask], 0.99)),
@@ -72,7 +76,7 @@ def step_metrics(
             values[f"correction/{what}/{of_bucket}".rstrip("/")] = float(value)
     if "correction/mismatch_kl/0" in values:
         values["correction/engine_mismatch_kl"] = values["correction/mismatch_kl/0"]
-    said = objective.metrics(batch, record.advantages, record.current, record.proximal, torch.Generator())
+    said = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
     return values | said | _rewards(trajectories, success)
 
 
