@@ -169,6 +169,11 @@ class Buffer:
             )
         if not path.is_dir():
             raise Refused("bad_checkpoint", f"{path} is no folder on the buffer's host")
+        live = self.database.path.parent.resolve()
+        if (path / "buffer").resolve() in (live, *live.parents):
+            raise Refused(
+                "bad_checkpoint", f"{path}/buffer holds the live ledger: a checkpoint has a folder of its own"
+            )
         self.commit(now)
         self._retention.snapshot(path, batch)
         # The learner gives a checkpoint its final name after this answer, so the one before it may yet be needed.

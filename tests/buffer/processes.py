@@ -49,7 +49,7 @@ class BufferProcess:
         self.process.kill()
         self.process.wait(10)
 
-    def client(self, identity: str = "test", deadline_s: float = 20.0) -> BufferClient:
+    def client(self, identity: str = "test", deadline_s: float = 60.0) -> BufferClient:
         self.clients.append(BufferClient(self.address, identity=identity, deadline_s=deadline_s))
         return self.clients[-1]
 

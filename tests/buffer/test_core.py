@@ -500,7 +500,7 @@ def test_draws_are_neither_skipped_nor_repeated(tmp_path: Path) -> None:
 
 
 def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> None:
-    buffer = open_buffer(tmp_path / "live")
+    buffer = open_buffer(tmp_path / "buffer")
     incarnation = learner(buffer)
     payloads = buffer.database.payloads
     for b in range(4):
@@ -510,6 +510,8 @@ def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> No
         target.mkdir()
         buffer.checkpointed(0, incarnation, b + 1, b + 1, target)
         buffer.checkpointed(0, incarnation, b + 1, b + 1, target)
+    with pytest.raises(Refused, match="the live ledger"):
+        buffer.checkpointed(0, incarnation, 4, 4, tmp_path)
     assert len(payloads.segments) < 5
     again = learner(buffer, version=3, batch=3, branch=0)
     assert len(buffer.share(buffer.batch(0, again, 3), 0, 1)) == 4  # still needed
