@@ -139,9 +139,11 @@ def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     for role in ("actor-0", "buffer", "learner"):
         before, had = pid(run, role), steps(run)
         os.kill(before, signal.SIGKILL)
-        assert until(lambda role=role, before=before: pid(run, role) != before), f"{role} was not started again"
+        assert until(lambda role=role, before=before: pid(run, role) != before), (
+            f"{role} stays dead\n{output(launcher)}"
+        )
         # The learner redoes what came after its checkpoint.
-        assert until(lambda had=had: steps(run) >= had + 6), f"nothing is trained after {role} died"
+        assert until(lambda had=had: steps(run) >= had + 6), f"stuck after {role} died\n{output(launcher)}"
     trained = steps(run)
     launcher.send_signal(signal.SIGINT)
     out, _ = launcher.communicate(timeout=DEADLINE_S)
