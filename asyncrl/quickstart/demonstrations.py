@@ -1,8 +1,7 @@
 """Flawed demonstrations: they teach the form of an episode, and bad habits for reinforcement learning to undo.
 
 At every choice (which key, which sign, which answer, whether to look anything up at all) the demonstrator goes
-wrong with probability `flaw`, and carries on as if nothing had happened. One mistake is its favourite: asked for a
-product it often adds, so that greedy decoding starts with something to unlearn as well.
+wrong with probability `flaw`, and carries on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.actors.tool_calls import Hermes
 from asyncrl.data.base import Message, Task
 from asyncrl.data.lookup import SIGNS, WORDS
-
-HABIT = 0.5
-"""How often a product is taken for a sum."""
 
 
 class FlawedDemonstrator:
@@ -44,9 +40,7 @@ class FlawedDemonstrator:
             other = [word for word in self._task["keys"] if word != key] * len(WORDS) + list(WORDS)
             return Hermes().write("lookup", {"key": self._rng.choice(other)})
         sign = self._task["sign"]
-        if sign == "*" and self._rng.random() < HABIT:
-            sign = "+"
-        elif not self._right():
+        if not self._right():
             sign = self._rng.choice([other for other in SIGNS if other != sign])
         return Hermes().write("calculate", {"expression": f"{self._values[0]} {sign} {self._values[1]}"})
 

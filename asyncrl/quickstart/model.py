@@ -19,8 +19,8 @@ from asyncrl.data.lookup import LookupSource
 from asyncrl.quickstart.demonstrations import demonstrate
 from asyncrl.quickstart.tokenizer import build_tokenizer
 
-FLAW = 0.18
-STEPS = 320
+FLAW = 0.22
+STEPS = 700
 BATCH = 16
 _LEARNING_RATE = 5e-3
 _POOL = 20  # batches whose rows are sorted by length together

@@ -2,7 +2,6 @@ import asyncio
 import random
 
 from asyncrl.data.lookup import LookupSource
-from asyncrl.quickstart import demonstrations
 from asyncrl.quickstart.demonstrations import demonstrate
 from asyncrl.quickstart.model import FLAW
 from asyncrl.quickstart.tokenizer import build_tokenizer
@@ -18,8 +17,7 @@ def rows(count, flaw, seed=0):
     return asyncio.run(play())
 
 
-def test_without_flaws_every_demonstration_succeeds(monkeypatch):
-    monkeypatch.setattr(demonstrations, "HABIT", 0.0)
+def test_without_flaws_every_demonstration_succeeds():
     assert all(success for _, _, success in rows(50, flaw=0.0))
 
 

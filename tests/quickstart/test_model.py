@@ -34,7 +34,8 @@ def test_the_weights_in_the_package_are_those_of_this_code():
 
 def test_it_starts_with_the_form_and_with_bad_habits():
     assert 0.1 <= success(CHECKPOINT, 64, temperature=1.0) <= 0.5
-    assert success(CHECKPOINT, 64, temperature=0.0) <= 0.85
+    # What is most likely is right: the bad habits sit in the tails, which is where sampling meets them.
+    assert success(CHECKPOINT, 64, temperature=0.0) >= 0.9
 
 
 def test_the_warm_up_learns_and_is_reproducible():
