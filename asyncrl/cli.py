@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -167,6 +167,49 @@ def status(words: list[str]) -> int:
     return 0
 
 
+def audit(words: list[str]) -> int:
+    """Proves a run's account from independent witnesses; `--step N` shows what fed a training step."""
+
+    @dataclass(frozen=True)
+    class Audit:
+        run: Annotated[
+            tyro.conf.Positional[Path], Arg(help="A run folder: of a run that is over, or not.", metavar="RUN")
+        ]
+        step: Annotated[int | None, Arg(help="Show the trajectories of this training step instead.", metavar="N")] = (
+            None
+        )
+        format: Annotated[
+            Literal["text", "json", "parquet"], Arg(help="parquet: one row per trajectory and use; needs pyarrow.")
+        ] = "text"
+        out: Annotated[
+            Path | None, Arg(help="Write here; default: the screen, for parquet RUN/audit.parquet.", metavar="FILE")
+        ] = None
+
+    options = tyro.cli(Audit, args=words, prog="asyncrl audit", description=audit.__doc__)
+    from asyncrl.audit.command import audit as run_audit
+    from asyncrl.run_folder import RunFolder
+
+    return run_audit(RunFolder.existing(options.run), step=options.step, format=options.format, out=options.out)
+
+
+def replay(words: list[str]) -> int:
+    """Trains again on the recorded batches, without actors, and compares the weights bit by bit."""
+
+    @dataclass(frozen=True)
+    class Replay:
+        run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
+        from_step: Annotated[
+            int, Arg(help="Begin at the checkpoint of this training step; 0: at the initial model.", metavar="K")
+        ] = 0
+        to_step: Annotated[int | None, Arg(help="End after this training step; default: the last.", metavar="N")] = None
+
+    options = tyro.cli(Replay, args=words, prog="asyncrl replay", description=replay.__doc__)
+    from asyncrl.audit.replay import replay as run_replay
+    from asyncrl.run_folder import RunFolder
+
+    return run_replay(RunFolder.existing(options.run), from_step=options.from_step, to_step=options.to_step)
+
+
 def envs(words: list[str]) -> int:
     """Lists the environments and task sources that come with asyncrl."""
 
@@ -190,6 +233,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": evaluate,
     "dashboard": dashboard,
     "status": status,
+    "audit": audit,
+    "replay": replay,
     "envs": envs,
 }
 

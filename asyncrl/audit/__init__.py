@@ -1,0 +1,1 @@
+"""Compares what independent witnesses say about a run: `asyncrl audit` and `asyncrl replay`."""

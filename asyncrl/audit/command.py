@@ -1,0 +1,130 @@
+"""`asyncrl audit`: hear the witnesses, compare them, print the account and the verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from asyncrl.audit import rows
+from asyncrl.audit.checks import Violation, violations
+from asyncrl.audit.figures import Figures, figures
+from asyncrl.audit.parquet import write_parquet
+from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.witnesses import buffer_folder, gather
+from asyncrl.config import Config
+from asyncrl.run_folder import RunFolder
+
+Format = Literal["text", "json", "parquet"]
+SHOWN = 20
+"""Violations printed as text; JSON has all of them."""
+
+
+def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", out: Path | None = None) -> int:
+    """Prints to the screen, or writes `out` (default of parquet: audit.parquet in the run folder); gives the exit code:
+    1 when a witness contradicts another. Raises RunError, ConfigError when one cannot be heard at all."""
+    config = run.load_config()
+    with closing(PayloadFiles(buffer_folder(run, config) / "payloads")) as payloads:
+        evidence = gather(run, config, payloads)
+        if step is not None:
+            fed = rows.of_step(evidence, step)
+            _give(fed, "\n".join(_step_lines(step, fed, config)), format, out, run)
+            return 0
+        found = list(violations(evidence))
+    about = figures(evidence)
+    said: dict[str, Any] = {"run": str(run.path), "holds": not found, "violations": [asdict(v) for v in found]}
+    lines = [*_lines(run, about, config), "", *_verdict(found)]
+    if format == "parquet":
+        _give(rows.of_run(evidence), "", format, out, run)
+        print("\n".join(_verdict(found)))
+    else:
+        _give(said | asdict(about), "\n".join(lines), format, out, run)
+    return 1 if found else 0
+
+
+def _give(found: Any, text: str, format: Format, out: Path | None, run: RunFolder) -> None:
+    if format == "parquet":
+        path = out or run.path / "audit.parquet"
+        write_parquet(found, path)
+        print(f"{len(found)} rows in {path}")
+        return
+    if format == "json":
+        text = json.dumps(found, indent=1)
+    if out is None:
+        print(text)
+    else:
+        out.write_text(text + "\n")
+
+
+def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
+    n = f.witnesses
+    yield f"run               {run.path}"
+    yield f"ledger            {n['groups']} groups, {n['trajectories']} trajectories, {n['batches']} batches"
+    yield f"data seed         {config.data.seed}: {n['draws']} draws made again from it"
+    yield f"actors' logs      {n['acknowledgements']} acknowledgements of {_some(n['actors'], 'actor')}"
+    yield f"learner's lists   {n['listed_batches']} batches in {_some(n['checkpoints'], 'checkpoint')}"
+    yield f"payloads          {n['payloads_kept']} decoded, {n['payloads_reclaimed']} reclaimed"
+    yield ""
+    for branch, counts in f.equation.items():
+        dropped = {name: k for name, k in counts.items() if name.startswith("dropped")}
+        parts = [
+            f"{state.replace('_', ' ')} {counts[state]}" for state in ("in_flight", "waiting", "assigned", "trained")
+        ]
+        parts.append(f"dropped {sum(dropped.values())}")
+        yield f"branch {branch:<10} issued {counts['issued']} = {' + '.join(parts)}"
+        for name, k in dropped.items():
+            yield f"{'':<18}{name.removeprefix('dropped: ')} {k}"
+    yield f"batches           {_listed(f.outcomes)}"
+    yield f"uses              {_listed(f.uses, '{1} groups {0}x')} (at most {config.buffer.max_uses})"
+    yield f"staleness         {_listed(f.staleness, 'age {}: {}')} (uses; at most {config.buffer.max_staleness})"
+    yield f"attempts          {_listed(f.attempts)}"
+    yield f"puts beside these {_listed(f.puts)}"
+    yield f"lost, allowed     {_listed(f.lost)}; stored and in no actor's log {f.unlogged}"
+    yield ""
+    yield f"{'trajectories':<18}{'count':>8}{'length':>9}{'turns':>8}{'reward':>9}  environments"
+    for fate, b in f.bias.items():
+        means = (
+            f"{b['length']:>9.1f}{b['turns']:>8.2f}{b['reward']:>9.3f}" if b["count"] else f"{'-':>9}{'-':>8}{'-':>9}"
+        )
+        yield f"{fate:<18}{b['count']:>8}{means}  {_listed(b['environments'])}".rstrip()
+
+
+def _verdict(found: list[Violation]) -> Iterator[str]:
+    if not found:
+        yield "audit: every witness agrees"
+        return
+    yield f"audit: VIOLATION of {found[0]}"
+    for violation in found[1:SHOWN]:
+        yield f"  also {violation}"
+    if len(found) > SHOWN:
+        yield f"  and {len(found) - SHOWN} more (--format json lists them)"
+
+
+def _step_lines(step: int, fed: list[dict[str, Any]], config: Config) -> Iterator[str]:
+    yield f"step {step}: batch {fed[0]['batch']}, trained on version {fed[0]['version']}, {len(fed)} trajectories"
+    yield (
+        f"{'trajectory':<14}{'actor':<12}"
+        + f"{'staleness':>9}{'weight':>9}{'reward':>8}{'tokens':>8}{'turns':>6}  versions"
+    )
+    for row in fed:
+        name = f"{row['branch']}.{row['group']}.{row['index']}"
+        weight = "-" if row["importance_weight"] is None else f"{row['importance_weight']:.4f}"
+        versions = " ".join(f"{v}:{k}" for v, k in zip(row["versions"], row["version_tokens"], strict=True))
+        yield (
+            f"{name:<14}{row['actor']:<12}{row['staleness']:>9}{weight:>9}{row['reward']:>8.3f}"
+            f"{row['policy_tokens']:>8}{row['turns']:>6}  {versions}"
+        )
+    yield ""
+    yield "weight: the mean importance weight of a trajectory's tokens, from the learner's list in its next checkpoint"
+    yield "versions: policy version that sampled, and how many tokens"
+
+
+def _listed(counts: Mapping[str, Any], form: str = "{} {}") -> str:
+    return ", ".join(form.format(name, n) for name, n in counts.items()) or "none"
+
+
+def _some(n: int, thing: str) -> str:
+    return f"{n} {thing}{'' if n == 1 else 's'}"

@@ -1,0 +1,227 @@
+"""The buffer's ledger as plain rows, read without the code that wrote it, and without disturbing a writer.
+
+One read transaction: what a live buffer writes meanwhile is not seen, and the buffer does not wait for it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffer import schema
+from asyncrl.errors import RunError
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    branch: int
+    parent: int | None
+    fork_batch: int
+    fork_version: int
+    why: str
+
+    @property
+    def restored(self) -> bool:
+        """The ledger came from a checkpoint: what was recorded after it went down with its host."""
+        return self.why.startswith("the ledger was restored")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    number: int
+    branch: int
+    draw: int
+    replaces: int | None
+    task_id: str
+    size: int
+    state: str
+    reason: str | None
+    weight: float
+    uses: int
+    put_back: bool
+    payload: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    group: int
+    index: int
+    attempt: int
+    actor: str
+    min_version: int
+    ended: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRow:
+    group: int
+    index: int
+    attempt: int
+    actor: str
+    digest: str
+    segment: int
+    start: int
+    bytes: int
+    crc: int
+    tokens: int
+    policy_tokens: int
+    turns: int
+    reward: float
+    env: str
+    stop_reason: str
+    versions: tuple[tuple[int, int], ...]
+    """(policy version, policy tokens of it), oldest first"""
+
+    @property
+    def oldest(self) -> int:
+        return min((version for version, _ in self.versions), default=-1)
+
+    @property
+    def newest(self) -> int:
+        return max((version for version, _ in self.versions), default=-1)
+
+    def tokens_since(self, version: int) -> int:
+        return sum(count for v, count in self.versions if v >= version)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    serial: int
+    b: int
+    branch: int
+    version: int
+    outcome: str | None
+    released: bool
+    groups: tuple[int, ...]
+    """In training order."""
+
+
+@dataclass(frozen=True)
+class LedgerRows:
+    branches: dict[int, BranchRow]
+    groups: dict[int, GroupRow]
+    """By number, in issue order."""
+    attempts: dict[tuple[int, int], list[AttemptRow]]
+    """By (group, index), in order."""
+    trajectories: dict[tuple[int, int], TrajectoryRow]
+    batches: list[BatchRow]
+    """All that were ever fixed, in order."""
+    published: dict[tuple[int, int], str]
+    """Digest of the weights by (branch, version)."""
+    counters: dict[tuple[int, str], int]
+    """By (branch, name)."""
+    next_draw: int
+
+    @cached_property
+    def line(self) -> list[BatchRow]:
+        """The batches that the learner's weights come from."""
+        return sorted((batch for batch in self.batches if not batch.released), key=lambda batch: batch.b)
+
+    @cached_property
+    def members(self) -> dict[int, list[TrajectoryRow]]:
+        """Stored trajectories of each group, by index."""
+        found: defaultdict[int, list[TrajectoryRow]] = defaultdict(list)
+        for key in sorted(self.trajectories):
+            found[key[0]].append(self.trajectories[key])
+        return found
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[int, int], BatchRow]:
+        return {(batch.branch, batch.b): batch for batch in self.batches}
+
+    def batch_of(self, branch: int, b: int) -> BatchRow | None:
+        """Batch b as a learner on `branch` knew it: of the branch itself, or of the one that it came from."""
+        at = self.branches.get(branch)
+        while at is not None and at.fork_batch > b and at.parent is not None:
+            at = self.branches.get(at.parent)
+        return None if at is None else self._by_place.get((at.branch, b))
+
+    def name(self, number: int, index: int) -> str:
+        """Of a trajectory, as tickets have it."""
+        group = self.groups.get(number)
+        return f"{'?' if group is None else group.branch}.{number}.{index}"
+
+    def lost_with_host(self, branch: int) -> bool:
+        """Whether what was recorded last on `branch` went down with its host."""
+        return any(b.restored and b.branch > branch for b in self.branches.values())
+
+
+def read_ledger(folder: Path) -> LedgerRows:
+    """Of a finished, a killed or a live run. Raises RunError when there is none, or it cannot be read."""
+    path = folder / "ledger.sqlite"
+    if not path.is_file():
+        raise RunError(f"{folder} holds no ledger (ledger.sqlite): give a run folder whose buffer has started.")
+    # No log beside it: nobody writes, and nothing has to be written in order to read.
+    immutable = "" if path.with_name("ledger.sqlite-wal").exists() else "&immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{immutable}", uri=True)) as db:
+            db.row_factory = sqlite3.Row
+            db.execute("BEGIN")
+            return _rows(db)
+    except (sqlite3.Error, struct.error) as error:
+        raise RunError(
+            f"{path} cannot be read: {error}. If its folder is read-only, audit a copy of the run folder; a damaged "
+            "ledger is restored from the newest checkpoint's buffer/."
+        ) from error
+
+
+def _rows(db: sqlite3.Connection) -> LedgerRows:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version != schema.VERSION:
+        raise sqlite3.DatabaseError(f"it has version {version} of the tables, this asyncrl reads {schema.VERSION}")
+
+    def read(sql: str) -> list[sqlite3.Row]:
+        return db.execute(sql).fetchall()
+
+    uses: defaultdict[int, list[int]] = defaultdict(list)
+    for serial, group in read("SELECT serial, grp FROM uses ORDER BY serial, place"):
+        uses[serial].append(group)
+    attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
+    for row in read(
+        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended FROM attempts ORDER BY 1, 2, 3'
+    ):
+        attempts[row["group"], row["index"]].append(AttemptRow(**dict(row)))
+    next_draw = read("SELECT value FROM kv WHERE key = 'next_draw'")
+    return LedgerRows(
+        branches={
+            row["branch"]: BranchRow(**dict(row))
+            for row in read("SELECT branch, parent, fork_batch, fork_version, why FROM branches ORDER BY branch")
+        },
+        groups={
+            row["number"]: GroupRow(**_with_bools(row, "put_back", "payload"))
+            for row in read(
+                "SELECT number, branch, draw, replaces, task_id, size, state, reason, weight, uses, put_back, payload "
+                "FROM groups ORDER BY number"
+            )
+        },
+        attempts=dict(attempts),
+        trajectories={
+            (row["group"], row["index"]): TrajectoryRow(**(dict(row) | {"versions": _pairs(row["versions"])}))
+            for row in read(
+                'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, crc, versions, '
+                "tokens, policy_tokens, turns, reward, env, stop_reason FROM trajectories"
+            )
+        },
+        batches=[
+            BatchRow(**_with_bools(row, "released"), groups=tuple(uses[row["serial"]]))
+            for row in read("SELECT serial, b, branch, version, outcome, released FROM batches ORDER BY serial")
+        ],
+        published={(b, v): digest for b, v, digest in read("SELECT branch, version, digest FROM published")},
+        counters={(branch, name): value for branch, name, value in read("SELECT branch, name, value FROM counters")},
+        next_draw=int(next_draw[0][0]) if next_draw else 0,
+    )
+
+
+def _with_bools(row: sqlite3.Row, *names: str) -> dict[str, Any]:
+    return dict(row) | {name: bool(row[name]) for name in names}
+
+
+def _pairs(packed: bytes) -> tuple[tuple[int, int], ...]:
+    numbers = iter(struct.unpack(f"<{len(packed) // 8}q", packed))
+    return tuple(zip(numbers, numbers, strict=True))

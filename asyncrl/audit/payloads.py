@@ -1,0 +1,91 @@
+"""The payloads as a witness: every stored byte decoded again and compared with the row about it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
+from asyncrl.buffer.group import version_counts
+from asyncrl.buffer.record import from_record
+from asyncrl.errors import RunError
+from asyncrl.trajectory import Trajectory
+from asyncrl.wire import WireError
+
+
+class PayloadFiles:
+    """Segments, opened at once: one that a live buffer reclaims afterwards can still be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[int, int] = {}
+        for path in sorted(folder.glob("*.segment")):
+            self._find(int(path.stem))
+
+    def read(self, row: TrajectoryRow) -> bytes:
+        """The bytes where the row says they are, fewer where the file ends. Raises FileNotFoundError."""
+        return os.pread(self._find(row.segment), row.bytes, row.start)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            os.close(file)
+        self._open.clear()
+
+    def _find(self, segment: int) -> int:
+        if segment not in self._open:
+            self._open[segment] = os.open(self.folder / f"{segment:08d}.segment", os.O_RDONLY)
+        return self._open[segment]
+
+
+class PayloadDiffers(RunError):
+    """The stored bytes are not what the ledger recorded; says how."""
+
+
+def payloads(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iterator[str]:
+    """A sentence for each payload that should be there and is not, or is another than the ledger's row says."""
+    for number, group in ledger.groups.items():
+        if not group.payload and group.state in ("in_flight", "waiting", "assigned"):
+            yield f"group {number} is {group.state}, and its payload was reclaimed"
+        for row in ledger.members.get(number, ()) if group.payload else ():
+            try:
+                decoded(group, row, read)
+            except PayloadDiffers as error:
+                yield str(error)
+
+
+def decoded(group: GroupRow, row: TrajectoryRow, read: Callable[[TrajectoryRow], bytes]) -> Trajectory:
+    """The trajectory from its bytes. Raises PayloadDiffers."""
+    whose = f"the payload of trajectory {group.branch}.{row.group}.{row.index}"
+    where = f"segment {row.segment}"
+    try:
+        record = read(row)
+    except FileNotFoundError as error:
+        raise PayloadDiffers(f"{whose} is missing: there is no {where}") from error
+    if len(record) != row.bytes:
+        raise PayloadDiffers(f"{whose} is missing: {where} ends before byte {row.start + row.bytes}")
+    if zlib.crc32(record) != row.crc:
+        raise PayloadDiffers(f"{whose} was changed: the bytes in {where} have another checksum")
+    try:
+        t = from_record(record)
+    except WireError as error:
+        raise PayloadDiffers(f"{whose} cannot be decoded: {error}") from error
+    said = {
+        "id": (str(t.id), f"{group.branch}.{row.group}.{row.index}"),
+        "attempt": (t.attempt, row.attempt),
+        "actor": (t.actor, row.actor),
+        "task": (t.task_id, group.task_id),
+        "versions": (version_counts(t), row.versions),
+        "tokens": (t.num_tokens, row.tokens),
+        "policy tokens": (t.num_policy_tokens, row.policy_tokens),
+        "turns": (t.turns, row.turns),
+        "reward": (t.reward, row.reward),
+        "environment": (t.env, row.env),
+        "stop reason": (t.stop_reason, row.stop_reason),
+        "digest": (t.digest(), row.digest),
+    }
+    for what, (here, there) in said.items():
+        if here != there:
+            raise PayloadDiffers(f"{whose} has {what} {here}, the ledger says {there}")
+    return t

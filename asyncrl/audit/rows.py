@@ -1,0 +1,80 @@
+"""One row per trajectory: of a whole run, or of those that fed one training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.audit.ledger import BatchRow, TrajectoryRow
+from asyncrl.audit.witnesses import Evidence
+from asyncrl.errors import ConfigError
+
+
+def of_step(evidence: Evidence, step: int) -> list[dict[str, Any]]:
+    """The trajectories of training step 1, 2, ..., in the order of training: the step that made version `step`.
+
+    Raises ConfigError when the run has no such step.
+    """
+    ledger = evidence.ledger
+    applied = [batch for batch in ledger.line if batch.outcome == "applied"]
+    batch = next((batch for batch in applied if batch.version + 1 == step), None)
+    if batch is None:
+        raise ConfigError(f"--step is {step}; the run has applied the training steps 1 to {len(applied)}.")
+    return [_row(evidence, row, batch) for number in batch.groups for row in ledger.members.get(number, ())]
+
+
+def of_run(evidence: Evidence) -> list[dict[str, Any]]:
+    """Every stored trajectory, in issue order; one row per use of it, one without a batch if there is none."""
+    ledger = evidence.ledger
+    batches: dict[int, list[BatchRow | None]] = {}
+    for batch in ledger.line:
+        for number in batch.groups:
+            batches.setdefault(number, []).append(batch)
+    return [
+        _row(evidence, ledger.trajectories[key], batch)
+        for key in sorted(ledger.trajectories)
+        for batch in batches.get(key[0]) or [None]
+    ]
+
+
+def importance_weight(evidence: Evidence, row: TrajectoryRow, batch: BatchRow) -> float | None:
+    """As the learner's newest list that knows the batch says; None before the next checkpoint."""
+    for said in reversed(evidence.lists):
+        if evidence.ledger.batch_of(said.branch, batch.b) is batch and batch.b < len(said.done):
+            weights = said.done[batch.b].weights.get(row.group, ())
+            return weights[row.index] if row.index < len(weights) else None
+    return None
+
+
+def _row(evidence: Evidence, row: TrajectoryRow, batch: BatchRow | None) -> dict[str, Any]:
+    group = evidence.ledger.groups[row.group]
+    found: dict[str, Any] = {
+        "branch": group.branch,
+        "group": row.group,
+        "index": row.index,
+        "attempt": row.attempt,
+        "actor": row.actor,
+        "task": group.task_id,
+        "draw": group.draw,
+        "state": group.state,
+        "reason": group.reason,
+        "batch": None,
+        "version": None,
+        "staleness": None,
+        "importance_weight": None,
+        "group_weight": group.weight,
+        "versions": [version for version, _ in row.versions],
+        "version_tokens": [count for _, count in row.versions],
+        "policy_tokens": row.policy_tokens,
+        "tokens": row.tokens,
+        "turns": row.turns,
+        "reward": row.reward,
+        "env": row.env,
+        "stop_reason": row.stop_reason,
+        "digest": row.digest,
+        "payload": group.payload,
+    }
+    if batch is not None:
+        weight = importance_weight(evidence, row, batch)
+        age = batch.version - row.oldest
+        found |= {"batch": batch.b, "version": batch.version, "staleness": age, "importance_weight": weight}
+    return found

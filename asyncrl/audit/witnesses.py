@@ -1,0 +1,126 @@
+"""The witnesses of a run, each read from its own place: none of them can have been altered by another's mistake.
+
+the data seed          which task every draw must have been        buffer/cursor.py, the task source
+the actors' logs       what each was told is stored                acks/<actor>.jsonl
+the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
+the payloads           what was stored, byte by byte               buffer/payloads/*.segment
+the ledger             the account that all of them must support   buffer/ledger.sqlite
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
+from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.buffer.cursor import open_source
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.learner.checkpoints import Done, complete, read_list
+from asyncrl.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One line of an actor's log."""
+
+    branch: int
+    group: int
+    index: int
+    attempt: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class AckLines:
+    actor: str
+    acks: list[Ack]
+    missing: list[int]
+    """Numbers of lines that are not there."""
+    unreadable: list[int]
+    """Lines, from 1, that are no acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerList:
+    """What the learner says it has done, in one checkpoint."""
+
+    checkpoint: str
+    branch: int
+    batch: int
+    """The one it wants next: the list names those before it."""
+    done: list[Done]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the run's configuration allows."""
+
+    groups_per_step: int
+    max_uses: int
+    max_staleness: int
+    over_age: str
+    mask_min_kept: float
+
+    @classmethod
+    def of(cls, c: Config) -> Limits:
+        b = c.buffer
+        return cls(c.learner.groups_per_step, b.max_uses, b.max_staleness, b.over_age, b.mask_min_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    ledger: LedgerRows
+    acks: list[AckLines]
+    lists: list[LearnerList]
+    """Oldest first."""
+    task_of: Callable[[int], str]
+    """Id of the task at a draw, recomputed from the data seed."""
+    payload: Callable[[TrajectoryRow], bytes]
+    limits: Limits
+
+
+def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
+    """Raises RunError, ConfigError when a witness cannot be heard at all. The ledger comes last: on a live run it then
+    knows everything that the others say."""
+    acks = [read_acks(path) for path in sorted(run.acks.glob("*.jsonl"))]
+    lists = [found for path in complete(run.checkpoints) if (found := _list(path)) is not None]
+    source = open_source(config)
+    ledger = read_ledger(buffer_folder(run, config))
+    return Evidence(ledger, acks, lists, lambda draw: str(source.task(draw)["id"]), payloads.read, Limits.of(config))
+
+
+def buffer_folder(run: RunFolder, config: Config) -> Path:
+    return Path(config.buffer.dir) if config.buffer.dir else run.buffer
+
+
+def read_acks(path: Path) -> AckLines:
+    """A last line without its end is not read: it was cut off by a power cut, or is being written."""
+    found: list[Ack] = []
+    missing: list[int] = []
+    unreadable: list[int] = []
+    expected = 0
+    for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
+        try:
+            said = json.loads(line)
+            n = int(said.pop("n"))
+            found.append(Ack(**said))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            unreadable.append(number)
+            n = expected
+        missing.extend(range(expected, n))
+        expected = n + 1
+    return AckLines(path.stem, found, missing, unreadable)
+
+
+def _list(path: Path) -> LearnerList | None:
+    try:
+        state, done = read_list(path)
+    except RunError:
+        if not path.exists():
+            return None  # a live learner let it go
+        raise
+    return LearnerList(path.name, state.branch, state.batch, done)
