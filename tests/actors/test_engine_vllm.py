@@ -17,15 +17,16 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
 from engine_conformance import *  # noqa: F403
-from engine_conformance import HeldWeights, Subject, judge, play, prompts, sampling
+from engine_conformance import HeldWeights, Subject, all_of, judge, play, prompts, sampling
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation
+from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
 from asyncrl.actors.engines.vllm import VLLMEngine
 from asyncrl.actors.engines.vllm_settings import VLLMSettings
 from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 
 pytestmark = pytest.mark.timeout(300)
+torch.set_num_threads(1)
 
 VOCAB, MAX_TOKENS = 64, 256
 SIZES = {
@@ -68,9 +69,9 @@ class Shared:
         return {name: now[name] - self._before[name] if name == "generated" else now[name] for name in now}
 
 
-def settings(folder: Path, tied: bool = True) -> VLLMSettings:
+def settings(folder: Path, tied: bool = True, **args: Any) -> VLLMSettings:
     tiny(0, tied).save_pretrained(folder)
-    return VLLMSettings(model=folder, dtype="float32", slots=64, max_tokens=MAX_TOKENS, kv_gb=0.25)
+    return VLLMSettings(folder, "float32", slots=64, max_tokens=MAX_TOKENS, kv_gb=0.25, args=args)
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +93,33 @@ def subject(running: Subject, request: pytest.FixtureRequest, monkeypatch: pytes
     return running
 
 
+def test_truncated_sampling_reports_the_probability_within_what_is_left(subject: Subject) -> None:
+    asked = [([5, 6], Sampling(30, 0.8, (), 1, top_k=1)), ([5, 6], Sampling(30, 0.8, (), 1, top_p=0.5))]
+    asked.append(([5, 6], sampling(1, n=30)))
+    single, nucleus, whole = play(subject, lambda e: all_of(e, asked))
+    np.testing.assert_allclose(single.logprobs, 0.0, atol=1e-6)
+    np.testing.assert_allclose(whole.logprobs, judge(subject.model, [5, 6], whole.token_ids, 1.0), atol=1e-4)
+    ids = [5, 6, *nucleus.token_ids.tolist()]
+    with torch.no_grad():
+        probabilities = torch.softmax(subject.model(torch.tensor([ids])).logits[0, 1:-1] / 0.8, -1)
+    for p, token, logprob in zip(probabilities, nucleus.token_ids, nucleus.logprobs, strict=True):
+        ranked, order = p.sort(descending=True)
+        kept = int((ranked.cumsum(0) - ranked < 0.5).sum())
+        assert token in order[:kept]
+        assert abs(float(torch.log(p[int(token)] / ranked[:kept].sum())) - logprob) < 1e-4
+
+
 def leftovers() -> list[psutil.Process]:
     """The engines' processes that this one has, now."""
     found = psutil.Process().children(recursive=True)
     return [p for p in found if "resource_tracker" not in " ".join(p.cmdline())]
 
 
+# Here it is the last test of the engine that they share: pytest goes by the place of the name.
+del test_closing_ends_what_runs  # noqa: F821
+
+
 def test_closing_ends_what_runs(running: Subject) -> None:
-    """The last test of the shared engine."""
     engine: Any = running.make()
 
     async def scenario(_: Engine) -> list[psutil.Process]:
@@ -117,12 +137,13 @@ def test_closing_ends_what_runs(running: Subject) -> None:
     started = play(running, scenario)
     assert started
     assert not psutil.wait_procs(started, timeout=5)[1]
-    assert not engine._engine._folder.exists()
 
 
-def test_published_weights_of_a_model_with_a_head_of_its_own_and_the_death_of_the_core(tmp_path: Path) -> None:
-    """From the published file, and from the mapping when the publisher has removed that already."""
-    engine = VLLMEngine(settings(tmp_path / "model", tied=False))
+def test_an_engine_of_its_own(tmp_path: Path) -> None:
+    """What needs one, in one test, because it takes seconds to start: a model whose head is not tied; weights from the
+    published file, and from the mapping when the publisher has removed that already; too little KV cache; the death of
+    the engine core."""
+    engine = VLLMEngine(settings(tmp_path / "model", tied=False, num_gpu_blocks_override=24))
     subject = Subject(lambda: engine, tiny(0, tied=False), tiny(1, tied=False), VOCAB, MAX_TOKENS)
     prompt = prompts(subject, 1)[0]
     publisher = ShmPublisher(tmp_path / "weights", keep=1)
@@ -139,6 +160,8 @@ def test_published_weights_of_a_model_with_a_head_of_its_own_and_the_death_of_th
             await engine.resume()
             weights.close()
             outs.append(await engine.generate(f"after{version}", prompt, sampling(version)))
+        outs += await all_of(engine, [(prompt, sampling(i, n=150)) for i in range(16)])
+        assert engine.load_stats()["preempted"] > 0
         begun = [asyncio.ensure_future(engine.generate(f"r{i}", [1], sampling(n=MAX_TOKENS))) for i in range(100)]
         await asyncio.sleep(0.1)
         for process in leftovers():
@@ -151,8 +174,9 @@ def test_published_weights_of_a_model_with_a_head_of_its_own_and_the_death_of_th
         return outs
 
     outs = play(subject, scenario)
-    for version, (model, out) in enumerate(zip((subject.other, subject.model), outs, strict=True), 1):
-        assert set(out.versions.tolist()) == {version}
+    for i, out in enumerate(outs):
+        assert set(out.versions.tolist()) == {1 if i == 0 else 2}
+        model = subject.other if i == 0 else subject.model
         np.testing.assert_allclose(out.logprobs, judge(model, prompt, out.token_ids, 1.0), atol=1e-4)
     assert not leftovers()
 

@@ -12,41 +12,28 @@ Requests are kept over a pause. While paused, new ones wait here: what they comp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-import logging
 import os
-import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
-import psutil
 
 from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.engines.vllm_board import EXTRA, Board
-from asyncrl.actors.engines.vllm_settings import (
-    VLLMSettings,
-    engine_arguments,
-    engine_environment,
-    environment,
-    on_cpu,
-    require_vllm,
-)
+from asyncrl.actors.engines.vllm_process import Stats, end_vllm, start_vllm
+from asyncrl.actors.engines.vllm_settings import VLLMSettings, on_cpu, require_vllm
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights
-
-log = logging.getLogger(__name__)
-
-SHUTDOWN_S = 5.0
-"""What the engine core may take to end in order before it is killed."""
 
 Result = TypeVar("Result")
 
@@ -103,15 +90,14 @@ class VLLMEngine:
         self._shapes = checkpoint_shapes(settings.model)
         self._optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
         self._llm: Any = None
-        self._cpu = False
+        self._cpu = on_cpu()
         self._board: Board | None = None
-        self._folder: Path | None = None
         self._running: dict[str, asyncio.Task[Generation]] = {}
         self._open = asyncio.Event()
         self._closing = False
         self._paused_at: float | None = None
         self._paused_s = 0.0
-        self._stats = _Stats()
+        self._stats = Stats()
 
     @property
     def honours_seeds(self) -> bool:
@@ -121,61 +107,39 @@ class VLLMEngine:
 
     async def start(self) -> None:
         """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it does not."""
-        self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-vllm-", dir=_shared_memory()))
         try:
             await asyncio.to_thread(self._build)
             await self._command("get_supported_tasks", self._llm.get_supported_tasks())
             await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
             if self._settings.record and self._cpu:
-                # Twice as many rows as slots, so that vLLM always has a request waiting to fill a free slot.
-                board = Board(self._folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
-                if all(await self._in_worker("asyncrl_record", str(board.path), board.rows, board.room)):
-                    self._board = board
+                await self._record()
         except BaseException:
             await self.close()
             raise
         self._open.set()
 
     def _build(self) -> None:
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
+        # Not returned: a thread of the pool would hold on to it, and vLLM's destructor fails at interpreter exit.
+        self._llm = start_vllm(self._settings, self._cpu, self._stats)
 
-        from asyncrl.actors.engines.vllm_owned import OwnedMultiprocExecutor, OwnedUniProcExecutor
-
-        self._cpu = on_cpu()
-        arguments = engine_arguments(self._settings, self._cpu)
-        executor = OwnedUniProcExecutor if self._settings.tensor_parallel == 1 else OwnedMultiprocExecutor
-        with environment(engine_environment(self._settings, self._cpu)):
-            try:
-                chosen = AsyncEngineArgs(distributed_executor_backend=executor, **arguments).create_engine_config()
-            except (ValueError, TypeError) as error:
-                raise ConfigError(f"actors.engine_options: vLLM refuses its arguments: {error}") from error
-            try:
-                loggers = [self._stats.factory]
-                self._llm = AsyncLLM.from_vllm_config(chosen, stat_loggers=loggers, disable_log_stats=True)
-            except (RuntimeError, TimeoutError, OSError) as error:
-                raise EngineDied(f"vLLM did not start ({error}); the log says why, above") from error
+    async def _record(self) -> None:
+        # Removed as soon as both processes have it mapped: nothing is left of it, however they end.
+        with _shared_folder() as folder:
+            # Twice as many rows as slots, so that vLLM always has a request waiting to fill a free slot.
+            board = Board(folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
+            if all(await self._in_worker("asyncrl_record", str(board.path), board.rows, board.room)):
+                self._board = board
 
     async def close(self) -> None:
-        """Within about twice SHUTDOWN_S no process of the engine is left."""
         self._closing = True
         self._open.set()
         for task in list(self._running.values()):
             task.cancel()
         llm, self._llm = self._llm, None
         if llm is not None:
-            children = _descendants(llm)
-            try:
-                await asyncio.wait_for(asyncio.to_thread(llm.shutdown, SHUTDOWN_S), 2 * SHUTDOWN_S)
-            except TimeoutError:
-                log.error("vLLM did not end within %g s and is killed", 2 * SHUTDOWN_S)
-            finally:
-                _kill(children)
-                # Now rather than at the interpreter's exit, where vLLM's destructor fails.
-                del llm
-                gc.collect()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            await end_vllm(llm)
+            del llm
+            gc.collect()
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
         self._check_alive()
@@ -279,25 +243,16 @@ class VLLMEngine:
         path: Path | None = getattr(weights, "path", None)
         if path is None or not await self._load_file(path, weights.id.digest):
             # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
-            copy, digest = await asyncio.to_thread(self._write, tensors)
-            try:
+            with _shared_folder() as folder:
+                copy, digest = await asyncio.to_thread(_write, folder, tensors)
                 if not await self._load_file(copy, digest):
                     raise EngineDied(f"vLLM's worker cannot open {copy}: it must run on this host")
-            finally:
-                copy.unlink()
         held = (weights.id.branch, weights.id.version)
         await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
         self.held = held
 
     async def _load_file(self, path: Path, digest: str) -> bool:
         return all(await self._in_worker("asyncrl_load", str(path), digest))
-
-    def _write(self, tensors: Mapping[str, Any]) -> tuple[Path, str]:
-        from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
-
-        assert self._folder is not None
-        id = ShmPublisher(self._folder, keep=1).publish(0, 0, tensors.items())
-        return ShmSubscriber(self._folder).open(verify=False).path, id.digest
 
     async def resume(self) -> None:
         self._check_alive()
@@ -317,6 +272,7 @@ class VLLMEngine:
             "generated": float(self._stats.generated),
             "prefilled": float(self._stats.prefilled),
             "prefix_reused": float(self._stats.prefix_reused),
+            "preempted": float(self._stats.preempted),
         }
 
     async def _in_worker(self, method: str, *args: Any) -> list[bool]:
@@ -339,52 +295,17 @@ class VLLMEngine:
             raise EngineDied("vLLM's engine ended; its log says why")
 
 
-class _Stats:
-    """What vLLM reports after each step, in the shape of its stat loggers."""
+def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:
+    """Path and digest of the file."""
+    from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.kv_use = 0.0
-        self.generated = self.prefilled = self.prefix_reused = 0
-
-    def factory(self, vllm_config: Any, engine_index: int = 0) -> _Stats:
-        return self
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, **others: Any) -> None:
-        if scheduler_stats is not None:
-            self.waiting = scheduler_stats.num_waiting_reqs
-            self.kv_use = scheduler_stats.kv_cache_usage
-        if iteration_stats is not None:
-            self.generated += iteration_stats.num_generation_tokens
-            self.prefilled += iteration_stats.prompt_token_stats.computed
-            self.prefix_reused += iteration_stats.prompt_token_stats.cached_tokens
-
-    def log_engine_initialized(self) -> None: ...
-
-    def log(self) -> None: ...
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None: ...
+    id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())
+    return ShmSubscriber(folder).open(verify=False).path, id.digest
 
 
-def _shared_memory() -> Path | None:
-    folder = Path("/dev/shm")
-    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
-
-
-def _descendants(llm: Any) -> list[psutil.Process]:
-    found = []
-    for core in llm.engine_core.resources.engine_manager.processes:
-        try:
-            process = psutil.Process(core.pid)
-            found += [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def _kill(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+@contextlib.contextmanager
+def _shared_folder() -> Iterator[Path]:
+    """A folder in shared memory, where there is some."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="asyncrl-vllm-", dir=memory) as folder:
+        yield Path(folder)
