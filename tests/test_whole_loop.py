@@ -27,6 +27,8 @@ SMALL = {
     "eval.tasks": 8,
 }
 DEADLINE_S = 110.0
+SLOW_S = 300.0
+"""On a machine that is busy with other things, starting torch takes a minute."""
 Launch = Callable[..., "tuple[subprocess.Popen[str], RunFolder]"]
 
 
@@ -132,18 +134,16 @@ def test_a_run_from_its_first_ticket_to_its_report(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     launcher, run = launch(learner__steps=500, eval__tasks=0)
-    assert until(lambda: steps(run) >= 2), output(launcher)
+    assert until(lambda: steps(run) >= 2, SLOW_S), output(launcher)
     for role in ("actor-0", "buffer", "learner"):
         before, had = pid(run, role), steps(run)
         os.kill(before, signal.SIGKILL)
-        assert until(lambda role=role, before=before: pid(run, role) != before), (
-            f"{role} stays dead\n{output(launcher)}"
-        )
+        assert until(lambda role=role, before=before: pid(run, role) != before), f"{role} is gone\n{output(launcher)}"
         # The learner redoes what came after its checkpoint.
-        assert until(lambda had=had: steps(run) >= had + 6), f"stuck after {role} died\n{output(launcher)}"
+        assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} died\n{output(launcher)}"
     trained = steps(run)
     launcher.send_signal(signal.SIGINT)
     out, _ = launcher.communicate(timeout=DEADLINE_S)
@@ -154,7 +154,7 @@ def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     assert int(saved.name.removeprefix("step-")) >= trained, "a stop in order writes its checkpoint"
 
     launcher, run = launch(resume=True)
-    assert until(lambda: steps(run) >= trained + 3), output(launcher)
+    assert until(lambda: steps(run) >= trained + 3, SLOW_S), output(launcher)
     sockets, shm = run.sockets, run.shm
     launcher.kill()
     launcher.wait(10)
