@@ -50,7 +50,7 @@ class ActorsConfig(Section):
     count: int = Field(1, ge=0)
     """Actor processes."""
     engine: str = "hf"
-    """What generates: `hf` (embedded transformers) or `package.module:Name`."""
+    """What generates: `hf` (embedded transformers), `vllm` (docs/engines.md) or `package.module:Name`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the engine."""
     slots: int = Field(64, ge=1)
