@@ -73,6 +73,10 @@ def load_folder(folder: Path, dtype: torch.dtype | str, says: str) -> PreTrained
             f"{says}, and {folder} holds no causal language model that transformers can load "
             f"({_first_line(error)}). It needs config.json and weights as safetensors."
         ) from error
+    with torch.no_grad():
+        for tensor in (*loaded.parameters(), *loaded.buffers()):
+            # safetensors maps the file: written anew, it would take the weights of a running process with it.
+            tensor.data = tensor.data.clone()
     return loaded
 
 
