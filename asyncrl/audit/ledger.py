@@ -101,6 +101,10 @@ class BatchRow:
     groups: tuple[int, ...]
     """In training order."""
 
+    @property
+    def version_after(self) -> int:
+        return self.version + (self.outcome == "applied")
+
 
 @dataclass(frozen=True)
 class LedgerRows:

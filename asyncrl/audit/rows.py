@@ -16,7 +16,7 @@ def of_step(evidence: Evidence, step: int) -> list[dict[str, Any]]:
     """
     ledger = evidence.ledger
     applied = [batch for batch in ledger.line if batch.outcome == "applied"]
-    batch = next((batch for batch in applied if batch.version + 1 == step), None)
+    batch = next((batch for batch in applied if batch.version_after == step), None)
     if batch is None:
         raise ConfigError(f"--step is {step}; the run has applied the training steps 1 to {len(applied)}.")
     return [_row(evidence, row, batch) for number in batch.groups for row in ledger.members.get(number, ())]

@@ -1,0 +1,219 @@
+"""`asyncrl replay`: the learner once more over the recorded batches, without actors: the same weights, bit by bit?
+
+    checkpoint K (or the initial model) ─> batch b from the payloads ─> train_step ─> weights of version v
+                                                                                        │
+                    the digest under which v was published, the checkpoint of v  <──compared
+
+Everything that trains is the learner's own. On a CPU, at the recorded number of threads, every version must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
+from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
+from asyncrl.audit.witnesses import buffer_folder
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.__main__ import BACKENDS, compute_alike
+from asyncrl.learner.backends.protocol import Backend
+from asyncrl.learner.batch import Batch, flatten
+from asyncrl.learner.checkpoints import complete, read, read_list
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.step import train_step
+from asyncrl.model import load_folder
+from asyncrl.plugins import resolve
+from asyncrl.run_folder import RunFolder
+from asyncrl.weights.shm import ShmPublisher
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The weights after one training step, made again."""
+
+    step: int
+    batch: int | None
+    """None: the weights to begin with."""
+    compared: Mapping[str, bool]
+    """With what (`published`, a checkpoint's name), and whether they are the same."""
+    outcome: str
+
+    @property
+    def identical(self) -> bool:
+        """Nothing speaks against it."""
+        return self.outcome == "applied" and all(self.compared.values())
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{name}: {'identical' if same else 'DIFFERENT'}" for name, same in self.compared.items())
+        ended = "" if self.outcome == "applied" else f"; it ended as {self.outcome}, recorded as applied"
+        made_by = "start" if self.batch is None else f"batch {self.batch}"
+        return f"step {self.step:<6} {made_by:<12} {said or 'nothing to compare with'}{ended}"
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """The batches up to the first whose payloads are not all there."""
+
+    batches: list[BatchRow]
+    why: str
+    """It ends there; empty when it ends with the run."""
+    damaged: bool
+    """A payload that should be there is missing or changed."""
+
+
+def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) -> int:
+    """Prints a line per step; gives the exit code: 0 when every version that can be compared is identical, and every
+    payload that should be there is, unchanged.
+
+    Raises ConfigError for a step without checkpoint, RunError when nothing can be compared.
+    """
+    config = run.load_config()
+    folder = buffer_folder(run, config)
+    ledger = read_ledger(folder)
+    checkpoints = _checkpoints(run, ledger)
+    config = _as_recorded(config, checkpoints, from_step)
+    batches = [b for b in ledger.line if b.outcome == "applied" and b.version >= from_step]
+    batches = [b for b in batches if to_step is None or b.version < to_step]
+    compared = 0
+    with closing(PayloadFiles(folder / "payloads")) as payloads:
+        there = _available(ledger, batches, payloads.read)
+        print(_described(there, batches))
+        for result in replayed(config, ledger, there.batches, payloads.read, checkpoints, from_step):
+            print(result, flush=True)
+            compared += len(result.compared)
+            if not result.identical:
+                began = " (model.path holds another model than the run began with)" if result.step == 0 else ""
+                print(f"replay: DIFFERENT from step {result.step} on{began}")
+                return 1
+    if not there.batches:
+        raise RunError(f"nothing can be replayed from step {from_step} on: {there.why or 'no later step is recorded'}")
+    if there.damaged:
+        print(f"replay: DIFFERENT: {there.why}")
+        return 1
+    print(f"replay: {len(there.batches)} steps, {compared} comparisons, every one bit-identical")
+    return 0
+
+
+def replayed(
+    config: Config,
+    ledger: LedgerRows,
+    batches: list[BatchRow],
+    read_payload: Callable[[TrajectoryRow], bytes],
+    checkpoints: Mapping[int, Path],
+    from_step: int,
+) -> Iterator[Replayed]:
+    """The weights to begin with (checkpoint `from_step`, or the initial model), then those after each batch.
+
+    Ends with the first that differ: all later ones would.
+    """
+    compute_alike(config)
+    backend: Backend = resolve(config.learner.backend, BACKENDS, "learner.backend")(config)
+    objective = Objective(config.learner)
+    if from_step > 0:
+        read(checkpoints[from_step])
+        backend.load(checkpoints[from_step])
+
+    def compared(version: int) -> dict[str, bool]:
+        made_by = next((b for b in ledger.line if b.version_after == version and b.outcome == "applied"), None)
+        published = ledger.published.get((made_by.branch if made_by else 0, version))
+        found = {} if published is None else {"published": _digest(backend) == published}
+        if version in checkpoints:
+            found[checkpoints[version].name] = _same(backend, checkpoints[version])
+        return found
+
+    begun = Replayed(from_step, None, compared(from_step), "applied")
+    yield begun
+    for batch in batches if begun.identical else ():
+        data = rebuilt(config, ledger, batch, read_payload)
+        result = train_step(backend, objective, data, config.learner, version=batch.version)
+        found = Replayed(batch.version_after, batch.b, compared(batch.version_after), result.outcome)
+        yield found
+        if not found.identical:
+            return
+
+
+def rebuilt(
+    config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: Callable[[TrajectoryRow], bytes]
+) -> Batch:
+    """What the learner was handed, from the payloads. Raises PayloadDiffers."""
+    groups = [ledger.groups[number] for number in batch.groups]
+    members = [(group, row) for group in groups for row in ledger.members[group.number]]
+    masked = config.buffer.over_age == "mask"
+    return flatten(
+        [decoded(group, row, read_payload) for group, row in members],
+        batch.groups,
+        max(0, batch.version - config.buffer.max_staleness) if masked else None,
+        [group.weight for group, _ in members],
+    )
+
+
+def _checkpoints(run: RunFolder, ledger: LedgerRows) -> dict[int, Path]:
+    """By version, those on the recorded line."""
+    found = {}
+    for path in complete(run.checkpoints):
+        state, _ = read_list(path)
+        if state.batch == 0 or ledger.batch_of(state.branch, state.batch - 1) in ledger.line:
+            found[state.version] = path
+    return found
+
+
+def _as_recorded(config: Config, checkpoints: Mapping[int, Path], from_step: int) -> Config:
+    """With the number of threads that the checkpoint was made with."""
+    if from_step == 0:
+        return config
+    if from_step not in checkpoints:
+        known = ", ".join(map(str, [0, *sorted(checkpoints)]))
+        raise ConfigError(f"--from-step is {from_step}, and there is no such checkpoint: expected one of {known}.")
+    state, _ = read_list(checkpoints[from_step])
+    learner = config.learner.model_copy(update={"threads": state.threads})
+    return config.model_copy(update={"learner": learner})
+
+
+def _available(
+    ledger: LedgerRows, batches: list[BatchRow], read_payload: Callable[[TrajectoryRow], bytes]
+) -> Available:
+    for i, batch in enumerate(batches):
+        for group in (ledger.groups[number] for number in batch.groups):
+            if not group.payload:
+                why = f"the payload of group {group.number} was reclaimed (buffer.keep: all would have kept it)"
+                return Available(batches[:i], why, damaged=False)
+            try:
+                for row in ledger.members.get(group.number, ()):
+                    decoded(group, row, read_payload)
+            except PayloadDiffers as error:
+                return Available(batches[:i], str(error), damaged=True)
+    return Available(batches, "", damaged=False)
+
+
+def _described(there: Available, wanted: list[BatchRow]) -> str:
+    n = len(there.batches)
+    steps = f"steps {there.batches[0].version_after} to {there.batches[-1].version_after}" if n else "no step"
+    ends = f"; step {wanted[n].version_after} ends it: {there.why}" if there.why else ""
+    return f"the payloads of {steps} are there{ends}"
+
+
+def _digest(backend: Backend) -> str:
+    """Of the weights, as they are published."""
+    with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
+        return ShmPublisher(Path(folder)).publish(0, 0, backend.weights()).digest
+
+
+def _same(backend: Backend, checkpoint: Path) -> bool:
+    """Whether the float32 master weights are the checkpoint's."""
+    with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
+        backend.save(Path(folder))
+        mine, theirs = _weights(Path(folder)), _weights(checkpoint)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    model = load_folder(folder / "hf", torch.float32, f"the checkpoint {folder} is compared")
+    return dict(model.state_dict())
