@@ -126,7 +126,7 @@ def launched(changes: dict, steps: int) -> dict[str, float]:
     """One `asyncrl launch`: trajectories and policy tokens trained per second, after the first steps."""
     work = _work("launched")
     config = _config(work, changes, steps)
-    asyncrl = [sys.executable, "-m", "asyncrl.cli", "launch", "--config", str(config), "--launch.name", "run"]
+    asyncrl = [sys.executable, "-m", "asyncrl", "launch", "--config", str(config), "--launch.name", "run"]
     subprocess.run(asyncrl, cwd=work, check=True, stdout=subprocess.DEVNULL, timeout=900)
     records = [json.loads(line) for line in (work / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
     first = next(r for r in records if r["step"] >= SETTLE)
