@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "stale"
 IMAGE = ROOT / "docs" / "images" / "stale.png"
 BOUNDS = (0, 1, 4)
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t at 97.5%, by the number of seeds."""
 
 AS_PUBLISHED = {"proximal": "behaviour", "corrections": [], "unsafe": True}
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES), choices=list(OBJECTIVES))
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 4, 16])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="ten at most")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--groups", type=int, default=10, help="prompt groups per step, of 8 episodes each")
     parser.add_argument("--eval-tasks", type=int, default=200)
@@ -152,6 +152,9 @@ def report(plans: Sequence[Plan]) -> None:
     runs = [f for _, _, found in rows for f in found]
     wall_min, cpu_min = (sum(f[key] for f in runs) / 60 for key in ("wall_s", "cpu_s"))
     print(f"\n{len(runs)} runs: {wall_min:.1f} minutes, {cpu_min:.1f} CPU minutes")
+
+    if other := sum(json.loads(p.path.read_text())["key"] != _key(p.config()) for p in plans if p.path.exists()):
+        print(f"{other} of them were made with another config or other initial weights than those of today")
 
     measured = {b: json.loads(p.read_text()) for b in BOUNDS if (p := RESULTS / f"real-bound{b}.json").exists()}
     if measured:
@@ -235,10 +238,15 @@ def _quickstart(learner: dict[str, Any], *, max_staleness: int, tasks: int, seed
     return Config.model_validate(config)
 
 
+def _key(config: Config) -> str:
+    weights = (resolve_path(config.model) / "model.safetensors").read_bytes()
+    settings = config.model_dump_json(exclude_defaults=True).encode()
+    return hashlib.blake2b(settings + weights, digest_size=8).hexdigest()
+
+
 def _kept(path: Path, config: Config, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What is in the file, if it was made with the same config and initial weights; else what `make` makes, written."""
-    weights = (resolve_path(config.model) / "model.safetensors").read_bytes()
-    key = hashlib.blake2b(config.model_dump_json().encode() + weights, digest_size=8).hexdigest()
+    key = _key(config)
     if path.exists() and (found := json.loads(path.read_text()))["key"] == key:
         return found
     made = {"key": key} | make()
