@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -20,36 +20,50 @@ SHUTDOWN_S = 5.0
 
 
 class Stats:
-    """What vLLM reports after each step, in the shape of its stat loggers."""
+    """What the engine has done, from vLLM's outputs of each step.
+
+    vLLM's own statistics cost as much per token as all the rest of its front end; so they are made in the engine core,
+    once per step, and what is counted per token is counted here.
+    """
 
     def __init__(self) -> None:
         self.waiting = 0
         self.kv_use = 0.0
         self.generated = self.prefilled = self.prefix_reused = self.preempted = 0
 
-    def factory(self, vllm_config: Any, engine_index: int = 0) -> Stats:
-        return self
+    def attach(self, llm: Any) -> None:
+        """To an AsyncLLM that no event loop has run yet: its output loop takes these attributes when it begins."""
+        llm.log_stats = llm.output_processor.log_stats = False
+        llm.logger_manager = self
+        llm.output_processor.process_outputs = self._counted(llm.output_processor.process_outputs)
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, **others: Any) -> None:
+    def record(self, *, scheduler_stats: Any, **others: Any) -> None:
+        """In the place of vLLM's StatLoggerManager."""
         if scheduler_stats is not None:
             self.waiting = scheduler_stats.num_waiting_reqs
             self.kv_use = scheduler_stats.kv_cache_usage
-        if iteration_stats is not None:
-            self.generated += iteration_stats.num_generation_tokens
-            self.prefilled += iteration_stats.prompt_token_stats.computed
-            self.prefix_reused += iteration_stats.prompt_token_stats.cached_tokens
-            self.preempted += iteration_stats.num_preempted_reqs
 
-    def log_engine_initialized(self) -> None: ...
+    def _counted(self, process: Callable[..., Any]) -> Callable[..., Any]:
+        from vllm.v1.engine import EngineCoreEventType
 
-    def log(self) -> None: ...
+        def process_outputs(outputs: Sequence[Any], *others: Any, **named: Any) -> Any:
+            for output in outputs:
+                self.generated += len(output.new_token_ids)
+                if output.prefill_stats is not None:
+                    self.prefilled += output.prefill_stats.num_computed_tokens
+                    self.prefix_reused += output.prefill_stats.num_cached_tokens
+                if output.events:
+                    self.preempted += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events)
+            return process(outputs, *others, **named)
 
-    def record_sleep_state(self, is_awake: int, level: int) -> None: ...
+        return process_outputs
 
 
 def start_vllm(settings: VLLMSettings, cpu: bool, stats: Stats) -> Any:
-    """A running AsyncLLM; blocks until its core is ready. Raises ConfigError for arguments that vLLM refuses,
-    EngineDied when it does not start."""
+    """A running AsyncLLM; blocks until its core is ready, so it is to be called in a thread without an event loop.
+
+    Raises ConfigError for arguments that vLLM refuses, EngineDied when it does not start.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -63,9 +77,11 @@ def start_vllm(settings: VLLMSettings, cpu: bool, stats: Stats) -> Any:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"actors.engine_options: vLLM refuses its arguments: {error}") from error
         try:
-            return AsyncLLM.from_vllm_config(chosen, stat_loggers=[stats.factory], disable_log_stats=True)
+            llm = AsyncLLM.from_vllm_config(chosen)
         except (RuntimeError, TimeoutError, OSError) as error:
             raise EngineDied(f"vLLM did not start ({error}); the log says why, above") from error
+    stats.attach(llm)
+    return llm
 
 
 async def end_vllm(llm: Any) -> None:

@@ -95,7 +95,6 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "asyncrl.actors.engines.vllm_worker.WorkerExtension",
         "enforce_eager": cpu if s.eager is None else s.eager,
-        "disable_log_stats": True,
         "enable_log_requests": False,
     }
     if s.kv_gb is not None or cpu:
