@@ -1,0 +1,103 @@
+"""A small run made by the real buffer process and the real learner; only the episodes are made up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncrl.actors.acks import AckLog
+from asyncrl.buffer.client import BufferClient
+from asyncrl.learner.__main__ import compute_alike
+from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.checkpoints import Checkpoints
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.process import Learner
+from asyncrl.run_folder import RunFolder
+from asyncrl.weights.shm import ShmPublisher
+from tests.buffer.processes import BufferProcess
+from tests.learner.fake_buffer import FakeReporter
+from tests.learner.tiny import random_trajectory, tiny_model
+
+STEPS = 4
+SECTIONS: dict[str, Any] = {
+    "learner": {
+        "groups_per_step": 2,
+        "group_size": 2,
+        "steps": STEPS,
+        "lr": 1e-3,
+        "checkpoint_every": 2,
+        "keep_checkpoints": 4,
+    },
+    "buffer": {"capacity": 64, "max_staleness": 1, "keep": "all"},
+    "eval": {"tasks": 0},
+}
+
+
+@contextmanager
+def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
+    """Plays every ticket with random tokens, in a thread; puts every seventh trajectory twice."""
+    over = threading.Event()
+
+    def act() -> None:
+        rng = np.random.default_rng(7)
+        acks = AckLog(run.acks / f"{name}.jsonl")
+        with closing(acks), closing(BufferClient(run.address("buffer"), identity=name, deadline_s=20.0)) as client:
+            client.hello("actor")
+            played = 0
+            while not over.is_set():
+                held = (0, int(client.status()["published"] or 0))
+                for ticket in client.tickets(name, held, 4, [], wait_s=0.2).tickets:
+                    versions = (ticket.min_version[1], held[1])
+                    made = random_trajectory(
+                        ticket.id.group, ticket.id.index, rng, rows=1 + played % 2, versions=versions
+                    )
+                    made = replace(made, attempt=ticket.attempt, actor=name, task_id=str(ticket.task["id"]))
+                    # Unequal rewards in every group: every step changes the weights.
+                    made = replace(made, reward=float(ticket.id.index % 2))
+                    if client.put(made) != "late":
+                        acks.write(made)
+                    played += 1
+                    if played % 7 == 0:
+                        client.put(made)
+
+    thread = threading.Thread(target=act, name=name)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def make_run(folder: Path) -> RunFolder:
+    """Leaves the run folder of a run whose buffer was killed at the end."""
+    model = folder / "model"
+    tiny_model().save_pretrained(model)
+    process = BufferProcess(folder / "run", model={"path": str(model)}, **SECTIONS)
+    run = process.run
+    config = run.load_config()
+    process.start()
+    compute_alike(config)
+    learner = Learner(
+        config,
+        backend=TorchBackend(config, device="cpu"),
+        objective=Objective(config.learner),
+        buffer=process.client("learner"),
+        publisher=ShmPublisher(run.shm),
+        reporter=FakeReporter(),  # type: ignore[arg-type]
+        checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
+        save_tokenizer=lambda path: None,
+    )
+    try:
+        with fake_actor(run, "actor-0"):
+            learner.run(resume=False)
+    finally:
+        process.close()
+    return run

@@ -1,0 +1,116 @@
+"""Every history that the buffer can have passes the audit: forks, poison, restores, whatever hypothesis finds."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from asyncrl.audit.checks import acknowledgements, draws, equation, loss, rows, staleness, uses
+from asyncrl.audit.figures import account
+from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.payloads import PayloadFiles, payloads
+from asyncrl.audit.witnesses import Ack, AckLines, Limits
+from asyncrl.buffer.restore import restore
+from tests.buffer.fakes import FakeSource, learner, open_buffer, play, put, step, trajectory
+from tests.buffer.test_interleavings import Interleavings
+
+
+def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> Iterator[str]:
+    ledger = read_ledger(folder)
+    yield from rows(ledger)
+    yield from draws(ledger, lambda draw: str(source.task(draw)["id"]))
+    yield from equation(ledger)
+    yield from uses(ledger, limits)
+    yield from staleness(ledger, limits)
+    yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
+    files = PayloadFiles(folder / "payloads")
+    yield from payloads(ledger, files.read)
+    files.close()
+
+
+class AuditedInterleavings(Interleavings):
+    def teardown(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        o: dict[str, Any] = self.options
+        limits = Limits(2, o["max_uses"], o["max_staleness"], o["over_age"], o["mask_min_kept"])
+        acks = [Ack(t.id.branch, *key, t.attempt, t.digest()) for key, t in self.stored.items()]
+        # The episodes of this machine are all signed by actor-0, whoever was lent the ticket.
+        problems = [p for p in found(self.folder, self.source, acks, limits) if "its ticket was lent to" not in p]
+        ledger = read_ledger(self.folder)
+        for branch in ledger.branches:
+            expected = self.buffer.ledger.equation(branch)
+            assert +Counter(account(ledger, branch)) == +Counter(expected)
+        super().teardown()
+        assert problems == []
+
+
+def test_any_interleaving_passes() -> None:
+    few = settings(max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(AuditedInterleavings, settings=few)
+
+
+LIMITS = Limits(groups_per_step=2, max_uses=1, max_staleness=1, over_age="drop", mask_min_kept=0.5)
+
+
+def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) -> None:
+    checkpoints, ledger = tmp_path / "checkpoints", tmp_path / "ledger"
+    checkpoints.mkdir()
+    buffer = open_buffer(ledger)
+    incarnation = learner(buffer)
+    tickets = play(buffer)
+    step(buffer, incarnation, 0)
+    unfinished = buffer.lend(0, "actor-0", (0, 1), 2)[0]
+    put(buffer, trajectory(unfinished[0], (1,)))
+    path = checkpoints / "step-000001"
+    path.mkdir()
+    buffer.checkpointed(0, incarnation, 1, 1, path)
+    (path / "state.json").write_text('{"branch": 0, "batch": 1}')
+    after = trajectory(unfinished[1], (1,))
+    put(buffer, after)
+    later = play(buffer)
+    assert later
+    buffer.commit(0)
+    buffer.database.close()
+    shutil.rmtree(ledger)  # the host is gone
+
+    assert restore(checkpoints, ledger) == path
+    buffer = open_buffer(ledger)
+    learner(buffer, version=1, batch=1, branch=0)
+    play(buffer)
+    buffer.commit(0)
+    buffer.database.close()
+
+    kept = [trajectory(t, (0,), float(t.id.index % 2)) for t in tickets]
+    gone = [after, *(trajectory(t, (1,), float(t.id.index % 2)) for t in later)]
+    acks = [Ack(0, t.id.group, t.id.index, t.attempt, t.digest()) for t in [*kept, *gone]]
+    assert list(found(ledger, FakeSource(), acks, LIMITS)) == []
+    account_of: LedgerRows = read_ledger(ledger)
+    assert [loss(account_of, ack) for ack in acks] == [None] * len(kept) + ["host"] * len(gone)
+    forged = Ack(0, tickets[0].id.group, 0, 0, "another digest")
+    assert loss(account_of, forged) is None
+    assert "the ledger has digest" in next(acknowledgements(account_of, AckLines("actor-0", [forged], [], [])))
+
+
+def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    learner(buffer)
+    tickets = play(buffer, credits=2)
+    buffer.commit(0)
+    buffer.database.close()
+    (segment,) = (tmp_path / "payloads").glob("*.segment")
+    with segment.open("r+b") as file:
+        file.truncate(segment.stat().st_size - 10)
+    buffer = open_buffer(tmp_path)
+    assert buffer.lost_to_disk == 1
+    buffer.commit(0)
+    buffer.database.close()
+    acks = [Ack(0, t.id.group, t.id.index, 0, trajectory(t, (0,), float(t.id.index % 2)).digest()) for t in tickets]
+    assert list(found(tmp_path, FakeSource(), acks, LIMITS)) == []
+    assert [loss(read_ledger(tmp_path), ack) for ack in acks] == [None, "disk"]
