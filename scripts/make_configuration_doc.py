@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the config tree, so that the page cannot differ from the code. A test compares them."""
+"""Writes docs/configuration.md from the config tree; a test compares the two."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ One YAML file with one section per part; any field can be set on the command lin
 
 ```
 asyncrl launch --config configs/quickstart.yaml --buffer.max-staleness 4 --learner.lr 5e-4
-asyncrl launch --config configs/quickstart.yaml --dry-run      # the resolved config, where each value came from; starts nothing
-asyncrl launch --help                                          # this page, in the terminal
+asyncrl launch --config configs/quickstart.yaml --dry-run   # where each value comes from; starts nothing
+asyncrl launch --help                                       # this page, in the terminal
 ```
 
 An unknown key, a wrong type or an impossible combination ends with one sentence that names the field, its value and the

@@ -97,9 +97,9 @@ def workspace(project: str, entity: str) -> Workspace:
     def line_plot(panel: Panel) -> Any:
         families = [name for name in panel.series if SERIES[name].family]
         # A panel at wandb takes names or one regular expression.
-        wanted = {"metric_regex": "|".join(f"^{regex(n)}$" for n in panel.series)} if families else {
-            "y": list(panel.series)
-        }
+        wanted = (
+            {"metric_regex": "|".join(f"^{regex(n)}$" for n in panel.series)} if families else {"y": list(panel.series)}
+        )
         return wr.LinePlot(
             title=panel.title, x=panel.x, title_y=panel.unit or None, log_y=panel.log or None,
             plot_type="stacked-area" if panel.stacked else "line", **wanted,

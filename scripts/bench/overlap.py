@@ -8,8 +8,8 @@ answer at once and with tools of long-tailed latency:
     synchronous        `max_staleness: 0`, both cores for each phase
     asynchronous       `max_staleness: 2`, one core each
 
-and, single-turn, TRL's GRPOTrainer with the same model, group size and lengths (needs the `bench` extra, which may sit in
-another virtual environment: --trl-python). Prints tables, writes bench/results/overlap.json.
+and, single-turn, TRL's GRPOTrainer with the same model, group size and lengths (needs the `bench` extra, which may
+sit in another virtual environment: --trl-python). Prints tables, writes bench/results/overlap.json.
 """
 
 from __future__ import annotations

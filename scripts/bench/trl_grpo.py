@@ -1,4 +1,4 @@
-"""What a user would pick instead on a laptop: TRL's GRPOTrainer, timed end to end. Run by overlap.py; prints one JSON line.
+"""What a user would pick instead on a laptop: TRL's GRPOTrainer, timed end to end. Run by overlap.py; prints JSON.
 
 Needs the `bench` extra. One process generates and trains in turns on all cores, which is how TRL runs without a
 separate inference server.
