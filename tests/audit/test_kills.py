@@ -1,0 +1,53 @@
+"""The buffer process is killed at random moments while actors and a learner are at work: the audit holds every time."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from asyncrl.audit.command import audit
+from asyncrl.buffer.client import BufferClient
+from tests.audit.real_run import fake_actor
+from tests.buffer.processes import BufferProcess
+
+
+def train(client: BufferClient, incarnation: int, over: threading.Event) -> None:
+    b = 0
+    while not over.is_set():
+        reply = client.batch(incarnation, b, 0, 1, wait_s=0.2)
+        if reply.state == "ready":
+            version = client.finished(incarnation, b, "applied", {})
+            client.published(incarnation, 0, version, f"digest-{version}")
+            b += 1
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_the_audit_holds_after_every_kill(tmp_path: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(kills)
+    process = BufferProcess(tmp_path / "run")
+    process.start()
+    over = threading.Event()
+    client, incarnation = process.learner()
+    learner = threading.Thread(target=train, args=(client, incarnation, over))
+    try:
+        with fake_actor(process.run, "actor-0"), fake_actor(process.run, "actor-1"):
+            learner.start()
+            for _ in range(kills):
+                time.sleep(rng.uniform(0.1, 0.5))
+                process.kill()
+                assert audit(process.run) == 0, capsys.readouterr().out
+                process.start()
+                process.client().status()
+                assert audit(process.run) == 0, capsys.readouterr().out
+            over.set()
+            learner.join(30)
+    finally:
+        over.set()
+        process.close()
+    assert not learner.is_alive()
+    assert audit(process.run) == 0
+    assert "trained 0" not in capsys.readouterr().out.split("branch 0")[-1]
