@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 
 class Section(BaseModel):
@@ -63,6 +63,10 @@ class ActorsConfig(Section):
     """Top-k sampling, 0 is off; above 0 only with `learner.unsafe`."""
     max_new_tokens: int = Field(128, ge=1)
     """Tokens that one assistant turn may have."""
+    tool_calls: str = "hermes"
+    """How the model writes tool calls: `hermes` (Hermes, Qwen 2.5 and 3) or `package.module:Name`."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Tokens that end an assistant turn; empty: the tokenizer's eos token."""
     seed: int = 0
     """Seed of the sampling; each attempt at a ticket draws from a stream of its own."""
     threads: int = Field(1, ge=1)

@@ -25,7 +25,6 @@ from asyncrl.buffer.cursor import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.model import load_tokenizer
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 
 Z_95 = 1.959964
@@ -79,7 +78,7 @@ def with_model(config: Config, checkpoint: Path) -> Config:
 async def played(config: Config, console: Console) -> tuple[Success, Success | None]:
     """Success at the training temperature, and greedily if `eval.greedy`. Raises RunError when no episode finished."""
     source, make_env = open_source(config), environment(config)
-    renderer, engine = TemplateRenderer(load_tokenizer(config.model)), build_engine(config)
+    renderer, engine = TemplateRenderer.of(config), build_engine(config)
     limits, slots = Limits.of(config), asyncio.Semaphore(config.actors.slots)
 
     async def episode(ticket: Ticket) -> Trajectory:

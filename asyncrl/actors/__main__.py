@@ -26,7 +26,6 @@ from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.role import play
-from asyncrl.model import load_tokenizer
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
@@ -57,7 +56,7 @@ async def run(folder: RunFolder, name: str) -> None:
     threads = ThreadPoolExecutor(max_workers=config.actors.slots + 4, thread_name_prefix="tool")
     loop.set_default_executor(threads)
 
-    renderer = TemplateRenderer(load_tokenizer(config.model))
+    renderer = TemplateRenderer.of(config)
     for situation in renderer.prefix_breaks():
         log.warning("the chat template is not prefix-stable: %s. There, an episode becomes several rows.", situation)
     make_env = environment(config)

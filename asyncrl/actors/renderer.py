@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from jinja2 import TemplateError
 
 from asyncrl.actors.tool_calls import TOOL_CALL_FORMATS
+from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
+from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
 
 ToolSchema = Mapping[str, Any]
@@ -70,28 +72,42 @@ class TemplateRenderer:
         tokenizer: ChatTokenizer,
         *,
         tool_calls: str = "hermes",
-        stop_token_ids: Sequence[int] | None = None,
+        stop_token_ids: Sequence[int] = (),
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
             tokenizer: has a chat template.
             tool_calls: how the model writes tool calls: a name in `TOOL_CALL_FORMATS`, or an import path.
-            stop_token_ids: default: the tokenizer's `eos_token_id`.
+            stop_token_ids: empty: the tokenizer's `eos_token_id`.
             template_options: handed to the template, e.g. `{"enable_thinking": False}`.
-        Raises ConfigError when there is no stop token.
+        Raises ConfigError when there is no stop token, or one that no text ends with, and for an unknown format.
         """
-        if stop_token_ids is None:
-            stop_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         if not stop_token_ids:
-            raise ConfigError("the tokenizer has no eos_token; set actors.stop_token_ids to the ids that end a turn")
+            if tokenizer.eos_token_id is None:
+                raise ConfigError(
+                    "the tokenizer has no eos_token; set actors.stop_token_ids to the ids that end a turn"
+                )
+            stop_token_ids = (tokenizer.eos_token_id,)
         self.stop_token_ids = tuple(stop_token_ids)
         self._tokenizer = tokenizer
         self._stops = tuple(tokenizer.decode([stop], skip_special_tokens=False) for stop in self.stop_token_ids)
-        self._format = resolve(tool_calls, TOOL_CALL_FORMATS, "actors.tool_calls")()
+        for stop, text in zip(self.stop_token_ids, self._stops, strict=True):
+            if not text:
+                raise ConfigError(f"actors.stop_token_ids holds {stop}, which is no token of the model's tokenizer.")
+        try:
+            self._format = resolve(tool_calls, TOOL_CALL_FORMATS, "actors.tool_calls")()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         self._options = dict(template_options or {})
         # Tools often answer alike (a number, an error), and so do tails.
         self._ids = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+
+    @classmethod
+    def of(cls, config: Config) -> TemplateRenderer:
+        """For `model.path`. Raises ConfigError."""
+        actors = config.actors
+        return cls(load_tokenizer(config.model), tool_calls=actors.tool_calls, stop_token_ids=actors.stop_token_ids)
 
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         return self._tokenizer.encode(self._text(messages, tools, generate=True), add_special_tokens=False)

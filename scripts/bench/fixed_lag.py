@@ -32,7 +32,6 @@ from asyncrl.learner.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio
 from asyncrl.learner.step import train_step
 from asyncrl.learner.step_metrics import step_metrics
-from asyncrl.model import load_tokenizer
 from asyncrl.trajectory import Kind, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion
 
@@ -121,7 +120,7 @@ class Player:
     def __init__(self, config: Config) -> None:
         self.engine = build_engine(config)
         self._config, self._source, self._make_env = config, open_source(config), environment(config)
-        self._renderer, self._limits = TemplateRenderer(load_tokenizer(config.model)), Limits.of(config)
+        self._renderer, self._limits = TemplateRenderer.of(config), Limits.of(config)
 
     async def hold(self, weights: Held) -> None:
         await self.engine.pause(recompute_kv=True)

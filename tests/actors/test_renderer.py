@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.actors.renderer import TemplateRenderer
+from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.quickstart.tokenizer import build_tokenizer
 
@@ -112,3 +113,34 @@ def test_stop_tokens_are_required():
     with pytest.raises(ConfigError, match="no eos_token"):
         TemplateRenderer(tokenizer)
     assert TemplateRenderer(tokenizer, stop_token_ids=[2]).stop_token_ids == (2,)
+
+
+class AngleCalls:
+    """Another family's format: `<<name>>`."""
+
+    def parse(self, text):
+        name = text.removeprefix("<<").removesuffix(">>")
+        return "", [{"id": "call_0", "type": "function", "function": {"name": name, "arguments": {}}}]
+
+    def write(self, name, arguments):
+        return f"<<{name}>>"
+
+
+def configured(**actors):
+    return TemplateRenderer.of(Config.model_validate({"actors": actors}))
+
+
+def test_the_config_says_what_ends_a_turn_and_how_tools_are_called():
+    assert configured().stop_token_ids == (TOKENIZER.eos_token_id,)
+    comma = encode(",")
+    renderer = configured(tool_calls=f"{__name__}:AngleCalls", stop_token_ids=[TOKENIZER.eos_token_id, *comma])
+    assert renderer.stop_token_ids == (TOKENIZER.eos_token_id, *comma)
+    message = renderer.parse(encode("<<lookup>>") + comma)
+    assert message["tool_calls"][0]["function"]["name"] == "lookup"
+
+
+def test_a_stop_token_or_a_format_that_is_not_there_is_refused_by_its_field():
+    with pytest.raises(ConfigError, match=r"actors\.stop_token_ids holds 999999"):
+        configured(stop_token_ids=[999999])
+    with pytest.raises(ConfigError, match=r"actors\.tool_calls: 'hermez'.*'hermes'"):
+        configured(tool_calls="hermez")
