@@ -119,8 +119,9 @@ class VLLMEngine:
         self._open.set()
 
     def _build(self) -> None:
-        # Not returned: a thread of the pool would hold on to it, and vLLM's destructor fails at interpreter exit.
-        self._llm = start_vllm(self._settings, self._cpu, self._stats)
+        # In no local variable, here or there: vLLM keeps frames alive, and its destructor fails at interpreter exit.
+        self._llm = start_vllm(self._settings, self._cpu)
+        self._stats.attach(self._llm)
 
     async def _record(self) -> None:
         # Removed as soon as both processes have it mapped: nothing is left of it, however they end.

@@ -15,8 +15,8 @@ from asyncrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_S = 5.0
-"""What the engine core may take to end in order before it is killed."""
+SHUTDOWN_S = 2.0
+"""What the engine core may take to end in order before it is killed; past it there is only Python's own teardown."""
 
 
 class Stats:
@@ -59,7 +59,7 @@ class Stats:
         return process_outputs
 
 
-def start_vllm(settings: VLLMSettings, cpu: bool, stats: Stats) -> Any:
+def start_vllm(settings: VLLMSettings, cpu: bool) -> Any:
     """A running AsyncLLM; blocks until its core is ready, so it is to be called in a thread without an event loop.
 
     Raises ConfigError for arguments that vLLM refuses, EngineDied when it does not start.
@@ -77,11 +77,9 @@ def start_vllm(settings: VLLMSettings, cpu: bool, stats: Stats) -> Any:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"actors.engine_options: vLLM refuses its arguments: {error}") from error
         try:
-            llm = AsyncLLM.from_vllm_config(chosen)
+            return AsyncLLM.from_vllm_config(chosen)
         except (RuntimeError, TimeoutError, OSError) as error:
             raise EngineDied(f"vLLM did not start ({error}); the log says why, above") from error
-    stats.attach(llm)
-    return llm
 
 
 async def end_vllm(llm: Any) -> None:
