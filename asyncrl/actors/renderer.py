@@ -6,6 +6,7 @@ between the ids that the policy sampled and the point where it samples next.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -100,8 +101,9 @@ class TemplateRenderer:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._options = dict(template_options or {})
-        # Tools often answer alike (a number, an error), and so do tails.
-        self._ids = lru_cache(maxsize=4096)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+        # The episodes of a group begin alike and often go on alike; tools often answer alike (a number, an error).
+        self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+        self._rendered = lru_cache(maxsize=512)(self._render)
 
     @classmethod
     def of(cls, config: Config) -> TemplateRenderer:
@@ -110,7 +112,7 @@ class TemplateRenderer:
         return cls(load_tokenizer(config.model), tool_calls=actors.tool_calls, stop_token_ids=actors.stop_token_ids)
 
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        return self._tokenizer.encode(self._text(messages, tools, generate=True), add_special_tokens=False)
+        return list(self._ids(self._text(messages, tools, generate=True)))
 
     def render_tail(
         self,
@@ -161,8 +163,13 @@ class TemplateRenderer:
         return tuple(breaks)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
+        # A chat is JSON by definition, and JSON is a key that costs a tenth of the rendering.
+        return self._rendered(json.dumps([list(messages), list(tools), generate]))
+
+    def _render(self, chat: str) -> str:
+        messages, tools, generate = json.loads(chat)
         text: str = self._tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) or None, add_generation_prompt=generate, tokenize=False, **self._options
+            messages, tools=tools or None, add_generation_prompt=generate, tokenize=False, **self._options
         )
         return text
 

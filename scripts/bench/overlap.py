@@ -261,11 +261,11 @@ def _random_model(folder: Path) -> None:
 class Questions:
     """The prompts that TRL gets, as a task source."""
 
+    train_size = 400
+    held_out_size = 0
+
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-
-    def __len__(self) -> int:
-        return 400
 
     def task(self, index: int) -> dict:
         return {"id": str(index), "prompt": f"question {index}: what is {index} + {index * 7 % 13}?"}
