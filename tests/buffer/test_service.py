@@ -83,6 +83,30 @@ def test_a_run_from_the_first_ticket_to_the_end(start: Start, tmp_path: Path) ->
     assert buffer.process.wait(10) == 0
 
 
+def test_a_start_sent_again_while_the_buffer_comes_up_is_one_incarnation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the learner would be fenced off by repeats of its own request, and each would count as a death."""
+    monkeypatch.setattr("asyncrl.buffer.client._RESEND_S", (0.02,))
+    buffer = BufferProcess(tmp_path / "run")
+    started: list[Any] = []
+    learner = buffer.client("learner")
+    asking = threading.Thread(target=lambda: started.append(learner.start(0, 0, None)))
+    try:
+        asking.start()
+        time.sleep(0.5)
+        buffer.start()
+        asking.join(60)
+        assert started[0].incarnation == 1
+        assert learner.status()["incarnation"] == 1
+        learner.published(1, 0, 0, "digest-0")
+        assert learner.batch(1, 0, 0, 1, 0.0).state == "waiting"
+        assert learner.start(0, 0, None).incarnation == 2
+    finally:
+        buffer.close()
+        asking.join(10)
+
+
 def test_requests_are_held_until_there_is_an_answer(start: Start) -> None:
     buffer = start()
     learner, incarnation = buffer.learner()
