@@ -1,0 +1,299 @@
+"""What the buffer carries, beside what it could be measured against, in one go.
+
+    asyncrl            the real buffer process; up to 8 puts at once from each producer, every one answered after its
+                       commit; then a learner takes everything out, batch by batch. `fsync` commit, interval, off
+    bare ZeroMQ pipe   the same frames, PUSH to PULL: nothing is decoded, written or answered
+    disk               the same bytes in blocks of 1 MiB, one fdatasync at the end
+    Redis streams      redis-server, AOF everysec, the same records, 8 XADD at once per client; XREAD out
+    Ray                object store, put and get of the same records
+
+and: peak memory, the time to restart with many waiting groups, the latency of a put at 200 a second. CPU is that of the
+process that is measured, without its clients. Prints tables, writes bench/results/buffer.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import buffer_rivals as rivals
+import numpy as np
+import psutil
+import zmq
+
+from asyncrl.buffer import messages
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.cursor import open_source
+from asyncrl.buffer.database import Database
+from asyncrl.buffer.record import to_record
+from asyncrl.buffer.rules import Rules
+from asyncrl.config import Config
+from asyncrl.run_folder import RunFolder
+from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
+from asyncrl.wire import pack, unpack
+
+ROOT = Path(__file__).parents[2]
+GROUP, GROUPS_PER_STEP = 8, 8
+Found = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="all producers and modes at 4k tokens, 8 producers elsewhere"
+    )
+    parser.add_argument("--mb", type=float, help="payload of one measurement; default 32 with --quick, else 400")
+    parser.add_argument("--folder", type=Path, help="on the disk that is measured; default: a temporary one")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "buffer.json")
+    args = parser.parse_args()
+    mb = args.mb or (32 if args.quick else 400)
+    cells = [(p, t) for t in (512, 4096, 32768) for p in (1, 8, 64) if not args.quick or p == 8 or t == 4096]
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=args.folder) as folder:
+        results = measured(Path(folder), cells, mb, groups=10_000, group_size=2 if args.quick else 8)
+    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    show(results)
+    print(f"\nwritten to {args.out}")
+
+
+def measured(folder: Path, cells: list[tuple[int, int]], mb: float, groups: int, group_size: int) -> dict[str, Any]:
+    rows: list[Found] = []
+    for producers, tokens in cells:
+        n = trajectories(tokens, mb)
+        record = to_record(trajectory(TicketId(0, 0, 0), tokens))
+        found = [
+            through_the_buffer(folder / "run", producers, tokens, n, fsync) for fsync in ("commit", "interval", "off")
+        ]
+        found.append({"what": "bare ZeroMQ pipe", "in": rivals.pipe(folder, producers, record, n)})
+        found.append({"what": "disk, sequential", "in": rivals.disk(folder, record, n)})
+        found.append({"what": "Redis streams", **rivals.redis_streams(folder / "redis", producers, record, n)})
+        found.append({"what": "Ray object store", **rivals.ray_store(record, n)})
+        for row in found:
+            rows.append({"producers": producers, "tokens": tokens, "trajectories": n, "bytes": len(record) * n} | row)
+            print(line(rows[-1]), flush=True)
+    latencies = [latency(folder / "run", fsync) for fsync in ("commit", "interval")]
+    return {"throughput": rows, "latency": latencies, "restart": restart(folder / "run", groups, group_size)}
+
+
+def trajectories(tokens: int, mb: float) -> int:
+    """Whole batches, so that the learner can take all of it out."""
+    batch = GROUP * GROUPS_PER_STEP
+    return max(batch, round(min(mb * 1e6 / (13 * tokens), 20_000) / batch) * batch)
+
+
+def trajectory(ticket: Ticket | TicketId, tokens: int) -> Trajectory:
+    mask = np.arange(tokens) % 4 > 0
+    row = Row(
+        np.arange(tokens, dtype=np.int32),
+        mask,
+        np.where(mask, np.float32(-0.5), np.float32(0)),
+        np.where(mask, 0, CONTEXT).astype(np.int32),
+    )
+    id, attempt, task = (
+        (ticket, 0, "") if isinstance(ticket, TicketId) else (ticket.id, ticket.attempt, ticket.task["id"])
+    )
+    return Trajectory(id, attempt, "train", "bench", str(task), "bench", (row,), id.index % 2, {}, 1, "done")
+
+
+def config(fsync: str, capacity: int, **learner: int) -> Config:
+    sizes = {"groups_per_step": GROUPS_PER_STEP, "group_size": GROUP, "steps": 10**9} | learner
+    # Nothing is refused here but by capacity.
+    buffer = {"capacity": capacity, "max_staleness": 10**6, "fsync": fsync, "lease_s": 3600, "max_disk_gb": 1000}
+    return Config.model_validate({"learner": sizes, "buffer": buffer, "eval": {"tasks": 0}})
+
+
+@contextmanager
+def started(path: Path, config: Config) -> Iterator[tuple[RunFolder, psutil.Process, float]]:
+    """The buffer process, its run, and the seconds until it answered; goes on with the ledger in the folder."""
+    run = RunFolder.create(path, config) if not (path / "run.json").exists() else RunFolder.existing(path)
+    begun = time.perf_counter()
+    with (path / "log").open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-m", "asyncrl.buffer", str(path)], stderr=log)
+    try:
+        with closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=120)) as client:
+            client.status()
+        yield run, psutil.Process(process.pid), time.perf_counter() - begun
+    finally:
+        process.terminate()
+        process.wait(60)
+        run.remove_temporary()
+        shutil.rmtree(path)
+
+
+def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: str) -> Found:
+    """n trajectories in through `producers` clients, then out to one learner."""
+    with started(path, config(fsync, n)) as (run, process, _):
+        idle = process.memory_info().rss
+        with closing(BufferClient(run.address("buffer"), identity="learner", deadline_s=120)) as learner:
+            incarnation = learner.start(0, 0, None).incarnation
+            learner.published(incarnation, 0, 0, "bench")
+            here, there = multiprocessing.Pipe()
+            child = multiprocessing.get_context("spawn").Process(
+                target=produce, args=(run.address("buffer"), producers, tokens, n, there)
+            )
+            child.start()
+            assert here.recv() == "ready"
+            with rivals.cpu(process) as into:
+                here.send("go")
+                seconds = here.recv()
+            child.join(60)
+            with rivals.cpu(process) as out:
+                begun = time.perf_counter()
+                for b in range(n // (GROUP * GROUPS_PER_STEP)):
+                    reply = learner.batch(incarnation, b, 0, 1, wait_s=30)
+                    assert reply.state == "ready", reply.why
+                    learner.finished(incarnation, b, "applied", {})
+                taken = time.perf_counter() - begun
+        peak = int(
+            next(s for s in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in s).split()[1]
+        )
+    return {
+        "what": f"asyncrl, fsync {fsync}",
+        "in": {"seconds": seconds, "cpu_s": into[0]},
+        "out": {"seconds": taken, "cpu_s": out[0]},
+        "rss_idle_mb": idle / 1e6,
+        "rss_peak_mb": peak * 1024 / 1e6,
+    }
+
+
+def produce(address: str, producers: int, tokens: int, n: int, pipe: Connection) -> None:
+    """Puts, encoded beforehand: a client's work is done on an actor's cores, and here there may be two in all."""
+    todo: dict[zmq.Socket[bytes], list[list[Any]]] = {}
+    for i in range(producers):
+        name, wanted = f"actor-{i}", n // producers + (i < n % producers)
+        with closing(BufferClient(address, identity=name, deadline_s=120)) as client:
+            tickets = client.tickets(name, (0, 0), wanted, [], 30).tickets
+        requests = [messages.put(trajectory(ticket, tokens)) for ticket in tickets]
+        frames = [[pack({"op": r.op, "n": k, "who": name, **r.arguments}), *r.buffers] for k, r in enumerate(requests)]
+        assert len(frames) == wanted
+        sender = zmq.Context.instance().socket(zmq.DEALER)
+        sender.connect(address)
+        todo[sender] = frames
+    pipe.send("ready")
+    pipe.recv()
+    begun = time.perf_counter()
+    pipe.send(_answered(todo) - begun)
+    for sender in todo:
+        sender.close(linger=0)
+
+
+def _answered(todo: dict[zmq.Socket[bytes], list[list[Any]]]) -> float:
+    """Sends everything, so many at once from each; gives the time of the last answer."""
+    poller = zmq.Poller()
+    left = 0
+    for sender, frames in todo.items():
+        poller.register(sender, zmq.POLLIN)
+        left += len(frames)
+        for _ in range(min(rivals.AT_ONCE, len(frames))):
+            sender.send_multipart(frames.pop(), copy=False)
+    while left:
+        ready = poller.poll(60_000)
+        assert ready, f"{left} puts were not answered for 60 s"
+        for sender, _ in ready:
+            answer = unpack(sender.recv_multipart()[0])
+            assert answer["ok"], answer
+            left -= 1
+            if todo[sender]:
+                sender.send_multipart(todo[sender].pop(), copy=False)
+    return time.perf_counter()
+
+
+def latency(path: Path, fsync: str, per_s: int = 200, seconds: int = 5, tokens: int = 4096) -> Found:
+    """Of puts at a steady rate, in ms, from the call to the answer; the commit interval is part of it."""
+    n = per_s * seconds
+
+    async def steady(address: str) -> list[float]:
+        client = AsyncBufferClient(address, identity="actor-0", deadline_s=60)
+        made = [trajectory(t, tokens) for t in (await client.tickets("actor-0", (0, 0), n, [], 30)).tickets]
+        found: list[float] = []
+
+        async def one(t: Trajectory, at: float) -> None:
+            await asyncio.sleep(at - time.perf_counter())
+            begun = time.perf_counter()
+            await client.put(t)
+            found.append(1000 * (time.perf_counter() - begun))
+
+        begun = time.perf_counter() + 0.2
+        await asyncio.gather(*(one(t, begun + i / per_s) for i, t in enumerate(made)))
+        await client.close()
+        return found
+
+    settings = config(fsync, n + GROUP)
+    with started(path, settings) as (run, _, _):
+        with closing(BufferClient(run.address("buffer"), identity="learner")) as learner:
+            learner.published(learner.start(0, 0, None).incarnation, 0, 0, "bench")
+        found = sorted(asyncio.run(steady(run.address("buffer"))))
+    return {
+        "fsync": fsync,
+        "per_s": per_s,
+        "commit_ms": settings.buffer.commit_ms,
+        "p50_ms": statistics.median(found),
+        "p99_ms": found[int(0.99 * len(found))],
+        "max_ms": found[-1],
+    }
+
+
+def restart(path: Path, groups: int, group_size: int) -> Found:
+    """Seconds from the start of the process to its first answer, with so many groups waiting."""
+    settings = config("off", groups * group_size, groups_per_step=1, group_size=group_size)
+    run = RunFolder.create(path, settings)
+    database = Database(run.buffer, "off")
+    buffer = Buffer(database, Rules.of(settings), open_source(settings), 0.0)
+    buffer.published(buffer.start(0, 0, None).incarnation, 0, 0, "bench")
+    while buffer.ledger.count("waiting") < groups:
+        for ticket in buffer.lend(0.0, "bench", (0, 0), 1024)[0]:
+            made = trajectory(ticket, 8)
+            buffer.put(made, to_record(made))
+        buffer.commit(0.0)
+    database.close()
+    with started(path, settings) as (_, process, seconds):
+        rss = process.memory_info().rss / 1e6
+    return {"groups": groups, "group_size": group_size, "seconds": seconds, "rss_mb": rss}
+
+
+def line(row: Found) -> str:
+    head = f"{row['tokens']:>6} {row['producers']:>4}  {row['what']:<24}"
+    if "missing" in row:
+        return f"{head}{row['missing']}"
+    parts = []
+    for way in ("in", "out"):
+        if way in row:
+            n, s = row["trajectories"], row[way]["seconds"]
+            cpu = f"{1e6 * row[way]['cpu_s'] / n:>8.0f}" if "cpu_s" in row[way] else f"{'-':>8}"
+            parts.append(f"{n / s:>9.0f}{row['bytes'] / 1e6 / s:>8.0f}{cpu}")
+    peak = f"{row['rss_peak_mb']:>8.0f}" if "rss_peak_mb" in row else ""
+    return head + "  ".join(parts) + peak
+
+
+def show(results: dict[str, Any]) -> None:
+    print(f"\n{'tokens':>6} {'from':>4}  {'':<24}{'in: traj/s':>9}{'MB/s':>7}{'us CPU':>8}   out: the same; peak MB")
+    for row in results["throughput"]:
+        print(line(row))
+    for row in results["latency"]:
+        print(
+            f"put at {row['per_s']}/s, fsync {row['fsync']}: p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, "
+            f"max {row['max_ms']:.1f} ms (commit interval {row['commit_ms']:g} ms)"
+        )
+    r = results["restart"]
+    print(f"restart with {r['groups']} waiting groups of {r['group_size']}: {r['seconds']:.2f} s, {r['rss_mb']:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
