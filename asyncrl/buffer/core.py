@@ -132,9 +132,7 @@ class Buffer:
                 try:
                     found.append((self.database.payloads.read(r.location), r.digest, known[place].weight))
                 except PayloadLost as error:
-                    raise PayloadLost(
-                        f"batch {answer.batch.b} cannot be handed out again: {error} Or resume with --fresh."
-                    ) from error
+                    raise PayloadLost(f"batch {answer.batch.b} cannot be handed out again: {error}") from error
         return found
 
     def mask_before(self, version: int) -> int | None:

@@ -87,7 +87,6 @@ class Payloads:
     def rotate_if_full(self) -> None:
         """Between two writes: goes on in a new file once the current one has its size."""
         if self._end >= self._segment_bytes:
-            os.fdatasync(self._writer)
             self._rotate()
 
     def seal(self) -> None:
@@ -134,9 +133,13 @@ class Payloads:
 
     def _rotate(self) -> None:
         if self._writer >= 0:
+            os.fdatasync(self._writer)  # no later flush would reach it
             os.close(self._writer)
         self._current += 1
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._writer = os.open(self.path(self._current), flags, 0o600)
         self._end = 0
         self._sizes[self._current] = 0
+        folder = os.open(self.folder, os.O_RDONLY)
+        os.fsync(folder)  # a file whose name a power cut takes was flushed in vain
+        os.close(folder)

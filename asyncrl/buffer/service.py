@@ -98,7 +98,7 @@ class Service:
         self._buffer.stop()
         self._answer_held(float("inf"))
         self._urgent = True
-        self._flush(self._clock())
+        self._flush(float("inf"))  # under `fsync: interval` to the disk, too: there is no later time
 
     def close(self) -> None:
         """Hands over the last answers, for at most two seconds."""

@@ -53,6 +53,23 @@ def test_segments_rotate_and_are_removed(tmp_path: Path) -> None:
     payloads.close()
 
 
+def test_a_segment_that_ends_and_the_name_of_the_next_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    payloads = Payloads(tmp_path)
+    folder = tmp_path.stat().st_ino
+    assert flushed == [folder]
+    payloads.append(b"x")
+    payloads.write(flush=False)
+    assert flushed == [folder]
+    payloads.seal()
+    assert flushed == [folder, payloads.path(0).stat().st_ino, folder]
+    payloads.close()
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip"])
 def test_damage_is_noticed(tmp_path: Path, damage: str) -> None:
     payloads = Payloads(tmp_path)
