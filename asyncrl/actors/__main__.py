@@ -25,7 +25,7 @@ from asyncrl.actors.updates import DrainingEngine, Updates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.launch.role import play
+from asyncrl.launch.role import play, settle
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
@@ -81,6 +81,7 @@ async def run(folder: RunFolder, name: str) -> None:
         updates=Updates(engine, ShmSubscriber(folder.shm), recompute_kv=config.weights.kv == "recompute"),
         reporter=reporter, acks=acks,
     )  # fmt: skip
+    settle()
     reporter.ready()
     log.info("ready: engine %s, %d slots", config.actors.engine, config.actors.slots)
     try:

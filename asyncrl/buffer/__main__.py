@@ -15,7 +15,7 @@ from asyncrl.buffer.measures import series
 from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.service import Service
-from asyncrl.launch.role import play
+from asyncrl.launch.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 
@@ -40,6 +40,7 @@ def main(path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     reporter = Reporter(run.address("launcher"), "buffer")
+    settle()
     reporter.ready()
     history = buffer.ledger.history
     log.info("%s: branch %d, version %d, %d batches", folder, history.branch, history.version, len(history.line))

@@ -12,7 +12,7 @@ import torch
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config, uncorrected
 from asyncrl.errors import ConfigError
-from asyncrl.launch.role import play
+from asyncrl.launch.role import play, settle
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints
@@ -60,6 +60,7 @@ def main() -> None:
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: learner.stop())
+    settle()
     try:
         learner.run(resume=arguments.resume)
     finally:
