@@ -58,12 +58,16 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="all producers and modes at 4k tokens, 8 producers elsewhere"
     )
+    parser.add_argument("--producers", type=int, nargs="+", help="these, for all of --tokens")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096, 32768], help="per trajectory")
     parser.add_argument("--mb", type=float, help="payload of one measurement; default 32 with --quick, else 400")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; default: a temporary one")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "buffer.json")
     args = parser.parse_args()
     mb = args.mb or (32 if args.quick else 400)
-    cells = [(p, t) for t in (512, 4096, 32768) for p in (1, 8, 64) if not args.quick or p == 8 or t == 4096]
+    cells = [(p, t) for t in args.tokens for p in args.producers or (1, 8, 64)]
+    if args.quick and not args.producers:
+        cells = [(p, t) for p, t in cells if p == 8 or t == 4096]
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=args.folder) as folder:
         results = measured(Path(folder), cells, mb, groups=10_000, group_size=2 if args.quick else 8)
     results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
