@@ -20,6 +20,7 @@ from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.varlen_attention import NAME as PACKED_ATTENTION
 from asyncrl.learner.logprobs import selected_logprobs
+from asyncrl.learner.prefixes import share_prefixes
 from asyncrl.model import load_folder, load_model
 
 
@@ -99,16 +100,21 @@ class TorchBackend:
         self._optimizer.load_state_dict(torch.load(folder / "optimizer.pt", self.device, weights_only=True))
 
     def _score(self, model: PreTrainedModel, part: Packed) -> Scores:
+        plan = share_prefixes(part.token_ids.cpu(), part.lengths)
         token_ids = part.token_ids.to(self.device)
         wanted = part.mask.to(self.device).nonzero()[:, 0]
-        positions = torch.cat([torch.arange(n, device=self.device) for n in part.lengths])
+        positions = torch.cat([torch.arange(n) for n in part.lengths])[plan.computed].to(self.device)
+        computed, where = plan.computed.to(self.device), plan.where.to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             # Never a mask, never a cache: transformers would silently let rows see each other.
             hidden = model.base_model(
-                input_ids=token_ids[None], position_ids=positions[None], use_cache=False, row_lengths=part.lengths
+                input_ids=token_ids[computed][None],
+                position_ids=positions[None],
+                use_cache=False,
+                segments=plan.segments,
             ).last_hidden_state[0]
         weight = model.get_output_embeddings().weight
-        predicting = hidden.index_select(0, wanted - 1)
+        predicting = hidden.index_select(0, where[wanted - 1])
         found = selected_logprobs(predicting, weight, token_ids[wanted], self._temperature)
         on_tokens = [torch.zeros(len(token_ids), device=self.device).index_put((wanted,), x) for x in found]
         return Scores(*on_tokens)

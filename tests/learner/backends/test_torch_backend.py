@@ -11,17 +11,19 @@ from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.torch import TorchBackend
 from tests.learner.tiny import VOCABULARY, tiny_config, tiny_model
 
-LENGTHS = (17, 1, 40, 5, 23)
+LENGTHS = (17, 1, 40, 5, 30, 23, 30)
 
 
 def rows(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """(token ids, mask) of each row, with holes."""
+    """(token ids, mask) of each row, with holes. The fifth and sixth begin alike, the seventh is the fifth again."""
     g = torch.Generator().manual_seed(seed)
     made = []
     for n in LENGTHS:
         mask = torch.rand(n, generator=g) < 0.5
         mask[0] = False
         made.append((torch.randint(0, VOCABULARY, (n,), generator=g), mask))
+    made[5][0][:20] = made[4][0][:20]
+    made[6][0][:] = made[4][0]
     return made
 
 
