@@ -76,8 +76,14 @@ def with_model(config: Config, checkpoint: Path) -> Config:
 
 
 async def played(config: Config, console: Console) -> tuple[Success, Success | None]:
-    """Success at the training temperature, and greedily if `eval.greedy`. Raises RunError when no episode finished."""
+    """Success at the training temperature, and greedily if `eval.greedy`. Raises ConfigError without held-out tasks,
+    RunError when no episode finished."""
     source, make_env = open_source(config), environment(config)
+    if source.held_out_size == 0:
+        raise ConfigError(
+            f"data.source {config.data.source!r} keeps no task held out: there is nothing to play. Set its option for "
+            "held-out tasks in data.options."
+        )
     renderer, engine = TemplateRenderer.of(config), build_engine(config)
     limits, slots = Limits.of(config), asyncio.Semaphore(config.actors.slots)
 

@@ -27,11 +27,11 @@ class JsonLinesSource:
         tasks = _read(path)
         if not 0 <= held_out_size < len(tasks):
             raise ConfigError(
-                f"data.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {path}, "
+                f"data.options.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {path}, "
                 "so that some are left for training"
             )
         if held_out_size and held_out_path:
-            raise ConfigError("data.held_out_size and data.held_out_path are both set; keep one")
+            raise ConfigError("data.options.held_out_size and data.options.held_out_path are both set; keep one")
         split = len(tasks) - held_out_size
         self._train = tasks[:split]
         self._held_out = _read(held_out_path) if held_out_path else tasks[split:]
@@ -61,7 +61,7 @@ class JsonLinesSource:
 def _read(path: str) -> list[dict[str, Any]]:
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"data.path is {path!r}; expected a JSON lines file; give a path that exists")
+        raise ConfigError(f"data.options names {path!r}; expected a JSON lines file; give a path that exists")
     tasks: list[dict[str, Any]] = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():

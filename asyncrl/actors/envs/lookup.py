@@ -75,6 +75,7 @@ def _parse_latency(spec: float | str) -> tuple[float, float]:
         mean_s = sigma = math.nan
     if kind not in ("", "lognormal") or not (0 <= mean_s < math.inf and 0 <= sigma < math.inf):
         raise ConfigError(
-            f"env.tool_latency_s is {spec!r}; expected seconds >= 0 or `lognormal:mean,sigma`, e.g. lognormal:0.2,1.0"
+            f"env.options.tool_latency_s is {spec!r}; expected seconds >= 0 or `lognormal:mean,sigma`, "
+            "e.g. lognormal:0.2,1.0"
         )
     return mean_s, sigma

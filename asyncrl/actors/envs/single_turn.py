@@ -17,7 +17,7 @@ class SingleTurnEnv:
 
     def __init__(self, score: Score | str) -> None:
         """`score`: a callable with verl's signature, or its import path `package.module:name` or `file.py:name`."""
-        self._score: Score = resolve(score, {}, "env.score") if isinstance(score, str) else score
+        self._score: Score = resolve(score, {}, "env.options.score") if isinstance(score, str) else score
         self._task: Task = {}
 
     async def reset(self, task: Task) -> list[Message]:

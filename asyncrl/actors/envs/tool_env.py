@@ -43,7 +43,7 @@ class ToolEnv:
             max_tool_chars: a longer result is cut, and says so.
         """
         self.tools: Sequence[Tool] = tuple(as_tool(tool) for tool in tools)
-        self._score: Score | None = resolve(score, {}, "env.score") if isinstance(score, str) else score
+        self._score: Score | None = resolve(score, {}, "env.options.score") if isinstance(score, str) else score
         self._max_turns = max_turns
         self._tool_timeout_s = tool_timeout_s
         self._max_tool_chars = max_tool_chars
@@ -69,7 +69,7 @@ class ToolEnv:
     async def score(self, solution: str) -> tuple[float, dict[str, float]]:
         """(reward, metrics) of the final text; an environment with its own idea of success overrides this."""
         if self._score is None:
-            raise TypeError("env.score is not set; give a callable or an import path, or override ToolEnv.score")
+            raise TypeError("env.options.score is not set; give an import path, or override ToolEnv.score")
         return await run_score(self._score, self.task, solution)
 
     async def _execute(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -104,12 +104,12 @@ class ToolEnv:
             if not deadline.expired():
                 raise
             raise TimeoutError(
-                f"tool {name} did not answer within {self._tool_timeout_s} s (env.tool_timeout_s)"
+                f"tool {name} did not answer within {self._tool_timeout_s} s (env.options.tool_timeout_s)"
             ) from error
 
 
 def as_tool(tool: ToolLike) -> Tool:
     """A Tool from a Tool, a function, or the import path of either."""
     if isinstance(tool, str):
-        tool = resolve(tool, {}, "env.tools")
+        tool = resolve(tool, {}, "env.options.tools")
     return tool if isinstance(tool, Tool) else Tool.from_function(tool)

@@ -82,7 +82,7 @@ def test_latency_is_constant_or_long_tailed_and_seeded_by_episode(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["soon", "-1", -0.5, "lognormal:1", "normal:1,1", "lognormal:1,-1", "nan"])
 def test_a_latency_of_another_form_is_refused(spec):
-    with pytest.raises(ConfigError, match=r"env\.tool_latency_s is .*lognormal:0\.2,1\.0"):
+    with pytest.raises(ConfigError, match=r"env\.options\.tool_latency_s is .*lognormal:0\.2,1\.0"):
         LookupEnv(tool_latency_s=spec)
 
 
