@@ -17,7 +17,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str = "quickstart"
-    """A Hugging Face folder or hub name; `quickstart` is the tiny model that asyncrl builds itself."""
+    """A Hugging Face folder or hub name; `quickstart` is the tiny model that comes with asyncrl."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in actors and learner. Master weights are float32 always."""
 
@@ -198,7 +198,7 @@ class WeightsConfig(Section):
     drain: bool = False
     """Let running requests finish before an update instead of updating in flight."""
     channel: str = "shm"
-    """How weights travel: `shm` (a file in shared memory, one host) or `package.module:Name`."""
+    """How weights travel: `shm`, a file in shared memory of one host."""
 
 
 class EvalConfig(Section):
@@ -209,7 +209,8 @@ class EvalConfig(Section):
     greedy: bool = True
     """Play each held-out task once more, greedily."""
     success: str = "success"
-    """The reward that counts as success, by its name in the environment; 1 is a success."""
+    """The reward that counts as success, by its name in the environment; the whole one where none has the name. 1 is a
+    success."""
 
 
 class TrackingConfig(Section):

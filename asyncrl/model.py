@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def resolve_path(model: ModelConfig) -> Path:
-    """The folder of `model.path`; builds the quickstart's model, fetches a hub name. Raises ConfigError."""
+    """The folder of `model.path`; `quickstart` is the package's own, a hub name is fetched. Raises ConfigError."""
     if model.path == "quickstart":
         from asyncrl.quickstart import ensure_model
 

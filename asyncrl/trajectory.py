@@ -86,9 +86,9 @@ class Trajectory:
     env: str
     rows: tuple[Row, ...]
     reward: float
-    """What is trained on: the weighted sum of `rewards`."""
+    """What is trained on: the sum of the rewards that the environment gave at each turn."""
     rewards: Mapping[str, float]
-    """By name, unweighted."""
+    """Its parts by name, for the record; they need not sum to it."""
     turns: int
     """Assistant turns."""
     stop_reason: StopReason

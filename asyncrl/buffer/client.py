@@ -132,7 +132,7 @@ class BufferClient:
         return self._ask(messages.evaluation(label))
 
     def status(self) -> dict[str, Any]:
-        """Counts by state and reason, staleness histograms, leases per actor, waits, disk bytes, held requests."""
+        """Counts by state and reason, staleness histograms, leases per actor, disk bytes, counts of the service."""
         return self._ask(messages.status())
 
     def stop(self) -> None:
