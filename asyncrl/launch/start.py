@@ -77,7 +77,7 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool) -> O
         except RunError as error:
             outcome = Outcome("failed", 1, str(error))
         finally:
-            _conclude(run, outcome, collector, console)
+            _conclude(run, outcome, collector)
         return outcome
 
 
@@ -88,16 +88,10 @@ def check(config: Config) -> None:
     check_cpus(config)
 
 
-def _conclude(run: RunFolder, outcome: Outcome, collector: Collector, console: Console) -> None:
+def _conclude(run: RunFolder, outcome: Outcome, collector: Collector) -> None:
     """summary.json first: whatever fails after it, the figures are there."""
     collector.poll(0.0)  # what the processes said last
     ended = {"run": run.name, "outcome": outcome.kind, "why": outcome.why, "exit_code": outcome.exit_code}
     summary = ended | collector.summary()
     replace(run.summary, json.dumps(summary, indent=2) + "\n")
-    try:
-        from asyncrl.tracking.report import write_report
-
-        write_report(run)
-    except Exception as error:  # a curve that cannot be drawn must not cost a run that is done
-        console.print(f"warning: no report: {type(error).__name__}: {error}", style="yellow", highlight=False)
     collector.close(summary)
