@@ -112,3 +112,16 @@ def step(buffer: Buffer, incarnation: int, b: int, now: float = 0.0) -> tuple[in
     version = buffer.finished(incarnation, b, "applied")
     buffer.published(incarnation, buffer.ledger.history.branch, version, f"digest-{version}")
     return answer.batch.groups
+
+
+def equation(buffer: Buffer, branch: int = 0) -> dict[str, int]:
+    counts = buffer.ledger.equation(branch)
+    assert counts["issued"] == sum(n for name, n in counts.items() if name != "issued")
+    return counts
+
+
+def reopen(buffer: Buffer, folder: Path, commit: bool = True, now: float = 0.0, **changes: Any) -> Buffer:
+    if commit:
+        buffer.commit(now)
+    buffer.database.close()
+    return open_buffer(folder, now, **changes)

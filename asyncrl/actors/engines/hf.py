@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from asyncrl.actors.engines.fit import check_fit
 from asyncrl.actors.engines.hf_decode import FusedForward, supported
 from asyncrl.actors.engines.hf_forward import Forward, KVCache, Part, PlainForward, Rows
 from asyncrl.actors.engines.hf_slots import Index, Slots, Tokens
-from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling, WeightsMismatch
+from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.engines.sampling import sample, truncate
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -351,30 +352,15 @@ class HFEngine:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         given = dict(weights.tensors())
         own = self._model.state_dict(keep_vars=True)
-        _check_fit(given, own, {name for name, _ in self._model.named_parameters()}, str(weights.id))
+        needed = {name for name, _ in self._model.named_parameters()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+        check_fit(given, shapes, own.keys() - needed, str(weights.id))
         with torch.no_grad():
             for name, tensor in given.items():
                 own[name].copy_(tensor)
         self._forward.refresh()
         self.held = (weights.id.branch, weights.id.version)
         self._slots.weights_changed(self._recompute)
-
-
-def _check_fit(given: dict[str, torch.Tensor], own: dict[str, Any], required: set[str], id: str) -> None:
-    """Raises WeightsMismatch unless `given` covers the model exactly and is finite."""
-    problem = ""
-    if missing := sorted(required - given.keys()):
-        problem = f"{len(missing)} tensors are missing, for instance {missing[0]}"
-    elif unknown := sorted(given.keys() - own.keys()):
-        problem = f"{len(unknown)} tensors are unknown, for instance {unknown[0]}"
-    else:
-        for name, tensor in given.items():
-            if tensor.shape != own[name].shape:
-                problem = f"{name} has shape {list(tensor.shape)}, the model's has {list(own[name].shape)}"
-            elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                problem = f"{name} holds values that are not finite"
-    if problem:
-        raise WeightsMismatch(f"weights {id} do not fit the model: {problem}. The old weights stay in use.")
 
 
 def _resolve(done: list[tuple[asyncio.Future[Any], Any]]) -> None:
