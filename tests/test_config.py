@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from asyncrl.config import Config, warnings
+from asyncrl.config import Config
+from asyncrl.config_rules import warnings
 
 
 def config(**sections: dict[str, Any]) -> Config:

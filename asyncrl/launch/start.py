@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import zmq
 from rich.console import Console
 
-from asyncrl.config import Config, warnings
+from asyncrl.config import Config
+from asyncrl.config_rules import warnings
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch import local
 from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_names, refuse_live

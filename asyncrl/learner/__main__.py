@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from asyncrl.buffer.client import BufferClient
-from asyncrl.config import Config, uncorrected
+from asyncrl.config import Config
+from asyncrl.config_rules import uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.launch.role import play, settle
 from asyncrl.learner.backends.protocol import Backend

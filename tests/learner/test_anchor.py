@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.config import SELF_CORRECTING, Config
+from asyncrl.config import Config
+from asyncrl.config_rules import SELF_CORRECTING
 from asyncrl.errors import ConfigError
 from asyncrl.learner.__main__ import refuse_uncorrected
 from asyncrl.learner.approximate_proximal import approximate_proximal
