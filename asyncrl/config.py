@@ -123,7 +123,17 @@ class BufferConfig(Section):
 
 class LearnerConfig(Section):
     backend: str = "torch"
-    """Who computes: `torch` (one process) or `package.module:Name`."""
+    """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`) or `package.module:Name`."""
+    ranks: int = Field(1, ge=1)
+    """Processes that train together; above 1 with a backend that shards: `fsdp2`. The result of a step does not depend
+    on it beyond rounding."""
+    collective_s: float = Field(600.0, gt=0)
+    """Seconds that a rank waits for the others in one exchange before it gives up, and all are started again."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass instead of keeping them: less memory, a third more
+    computation."""
+    cpu_offload: bool = False
+    """`fsdp2`: parameters, gradients and optimizer state rest in CPU memory; each layer is on the GPU while it runs."""
     steps: int = Field(100, ge=0)
     """Training steps of the run: the policy version at its end."""
     groups_per_step: int = Field(16, ge=1)
@@ -170,6 +180,8 @@ class LearnerConfig(Section):
     """Weight of the KL term towards the model at the start of the run; 0 keeps no reference model."""
     kl: str = "k3"
     """Estimator of that KL."""
+    reference_every: int = Field(0, ge=0)
+    """Training steps after which the reference model becomes the policy as it is then, again and again; 0: never."""
     ess_lr: Literal["off", "sqrt", "linear"] = "off"
     """Scales an update's learning rate by s = min(1, ESS over episode rows / `ess_lr_base`), or by its root (VCPO)."""
     ess_lr_base: float = Field(1.0, gt=0, le=1)

@@ -32,6 +32,21 @@ def selected_logprobs(
     return logprobs, entropy
 
 
+def sum_of_squared_probabilities(
+    hidden: Tensor, weight: Tensor, temperature: float = 1.0, chunk: int | None = None
+) -> Tensor:
+    """Sum over the vocabulary of p², p = softmax(hidden @ weight.T / temperature): [N, H] -> [N], at least float32.
+
+    The chance that two draws agree; without gradient.
+    """
+    chunk = chunk or max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    with torch.no_grad():
+        cast = weight.to(hidden.dtype)
+        parts = torch.split(hidden, chunk)
+        return torch.cat([(2 * _log_softmax(h, cast, temperature, exact)).exp().sum(1) for h in parts])
+
+
 class _Selected(torch.autograd.Function):
     @staticmethod
     def forward(

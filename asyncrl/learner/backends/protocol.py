@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+
+Want = Literal["logprobs", "hidden", "sum_pi_sq"]
+"""logprobs: with the entropy. hidden: the state that a critic reads. sum_pi_sq: of the whole distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,22 @@ class Packed:
     """[T] bool: tokens whose logprob is wanted. Never the first of a row: nothing predicts it."""
     lengths: tuple[int, ...]
     """Of the rows, each at least 1; their sum is T."""
+    wants: frozenset[Want] = frozenset(("logprobs",))
+    """What is computed of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of a Packed, at the sampling temperature; 0 outside its mask."""
+    """Of a Packed, at the sampling temperature; 0 outside its mask, and where it was not wanted."""
 
     logprobs: Tensor
     """[T] float32, nats"""
     entropy: Tensor
     """[T] float32, nats: of the distribution that the token was drawn from"""
+    hidden: Tensor | None = None
+    """[n, H] of the n tokens of the mask: the last hidden state before each, which it was drawn from; if wanted"""
+    sum_pi_sq: Tensor | None = None
+    """[T] float32: the sum of that distribution's squared probabilities, without gradient; if wanted"""
 
 
 class Backend(Protocol):
@@ -44,7 +53,11 @@ class Backend(Protocol):
     device: torch.device
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
-        """Scores without gradient; under `reference` of the frozen model that the run started from."""
+        """Scores without gradient; under `reference` of the frozen reference model."""
+        ...
+
+    def refresh_reference(self) -> None:
+        """The reference model, the run's first one until then, becomes the policy as it is now."""
         ...
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
@@ -78,7 +91,8 @@ class Backend(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Weights (`hf/`, loadable by transformers) and optimizer into a new checkpoint's folder."""
+        """Weights (`hf/`, loadable by transformers), optimizer, and under `learner.reference_every` the reference, into
+        a new checkpoint's folder."""
         ...
 
     def load(self, folder: Path) -> None:
