@@ -27,6 +27,10 @@ def impossible(c: Config) -> list[str]:
             f"learner.minibatches is {c.learner.minibatches}, which does not divide learner.groups_per_step = "
             f"{c.learner.groups_per_step}: choose a divisor."
         )
+    if c.learner.ranks > 1 and c.learner.backend == "torch":
+        problems.append(
+            f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2."
+        )
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "

@@ -132,7 +132,7 @@ class Objective:
         estimated: Tensor = self._estimator(known).advantages
         return estimated * spread(batch.row_weights, batch.lengths, len(batch.token_ids))
 
-    def norm(self, batch: Batch, sum_over_ranks: Callable[[Tensor], Tensor]) -> Norm:
+    def norm(self, batch: Batch) -> Norm:
         """For a mini-batch that is evaluated in parts. The user's own aggregation is always given the whole."""
         if not self.row_by_row:
             return Norm(None, None)
@@ -141,7 +141,7 @@ class Objective:
         total = denominator(
             self._learner.aggregation, batch.mask, batch.lengths, **units, **({"rows": rows} if rows else {})
         )
-        return Norm(sum_over_ranks(total), unit_tokens(self._learner.aggregation, batch.mask, batch.lengths, **units))
+        return Norm(total, unit_tokens(self._learner.aggregation, batch.mask, batch.lengths, **units))
 
     def evaluate(
         self,
@@ -225,7 +225,7 @@ class Objective:
                 "logprobs; it has no critic (values), no greedy episodes (baseline), no sum_pi_sq. Choose another."
             ) from error
         try:
-            norm, current = self.norm(batch, lambda x: x), values.clone().requires_grad_()
+            norm, current = self.norm(batch), values.clone().requires_grad_()
             self.evaluate(batch, advantages, current, values, values, norm, torch.Generator()).loss.backward()  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
             raise ConfigError(

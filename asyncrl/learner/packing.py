@@ -20,24 +20,39 @@ def row_cost(length: int) -> float:
     return length + ATTENTION_COST * length * length
 
 
-def pack(lengths: Sequence[int], limit: int, at_least: int = 1) -> list[list[int]]:
+def pack(lengths: Sequence[int], limit: int, ranks: int = 1) -> list[list[int]]:
     """Row indices of each micro-batch: every row once, at most `limit` tokens together, costs balanced.
 
-    A row longer than `limit` stands alone. `at_least`: no fewer micro-batches than this (ranks that reduce gradients
-    together need equal numbers), as long as there are rows for them; rank after rank may then get empty lists.
+    A row longer than `limit` stands alone. `ranks`: the number of micro-batches is a multiple of it, so that ranks that
+    compute one each at the same time are all busy; without rows for that, some are empty.
     The result depends on `lengths` alone; indices ascend within a micro-batch.
     """
-    if limit < 1 or at_least < 1:
-        raise ValueError(f"limit is {limit} and at_least {at_least}, expected at least 1")
+    if limit < 1 or ranks < 1:
+        raise ValueError(f"limit is {limit} and ranks {ranks}, expected at least 1")
     if any(length < 1 for length in lengths):
         raise ValueError("a row is empty: every row has at least one token")
     longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    parts = max(at_least, len(_first_fit(lengths, limit, longest_first)))
-    balanced = _balance(lengths, limit, longest_first, parts)
+    fitted = _first_fit(lengths, limit, longest_first)
+    count = -(-max(len(fitted), 1) // ranks) * ranks
+    balanced = _balance(lengths, limit, longest_first, count)
     # Balancing may not find the room that first fit found: then first fit stands.
-    packed = balanced if balanced is not None else _first_fit(lengths, limit, longest_first)
-    packed += [[] for _ in range(at_least - len(packed))]
+    packed = balanced if balanced is not None else fitted
+    packed += [[] for _ in range(count - len(packed))]
     return [sorted(rows) for rows in packed]
+
+
+def rounds(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Which micro-batches `ranks` ranks compute at the same time: like costs together, since all wait for the dearest.
+
+    A round holds at most `ranks` indices, of which rank r computes the r-th; a rank beyond them has nothing to do. The
+    dearer ones go to the ranks in turn, so that none is always the last.
+
+    >>> rounds([5.0, 1.0, 4.0, 2.0, 3.0], 2)
+    [[0, 2], [3, 4], [1]]
+    """
+    dearest_first = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    found = [dearest_first[at : at + ranks] for at in range(0, len(costs), ranks)]
+    return [part[::-1] if n % 2 and len(part) == ranks else part for n, part in enumerate(found)]
 
 
 def _first_fit(lengths: Sequence[int], limit: int, order: Sequence[int]) -> list[list[int]]:

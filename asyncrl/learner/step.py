@@ -79,7 +79,10 @@ def train_step(
     updates = _minibatches(batch, learner.minibatches)
     limit = learner.tokens_per_micro_batch
     advantages = None if objective.advantage_needs_logprobs else objective.advantages(batch, None)
-    plans = [_plan(batch, rows, limit, advantages if objective.linear_in_advantage else None) for rows in updates]
+    plans = [
+        _plan(batch, rows, limit, backend.dp_size, advantages if objective.linear_in_advantage else None)
+        for rows in updates
+    ]
     # Several updates move the current policy away from the proximal one; what spans rows needs all of them at once.
     spans_passes = not objective.row_by_row and any(len(plan.parts) > 1 for plan in plans)
     known = advantages is None or (learner.proximal == "recompute" and (len(updates) > 1 or spans_passes))
@@ -106,7 +109,7 @@ def train_step(
             if i > 0:
                 backend.rollback()
             break
-        record.lr_scale = _lr_scale(backend, learner, batch.take(rows), record.current[pass_.tokens])
+        record.lr_scale = _lr_scale(learner, batch.take(rows), record.current[pass_.tokens])
         record.lr = record.lr_scale * learning_rate(
             version * learner.minibatches + i,
             learner.steps * learner.minibatches,
@@ -145,7 +148,7 @@ class _Pass:
 
     def by_parts(self) -> None:
         """Every micro-batch computes its share of the loss from its own scores."""
-        norm = self._objective.norm(self._minibatch, self._backend.sum_over_ranks)
+        norm = self._objective.norm(self._minibatch)
 
         def loss(part: Tensor, scores: Scores) -> Tensor:
             rows = self._batch.take(part)
@@ -232,13 +235,11 @@ def _anchor(learner: LearnerConfig, proximal: Tensor | None, version: int, *, se
     return lambda rows, t, current: current
 
 
-def _lr_scale(backend: Backend, learner: LearnerConfig, rows: Batch, current: Tensor) -> float:
-    """The mean over the ranks, so that all take the same step."""
+def _lr_scale(learner: LearnerConfig, rows: Batch, current: Tensor) -> float:
     if learner.ess_lr == "off":
         return 1.0
     ess = sequence_effective_sample_size(current, rows.behaviour, rows.mask, rows.lengths)
-    total, ranks = backend.sum_over_ranks(torch.stack([ess, torch.ones_like(ess)])).tolist()
-    return learning_rate_scale(total / ranks, base_ess=learner.ess_lr_base, rule=learner.ess_lr)
+    return learning_rate_scale(float(ess), base_ess=learner.ess_lr_base, rule=learner.ess_lr)
 
 
 def _minibatches(batch: Batch, count: int) -> list[Tensor]:
@@ -257,18 +258,18 @@ class _Plan:
     """The same, of those rows that have no gradient"""
 
 
-def _plan(batch: Batch, rows: Tensor, limit: int, advantages: Tensor | None) -> _Plan:
+def _plan(batch: Batch, rows: Tensor, limit: int, ranks: int, advantages: Tensor | None) -> _Plan:
     """`advantages[T]`: given when a row without any has no gradient."""
     if advantages is None:
-        return _Plan(_cut(batch, rows, limit), [])
+        return _Plan(_cut(batch, rows, limit, ranks), [])
     live = row_sum((advantages != 0).long(), batch.lengths)[rows] > 0
     # One row at least, so that the optimizer sees a gradient of zero rather than none.
     live[0] |= not live.any()
-    return _Plan(_cut(batch, rows[live], limit), _cut(batch, rows[~live], limit))
+    return _Plan(_cut(batch, rows[live], limit, ranks), _cut(batch, rows[~live], limit, ranks))
 
 
-def _cut(batch: Batch, rows: Tensor, limit: int) -> list[Tensor]:
-    return [rows[torch.tensor(part)] for part in pack(batch.lengths[rows].tolist(), limit) if part]
+def _cut(batch: Batch, rows: Tensor, limit: int, ranks: int) -> list[Tensor]:
+    return [rows[torch.tensor(part)] for part in pack(batch.lengths[rows].tolist(), limit, ranks) if part]
 
 
 def _score_all(backend: Backend, batch: Batch, plans: list[_Plan], *, reference: bool = False) -> Tensor:

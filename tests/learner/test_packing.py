@@ -8,14 +8,15 @@ from asyncrl.learner.packing import pack, row_cost
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 400), st.integers(1, 5))
-def test_every_row_once_within_the_limit(lengths: list[int], limit: int, at_least: int) -> None:
-    packed = pack(lengths, limit, at_least)
+def test_every_row_once_within_the_limit(lengths: list[int], limit: int, ranks: int) -> None:
+    packed = pack(lengths, limit, ranks)
     assert sorted(i for rows in packed for i in rows) == list(range(len(lengths)))
-    assert len(packed) >= at_least
+    assert len(packed) % ranks == 0
+    assert packed
     for rows in packed:
         assert rows == sorted(rows)
         assert sum(lengths[i] for i in rows) <= limit or len(rows) == 1
-    assert pack(lengths, limit, at_least) == packed
+    assert pack(lengths, limit, ranks) == packed
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=60), st.integers(100, 400))
@@ -37,10 +38,10 @@ def test_a_row_longer_than_the_limit_stands_alone() -> None:
 
 def test_nothing_to_pack() -> None:
     assert pack([], 10) == [[]]
-    assert pack([3], 10, at_least=3) == [[0], [], []]
+    assert pack([3], 10, ranks=3) == [[0], [], []]
 
 
-@pytest.mark.parametrize(("lengths", "limit", "at_least"), [([1], 0, 1), ([1], 1, 0), ([0], 1, 1)])
-def test_impossible(lengths: list[int], limit: int, at_least: int) -> None:
+@pytest.mark.parametrize(("lengths", "limit", "ranks"), [([1], 0, 1), ([1], 1, 0), ([0], 1, 1)])
+def test_impossible(lengths: list[int], limit: int, ranks: int) -> None:
     with pytest.raises(ValueError, match=r"expected at least 1|at least one token"):
-        pack(lengths, limit, at_least)
+        pack(lengths, limit, ranks)

@@ -3,6 +3,11 @@
 The backend runs the passes, the learner says what the loss is: `accumulate` takes a function from the scores of a
 micro-batch to its share of the loss, so that the same learner drives one process, sharded parameters, or a pipeline
 whose last stage alone sees logprobs.
+
+On several ranks every method is collective: all of them call it, in the same order, with the same arguments. Each is
+given every micro-batch of the step and computes some; the scores of all come back on every rank. So whatever the
+learner derives from scores (baselines, norms, guards, metrics) is of the whole batch and the same everywhere, and a
+step's result does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -48,8 +53,8 @@ class Scores:
 
 
 class Backend(Protocol):
-    dp_rank: int
     dp_size: int
+    """Micro-batches that are computed at the same time: as many, or a multiple, keep every rank busy."""
     device: torch.device
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
@@ -61,7 +66,11 @@ class Backend(Protocol):
         ...
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
-        """Forward and backward of every part in order, adding to the gradient; `loss(i, scores)` of part i."""
+        """Forward and backward of every part, adding to the gradient; the gradients of the parts add up.
+
+        `loss(i, scores)` of part i is called once for every part on every rank, in the same order everywhere, also for
+        those whose scores another rank computed: they carry no gradient here.
+        """
         ...
 
     def clip(self, max_norm: float) -> float:
@@ -82,12 +91,11 @@ class Backend(Protocol):
 
     def rollback(self) -> None: ...
 
-    def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Of the data-parallel ranks; with one rank, `values`."""
-        ...
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full weights with Hugging Face names, one at a time, in the model's dtype; tied ones once."""
+        """Full weights with Hugging Face names, one at a time, in the model's dtype; tied ones once.
+
+        On several ranks each must go through it to its end; rank 0 alone is given values.
+        """
         ...
 
     def save(self, folder: Path) -> None:
@@ -96,5 +104,6 @@ class Backend(Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`. Raises RunError when the checkpoint is damaged or of another model."""
+        """The inverse of `save`, at any number of ranks. Raises RunError when the checkpoint is damaged or of another
+        model."""
         ...

@@ -16,11 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError, RunError
+from asyncrl.errors import RunError
 from asyncrl.learner.backends.protocol import Packed, Scores
-from asyncrl.learner.backends.varlen_attention import NAME as PACKED_ATTENTION
-from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
-from asyncrl.learner.prefixes import share_prefixes
+from asyncrl.learner.backends.scorer import Scorer, adamw, check
 from asyncrl.model import load_folder, load_model
 
 
@@ -36,6 +34,7 @@ class TorchBackend:
         self._model = self._scorer.model
         check(self._scorer, config)
         self._reference: Scorer | None = None
+        self._reference_every = config.learner.reference_every
         if config.learner.kl_coef > 0:
             self._reference = self._made(config, None).requires_grad_(False)
         self._optimizer = adamw(self._scorer, config)

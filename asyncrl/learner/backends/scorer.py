@@ -1,0 +1,120 @@
+"""A Hugging Face decoder that scores packed rows: what every backend made of transformers' models computes with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.backends.varlen_attention import NAME as PACKED_ATTENTION
+from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
+from asyncrl.learner.prefixes import share_prefixes
+
+
+class Scorer(nn.Module):
+    """Its forward pass is the whole of what a backend computes, so sharding and autocast can wrap it as one module."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        autocast: bool = False,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        """Takes `model` over. `autocast`: matrix products in bfloat16, the head and what is stored in float32."""
+        super().__init__()
+        model.set_attn_implementation(PACKED_ATTENTION)
+        # Dropout would make the proximal logprobs another policy's than the one that samples.
+        self.model: PreTrainedModel = model.float().eval()
+        self._temperature, self.autocast = temperature, autocast
+        if activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            for layer in layers(model):
+                # The layer's own flag alone: transformers checkpoints only what trains, and dropout below stays off.
+                layer.training = True
+
+    def forward(self, part: Packed) -> Scores:
+        """Scores on the device of the weights."""
+        device = self.model.get_input_embeddings().weight.device
+        plan = share_prefixes(part.token_ids.cpu(), part.lengths)
+        token_ids = part.token_ids.to(device)
+        wanted = part.mask.to(device).nonzero()[:, 0]
+        positions = torch.cat([torch.arange(n) for n in part.lengths])[plan.computed].to(device)
+        computed, where = plan.computed.to(device), plan.where.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
+            # Never a mask, never a cache: transformers would silently let rows see each other.
+            hidden = self.model.base_model(
+                input_ids=token_ids[computed][None],
+                position_ids=positions[None],
+                use_cache=False,
+                segments=plan.segments,
+            ).last_hidden_state[0]
+        weight = self.model.get_output_embeddings().weight
+        predicting = hidden.index_select(0, where[wanted - 1])
+
+        def on_tokens(x: Tensor) -> Tensor:
+            return torch.zeros(len(token_ids), device=device).index_put((wanted,), x)
+
+        logprobs = entropy = torch.zeros(len(token_ids), device=device)
+        if "logprobs" in part.wants:
+            found = selected_logprobs(predicting, weight, token_ids[wanted], self._temperature)
+            logprobs, entropy = map(on_tokens, found)
+        squares = None
+        if "sum_pi_sq" in part.wants:
+            squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature))
+        return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares)
+
+
+def layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder's layers. Raises ConfigError for a model that has none by that name."""
+    found = getattr(model.base_model, "layers", None)
+    if not isinstance(found, nn.ModuleList):
+        raise ConfigError(f"model.path names a {type(model).__name__}, which has no list of decoder layers (`layers`).")
+    return list(found)
+
+
+def check(scorer: Scorer, config: Config) -> None:
+    """Two short rows, packed and through the model's own forward: whatever a family does differently (biased or
+    scaled logits, recurrent layers, a cache of its own) shows here, and not as a run that learns nothing.
+    Raises ConfigError."""
+    model, temperature = scorer.model, config.actors.temperature
+    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(0, vocabulary, (n,), generator=generator) for n in (7, 5)]
+    mask = torch.cat([torch.arange(len(row)) > 0 for row in rows])
+    autocast, scorer.autocast = scorer.autocast, False
+    with torch.no_grad():
+        packed = scorer(Packed(torch.cat(rows), mask, (7, 5))).logprobs.cpu()
+        model.set_attn_implementation("eager")
+        alone = [model(row[None].to(device), use_cache=False).logits[0].float().cpu() for row in rows]
+    model.set_attn_implementation(PACKED_ATTENTION)
+    scorer.autocast = autocast
+    expected = torch.cat(
+        [
+            torch.cat([torch.zeros(1), (x[:-1] / temperature).log_softmax(-1).gather(1, row[1:, None])[:, 0]])
+            for row, x in zip(rows, alone, strict=True)
+        ]
+    )
+    worst = float((packed - expected).abs().max())
+    if not worst < 1e-2:
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, a {type(model).__name__}: its packed rows differ from its own "
+            f"forward pass by {worst:.2g} nats. learner.backend {config.learner.backend} needs a plain causal decoder "
+            "(Qwen2, Qwen3, Llama and their like)."
+        )
+
+
+def adamw(module: nn.Module, config: Config) -> torch.optim.AdamW:
+    """Matrices decay, norms and biases do not."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.learner.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.learner.lr, betas=config.learner.betas, fused=True
+    )
