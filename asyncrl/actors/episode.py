@@ -16,18 +16,17 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
-
-import numpy as np
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.renderer import Renderer
+from asyncrl.actors.rows import OpenRow
 from asyncrl.config import Config
 from asyncrl.data.base import Message
-from asyncrl.trajectory import CONTEXT, Float32, Int32, Row, StopReason, Ticket, Trajectory
+from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -108,6 +107,27 @@ async def play(
     finally:
         if env is not None:
             await _close(env, limits.call_s)
+    rows = tuple(row.freeze() for row in episode.rows)
+    result = Result(rows, episode.reward, episode.rewards, episode.metrics, episode.turns, stop_reason)
+    return finished(ticket, result, progress, start, actor=actor, env_name=env_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an episode came to."""
+
+    rows: tuple[Row, ...]
+    reward: float
+    rewards: Mapping[str, float]
+    metrics: Mapping[str, float]
+    turns: int
+    stop_reason: StopReason
+
+
+def finished(
+    ticket: Ticket, result: Result, progress: Progress, start: float, *, actor: str, env_name: str
+) -> Trajectory:
+    """The trajectory of an episode that began at `start`, by the progress's clock, and is over now."""
     progress.enter("put")
     return Trajectory(
         id=ticket.id,
@@ -116,13 +136,13 @@ async def play(
         actor=actor,
         task_id=str(ticket.task["id"]),
         env=env_name,
-        rows=tuple(row.freeze() for row in episode.rows),
-        reward=episode.reward,
-        rewards=episode.rewards,
-        turns=episode.turns,
-        stop_reason=stop_reason,
+        rows=result.rows,
+        reward=result.reward,
+        rewards=result.rewards,
+        turns=result.turns,
+        stop_reason=result.stop_reason,
         timings={**progress.seconds, "total": progress.at - start},
-        metrics=episode.metrics,
+        metrics=result.metrics,
     )
 
 
@@ -132,7 +152,7 @@ class _Episode:
     def __init__(
         self, ticket: Ticket, env: Env, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress
     ) -> None:
-        self.rows: list[_OpenRow] = []
+        self.rows: list[OpenRow] = []
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
@@ -146,7 +166,7 @@ class _Episode:
         task = {**self._ticket.task, "episode": self._ticket.id.index}
         self._messages = list(await self._call(self._env.reset(task), "reset"))
         self._tools = [tool.schema for tool in self._env.tools]
-        row = _OpenRow(self._renderer.render_initial(self._messages, self._tools))
+        row = OpenRow(self._renderer.render_initial(self._messages, self._tools))
         while True:
             generation = await self._generate(row)
             if generation is None:
@@ -164,7 +184,7 @@ class _Episode:
                 return "max_turns"
             row = self._continue(row, message, answer, closed=generation.stop_reason == "stop")
 
-    async def _generate(self, row: _OpenRow) -> Generation | None:
+    async def _generate(self, row: OpenRow) -> Generation | None:
         """One turn of the policy, appended to `row`; None when the row has no room for it."""
         t = self._ticket
         sampling = Sampling(
@@ -193,7 +213,7 @@ class _Episode:
         self.turns += 1
         return generation
 
-    def _continue(self, row: _OpenRow, message: Message, answer: Turn, *, closed: bool) -> _OpenRow:
+    def _continue(self, row: OpenRow, message: Message, answer: Turn, *, closed: bool) -> OpenRow:
         """The row in which the policy speaks next: this one with the environment's words, or a new one."""
         if not answer.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
@@ -201,7 +221,7 @@ class _Episode:
         tail = self._renderer.render_tail(before, answer.messages, self._tools, closed=closed)
         self._messages = [*before, *answer.messages]
         if tail is None:
-            return _OpenRow(self._renderer.render_initial(self._messages, self._tools))
+            return OpenRow(self._renderer.render_initial(self._messages, self._tools))
         row.context(tail)
         return row
 
@@ -224,39 +244,6 @@ class _Episode:
             raise EpisodeFailed("env_error", f"environment.{name}: {_said(error)}") from error
         finally:
             self._progress.enter("environment")
-
-
-class _OpenRow:
-    """A row that still grows. What stands behind its last sampled token is cut off at the end: it teaches nothing."""
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.ids: list[int] = list(prompt)
-        self._parts: list[tuple[int, Generation]] = []
-
-    @property
-    def sampled_any(self) -> bool:
-        return bool(self._parts)
-
-    def context(self, ids: Sequence[int]) -> None:
-        self.ids.extend(ids)
-
-    def sampled(self, generation: Generation) -> None:
-        self._parts.append((len(self.ids), generation))
-        self.ids.extend(generation.token_ids.tolist())
-
-    def freeze(self) -> Row:
-        last, generation = self._parts[-1]
-        n = last + len(generation.token_ids)
-        token_ids: Int32 = np.array(self.ids[:n], np.int32)
-        mask = np.zeros(n, np.bool_)
-        logprobs: Float32 = np.zeros(n, np.float32)
-        versions: Int32 = np.full(n, CONTEXT, np.int32)
-        for at, part in self._parts:
-            span = slice(at, at + len(part.token_ids))
-            mask[span], logprobs[span], versions[span] = True, part.logprobs, part.versions
-        for array in (token_ids, mask, logprobs, versions):
-            array.flags.writeable = False
-        return Row(token_ids, mask, logprobs, versions)
 
 
 async def _within(call: Awaitable[T], seconds: float) -> T:

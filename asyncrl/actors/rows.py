@@ -1,0 +1,74 @@
+"""From what was sampled to the rows of a trajectory: masks, logprobs and versions per token.
+
+Of a sampled token there is one place in one row where it carries loss; wherever else it stands it is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from asyncrl.actors.engines.protocol import Generation
+from asyncrl.trajectory import CONTEXT, Float32, Int32, Row
+
+
+class OpenRow:
+    """A row that still grows. What stands behind its last sampled token is cut off at the end: it teaches nothing."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.ids: list[int] = list(prompt)
+        self._parts: list[tuple[int, Generation]] = []
+
+    @property
+    def sampled_any(self) -> bool:
+        return bool(self._parts)
+
+    def context(self, ids: Sequence[int]) -> None:
+        self.ids.extend(ids)
+
+    def sampled(self, generation: Generation) -> None:
+        self._parts.append((len(self.ids), generation))
+        self.ids.extend(generation.token_ids.tolist())
+
+    def freeze(self) -> Row:
+        last, generation = self._parts[-1]
+        n = last + len(generation.token_ids)
+        token_ids: Int32 = np.array(self.ids[:n], np.int32)
+        mask = np.zeros(n, np.bool_)
+        logprobs: Float32 = np.zeros(n, np.float32)
+        versions: Int32 = np.full(n, CONTEXT, np.int32)
+        for at, part in self._parts:
+            span = slice(at, at + len(part.token_ids))
+            mask[span], logprobs[span], versions[span] = True, part.logprobs, part.versions
+        for array in (token_ids, mask, logprobs, versions):
+            array.flags.writeable = False
+        return Row(token_ids, mask, logprobs, versions)
+
+
+class Branches:
+    """Rows of generations that come in any order: conversations beside each other, and such as branch."""
+
+    def __init__(self) -> None:
+        self._rows: list[OpenRow] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, prompt: Sequence[int], generation: Generation) -> None:
+        """What was sampled after `prompt`: it extends the longest row that `prompt` begins with, token by token and to
+        that row's end; otherwise a row begins, in which the prompt is context also where another row sampled it."""
+        if not len(generation.token_ids):
+            return
+        prompt = list(prompt)
+        begun = [row for row in self._rows if row.ids == prompt[: len(row.ids)]]
+        if begun:
+            row = max(begun, key=lambda row: len(row.ids))
+            row.context(prompt[len(row.ids) :])
+        else:
+            row = OpenRow(prompt)
+            self._rows.append(row)
+        row.sampled(generation)
+
+    def freeze(self) -> tuple[Row, ...]:
+        return tuple(row.freeze() for row in self._rows)
