@@ -245,6 +245,9 @@ class LaunchConfig(Section):
     """Folder of the run folders."""
     backend: Literal["local"] = "local"
     """Where processes are started: `local`, as subprocesses of this machine."""
+    host: str = ""
+    """Empty: sockets are files of this host that only its owner can reach (ipc). Else the address of this host on which
+    roles listen, encrypted and for this run's keys only (tcp with CURVE); `auto`: the one that others reach it by."""
     cpus: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     """CPU cores of a role (`actor-0`) or kind of role (`actor`, `learner`, `buffer`); one not named uses all."""
     restarts: int = Field(3, ge=0)

@@ -24,6 +24,8 @@ import yaml
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.keys import Keys
+from asyncrl.sockets import Endpoint
 
 SOCKET_PATH_BYTES = 107
 """What fits into `sockaddr_un`."""
@@ -131,12 +133,19 @@ class RunFolder:
         """Where weights are published: shared memory where the machine has it, else in the run folder."""
         return Path(self.record()["shm"])
 
-    def address(self, name: str) -> str:
-        """Of a socket: `buffer`, `launcher`."""
+    @property
+    def private(self) -> Path:
+        """The keys, and where roles listen, of a launch whose sockets are tcp (`launch.host`)."""
+        return self.path / "private"
+
+    def address(self, name: str) -> Endpoint:
+        """Of a role that listens: `buffer`, `launcher`, `weights`. Raises RunError."""
+        if host := self.record().get("host"):
+            return Endpoint(name, announced=self.private / name, keys=Keys.load(self.private / "keys"), host=host)
         path = self.sockets / f"{name}.sock"
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
             raise RunError(f"{path} is too long for a socket ({SOCKET_PATH_BYTES} bytes): set TMPDIR to a short path.")
-        return f"ipc://{path}"
+        return Endpoint(name, f"ipc://{path}")
 
     def load_config(self) -> Config:
         return Config.model_validate(yaml.safe_load(self.config.read_text()))
@@ -145,7 +154,7 @@ class RunFolder:
         replace(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
     def record(self) -> dict[str, Any]:
-        """What `run.json` holds: id, started, sockets, shm, and the processes with pid and start time."""
+        """What `run.json` holds: id, started, sockets, shm, host, and the processes with pid and start time."""
         record: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         return record
 
@@ -157,11 +166,16 @@ class RunFolder:
         """A new launch of this run: fresh folders for sockets and weights, a new id. No process of it may live."""
         self.remove_temporary()
         sockets = tempfile.mkdtemp(prefix="asyncrl-", dir=_short_folder())
+        host = self.load_config().launch.host
+        if host:
+            self.private.mkdir(mode=0o700)
+            Keys.new().save(self.private / "keys")
         record = {"id": uuid.uuid4().hex, "started": time.time(), "user": getpass.getuser(), "sockets": sockets}
-        self._write({**record, "shm": str(self._new_shm()), "processes": {}})
+        self._write({**record, "shm": str(self._new_shm()), "host": host, "processes": {}})
 
     def remove_temporary(self) -> None:
-        """Sockets and weights in flight of a launch that is over."""
+        """Sockets, keys and weights in flight of a launch that is over."""
+        shutil.rmtree(self.private, ignore_errors=True)
         text = (self.path / "run.json").read_text()
         for name in ("sockets", "shm") if text else ():
             shutil.rmtree(json.loads(text)[name], ignore_errors=True)

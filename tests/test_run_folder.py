@@ -46,7 +46,7 @@ def test_only_the_owner_reads_sockets_and_weights(run: RunFolder) -> None:
 
 
 def test_a_socket_s_path_fits(run: RunFolder) -> None:
-    address = run.address("launcher")
+    address = str(run.address("launcher"))
     assert address.startswith("ipc://")
     assert len(os.fsencode(address.removeprefix("ipc://"))) <= SOCKET_PATH_BYTES
 
@@ -56,7 +56,7 @@ def test_a_deep_folder_for_temporary_files_is_left_alone(tmp_path: Path, monkeyp
     deep.mkdir(parents=True)
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     run = RunFolder.create(tmp_path / "run", Config())
-    assert len(os.fsencode(run.address("launcher"))) <= SOCKET_PATH_BYTES + len("ipc://")
+    assert len(os.fsencode(str(run.address("launcher")))) <= SOCKET_PATH_BYTES + len("ipc://")
     run.remove_temporary()
 
 

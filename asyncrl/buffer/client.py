@@ -7,9 +7,9 @@ wait and are sent again: all of them may be repeated. One client per thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +22,7 @@ from asyncrl.buffer.evaluation import EvalReply, EvalResult
 from asyncrl.buffer.group import Outcome
 from asyncrl.buffer.messages import BatchReply, Held, Request, TicketReply
 from asyncrl.errors import RunError
+from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import TicketId, Trajectory
 from asyncrl.wire import Frame, pack, unpack
 
@@ -60,16 +61,16 @@ class BufferRefused(RunError):
 class BufferClient:
     """Blocking. `identity` names the process in the buffer's log and status."""
 
-    def __init__(self, address: str, *, identity: str, deadline_s: float = 30.0) -> None:
+    def __init__(self, address: Endpoint | str, *, identity: str, deadline_s: float = 30.0) -> None:
         self.address = address
         self._identity = identity
         self._deadline_s = deadline_s
         self._numbers = itertools.count(1)
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        _connect(self._socket, address, identity)
+        self._link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, address, identity=identity)
+        self._socket = self._link.socket
 
     def close(self) -> None:
-        self._socket.close()
+        self._link.close()
 
     def hello(self, role: str) -> dict[str, Any]:
         """A new process begins. Of an actor: tickets that a process of this name held before are free again."""
@@ -148,28 +149,29 @@ class BufferClient:
             now = time.monotonic()
             if now >= deadline:
                 raise _timeout(request.op, self.address, now - begun)
-            if self._socket.poll(int((deadline - now) * 1000) + 1, zmq.POLLOUT):
+            until = min(deadline, now + resend_s)
+            if self._socket.poll(int((until - now) * 1000) + 1, zmq.POLLOUT):
                 self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-            until = min(deadline, time.monotonic() + resend_s)
             while (left := until - time.monotonic()) > 0:
                 if self._socket.poll(int(left * 1000) + 1):
                     reply = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
                     header = unpack(reply[0])
                     if header.get("n") == n:
                         return _decode(request, header, reply[1:])
+            self._link.follow()
         raise AssertionError("unreachable: the intervals never end")
 
 
 class AsyncBufferClient:
     """The same calls as coroutines, any number at once, over one socket of the running event loop."""
 
-    def __init__(self, address: str, *, identity: str, deadline_s: float = 30.0) -> None:
+    def __init__(self, address: Endpoint | str, *, identity: str, deadline_s: float = 30.0) -> None:
         self.address = address
         self._identity = identity
         self._deadline_s = deadline_s
         self._numbers = itertools.count(1)
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        _connect(self._socket, address, identity)
+        self._link = Link(zmq.asyncio.Context.instance(), zmq.DEALER, address, identity=identity)
+        self._socket = self._link.socket
         self._answers: dict[int, asyncio.Future[list[Frame]]] = {}
         self._puts = asyncio.Semaphore(_PUTS_AT_ONCE)
         self._reader: asyncio.Task[None] | None = None
@@ -178,7 +180,7 @@ class AsyncBufferClient:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        self._socket.close()
+        self._link.close()
 
     async def hello(self, role: str) -> dict[str, Any]:
         return await self._ask(messages.hello(role))
@@ -244,13 +246,14 @@ class AsyncBufferClient:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                await asyncio.wait_for(self._socket.send_multipart(frames, copy=False), left)
-                done, _ = await asyncio.wait([answer], timeout=min(left, resend_s))
-                if done:
-                    header, *buffers = answer.result()
-                    return _decode(request, unpack(header), buffers)
-        except TimeoutError:
-            pass  # the socket took nothing: the same as no answer
+                # A socket that takes nothing is the same as no answer.
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._socket.send_multipart(frames, copy=False), min(left, resend_s))
+                    done, _ = await asyncio.wait([answer], timeout=min(left, resend_s))
+                    if done:
+                        header, *buffers = answer.result()
+                        return _decode(request, unpack(header), buffers)
+                self._link.follow()
         finally:
             del self._answers[n]
         raise _timeout(request.op, self.address, time.monotonic() - begun)
@@ -261,15 +264,6 @@ class AsyncBufferClient:
             answer = self._answers.get(unpack(reply[0]).get("n", -1))
             if answer is not None and not answer.done():
                 answer.set_result(reply)
-
-
-def _connect(socket: Any, address: str, identity: str) -> None:
-    # A name of its own for each socket: a restarted process must not be taken for its predecessor's connection.
-    socket.setsockopt(zmq.ROUTING_ID, f"{identity}/{uuid.uuid4().hex[:12]}".encode())
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    socket.connect(address)
 
 
 def _frames(request: Request[Any], n: int, identity: str) -> list[Frame]:
@@ -283,7 +277,7 @@ def _decode(request: Request[T], header: Mapping[str, Any], buffers: Sequence[Fr
     return request.decode(header, buffers)
 
 
-def _timeout(op: str, address: str, waited_s: float) -> BufferTimeout:
+def _timeout(op: str, address: Endpoint | str, waited_s: float) -> BufferTimeout:
     return BufferTimeout(
         f"the buffer at {address} did not answer {op} within {waited_s:.1f} s: see logs/buffer.log for why."
     )

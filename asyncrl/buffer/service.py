@@ -30,16 +30,18 @@ from asyncrl.buffer.answers import Answers, Header
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.messages import integer, text
 from asyncrl.buffer.rules import Refused
+from asyncrl.sockets import Endpoint, Listener
 from asyncrl.wire import Frame, WireError, pack, unpack
 
 log = logging.getLogger(__name__)
 
-_MAX_MESSAGE_BYTES = 1 << 30
+_MAX_FRAME_BYTES = 256 << 20
 _MAX_HELD = 16384
 _REMEMBERED = 4096
 _AT_ONCE = 256
 _RETRY_HELD_S = 0.05
 _IDLE_S = 0.25
+_COMMITTING = 0.5
 
 
 @dataclass(slots=True)
@@ -53,21 +55,24 @@ class _Held:
 class Service:
     """`clock` is monotonic, in seconds."""
 
-    def __init__(self, buffer: Buffer, address: str, commit_s: float, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        buffer: Buffer,
+        address: Endpoint | str,
+        commit_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._buffer = buffer
         self._commit_s = commit_s
         self._clock = clock
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.LINGER, 2000)
-        self._socket.bind(address)
+        self._listener = Listener(zmq.ROUTER, address, _MAX_FRAME_BYTES, {zmq.ROUTER_MANDATORY: 1, zmq.LINGER: 2000})
+        self._socket = self._listener.socket
         self._held: OrderedDict[tuple[bytes, int], _Held] = OrderedDict()
         self._retry_at = 0.0
         self._outbox: list[tuple[bytes, list[Frame]]] = []
         self._outbox_since = 0.0
         self._urgent = False
+        self._rested_at = 0.0
         self._answered: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
         """The last answer with tickets, or with an incarnation, to each peer: a repeat gets it again, not another."""
         self.counts: Counter[str] = Counter()
@@ -91,19 +96,18 @@ class Service:
                 self._buffer.tick(now)
             if self._held and (handled or now >= self._retry_at):
                 self._answer_held(now)
-            self._flush(now)
+            self._flush(now, idle=not handled)
             if now >= next_report:
                 next_report = now + every_s
                 report()
         self._buffer.stop()
         self._answer_held(float("inf"))
         self._urgent = True
-        self._flush(float("inf"))  # under `fsync: interval` to the disk, too: there is no later time
+        self._flush(float("inf"), idle=True)  # under `fsync: interval` to the disk, too: there is no later time
 
     def close(self) -> None:
         """Hands over the last answers, for at most two seconds."""
-        self._socket.close()
-        self._context.term()
+        self._listener.close()
 
     # Messages
 
@@ -111,7 +115,7 @@ class Service:
         """Handles what is there, at most `_AT_ONCE` messages; waits for the first while nothing else is due."""
         wait_s = _IDLE_S
         if self._outbox:
-            wait_s = max(0.0, self._outbox_since + self._commit_s - self._clock())
+            wait_s = max(0.0, min(self._outbox_since + self._commit_s, self._rested_at) - self._clock())
         elif self._held:
             wait_s = _RETRY_HELD_S
         if not self._socket.poll(int(wait_s * 1000 + 0.999)):
@@ -207,16 +211,22 @@ class Service:
             self._outbox_since = self._clock()
         self._outbox.append((peer, frames))
 
-    def _flush(self, now: float) -> None:
-        """Commits and lets the answers go, at once or when the commit interval is over."""
+    def _flush(self, now: float, idle: bool) -> None:
+        """Commits and lets the answers go: at once, when the commit interval is over, or when nothing else is to do.
+
+        The last only as long as commits take less than `_COMMITTING` of the time, so that many puts share one.
+        """
         database = self._buffer.database
-        if database.dirty and not self._urgent and now < self._outbox_since + self._commit_s and self._outbox:
-            return
+        if database.dirty and self._outbox and not self._urgent and now < self._outbox_since + self._commit_s:
+            if not idle or now < self._rested_at:
+                return
         begun = self._clock()
         if database.dirty:
             self.counts["commits"] += 1
         self._buffer.commit(now)
-        self.commit_seconds += self._clock() - begun
+        took = self._clock() - begun
+        self._rested_at = begun + took / _COMMITTING
+        self.commit_seconds += took
         outbox, self._outbox, self._urgent = self._outbox, [], False
         for peer, frames in outbox:
             try:

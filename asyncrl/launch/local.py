@@ -199,7 +199,7 @@ class Guardian:
 
     def _start(self) -> None:
         reading, self._pipe = os.pipe()
-        folders = [str(self._run.sockets), str(self._run.shm)]
+        folders = [str(self._run.sockets), str(self._run.shm), str(self._run.private)]
         command = python("asyncrl.launch.guardian", str(reading), str(os.getpid()), self._run.id, *folders)
         self._process = subprocess.Popen(
             command, pass_fds=[reading], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL

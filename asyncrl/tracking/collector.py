@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import zmq
 
+from asyncrl.sockets import Listener
 from asyncrl.tracking import jsonl
 from asyncrl.tracking.board import GREEDY, SAMPLED, Board, Event, Record
 from asyncrl.tracking.live import Terminal
@@ -40,6 +41,9 @@ PACKAGES = ("asyncrl", "torch", "transformers", "numpy", "pyzmq", "vllm", "wandb
 AT_ONCE = 2000
 """Messages that one poll takes, at most, so that a flood does not keep the launcher from its other work."""
 
+MAX_BYTES = 1 << 20
+"""Of one report; a peer that sends more is disconnected."""
+
 
 class Collector:
     def __init__(self, run: RunFolder, config: Config, console: Console | None = None) -> None:
@@ -55,9 +59,8 @@ class Collector:
         self._usage = Usage()
         self._usage_at = 0.0
         self._jsonl: Sink | None = jsonl.JsonLines(run)
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, 100_000)
-        self._socket.bind(run.address("launcher"))
+        self._listener = Listener(zmq.PULL, run.address("launcher"), MAX_BYTES, {zmq.RCVHWM: 100_000})
+        self._socket = self._listener.socket
         self._sinks = [GuardedSink(name, run, config) for name in config.tracking.sinks if name != "jsonl"]
         self._terminal = Terminal(console, self.board, run.path) if console is not None else None
 
@@ -150,7 +153,7 @@ class Collector:
         self.finish()
         summary = self.summary() if summary is None else summary
         self._closed = True
-        self._socket.close(0)
+        self._listener.close()
         if self._jsonl is not None:
             self._jsonl.close(summary)
             self._jsonl = None

@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 import zmq
 
+from asyncrl.sockets import Endpoint, Link
 from asyncrl.tracking.series import find
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class WaitClock:
 class Reporter:
     """One per process; any of its threads may call it. Never blocks and never raises once it is made."""
 
-    def __init__(self, address: str, role: str, *, strict: bool = False) -> None:
+    def __init__(self, address: Endpoint | str, role: str, *, strict: bool = False) -> None:
         """`address`: where the launcher listens (`RunFolder.address("launcher")`). `strict`: raise ValueError for a
         series that is not in the table, for tests; otherwise it is left out, counted, and warned of once."""
         self.role = role
@@ -72,10 +73,10 @@ class Reporter:
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._clock = WaitClock(time.time())
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-        self._socket.setsockopt(zmq.LINGER, 500)
-        self._socket.connect(address)
+        self._link: Link[zmq.Socket[bytes]] = Link(
+            zmq.Context.instance(), zmq.PUSH, address, SNDHWM=HIGH_WATER, LINGER=500
+        )
+        self._socket = self._link.socket
 
     def ready(self) -> None:
         """This process has started and can do its work."""
@@ -105,7 +106,7 @@ class Reporter:
     def close(self) -> None:
         """Hands over what is queued, for at most half a second."""
         with self._lock:
-            self._socket.close()
+            self._link.close()
 
     def _unknown(self, name: str) -> None:
         if self._strict:

@@ -26,7 +26,7 @@ class BufferProcess:
             {name: CONFIG.get(name, {}) | sections.get(name, {}) for name in CONFIG | sections}
         )
         self.run = RunFolder.create(path, config)
-        self.address = self.run.address("buffer")
+        self.address = str(self.run.address("buffer"))
         self.log = path / "log"
         self.process: subprocess.Popen[bytes] | None = None
         self.clients: list[BufferClient] = []

@@ -38,7 +38,7 @@ def make(tmp_path, monkeypatch):
 
 def send(run, messages):
     socket = zmq.Context.instance().socket(zmq.PUSH)
-    socket.connect(run.address("launcher"))
+    socket.connect(str(run.address("launcher")))
     for m in messages:
         socket.send(m if isinstance(m, bytes) else msgpack.packb(m))
     socket.close(5000)
