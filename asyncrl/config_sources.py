@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from asyncrl.config import Config
+from asyncrl.config_paths import anchored
 from asyncrl.errors import ConfigError
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
@@ -37,15 +38,27 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> Sourced:
     """The configuration of `file` (None: the defaults) with `flags`, by field path, on top. Raises ConfigError."""
     values = read(file) if file else {}
     in_file = set(_given(values, Config, file))
+    if file:
+        values = _with_files(values, (file.parent, Path.cwd()))
     for path, value in flags.items():
         section, _, name = path.partition(".")
-        values[section] = {**(values.get(section) or {}), name: value}
+        given = _with_files({section: {name: value}}, (Path.cwd(),))
+        values[section] = {**(values.get(section) or {}), **given[section]}
     try:
         config = Config.model_validate(_with_tuples(values, Config), strict=True)
     except ValidationError as error:
         raise ConfigError(_sentence(error, set(flags), file)) from error
     sources = {path: _source(path, flags, in_file) for path, _ in fields(Config)}
     return Sourced(config, sources)
+
+
+def _with_files(values: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """`model.path` has its own rules (a hub name, `quickstart`): only an explicit ./ or ../ is made absolute."""
+    found: dict[str, Any] = anchored({name: value for name, value in values.items() if name != "model"}, folders)
+    model = values.get("model")
+    if isinstance(model, dict) and str(model.get("path", "")).startswith("."):
+        model = anchored(model, folders)
+    return found | ({"model": model} if "model" in values else {})
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

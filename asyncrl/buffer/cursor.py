@@ -34,12 +34,16 @@ def ticket_seed(seed: int, kind: str, branch: int, group: int, index: int, attem
 
 
 def open_source(config: Config) -> TaskSource:
-    """`data.source` with `data.options`; a source that takes `seed` gets `data.seed`. Raises ConfigError."""
+    """`data.source` with `data.options`; a source that takes `seed` or `model` gets `data.seed` or `model.path`.
+
+    Raises ConfigError.
+    """
     name = config.data.source
     try:
         make: Callable[..., Any] = resolve(name, SOURCES, "data.source")
         parameters = inspect.signature(make).parameters
-        provided = {"seed": config.data.seed} if "seed" in parameters and "seed" not in config.data.options else {}
+        given = {"seed": config.data.seed, "model": config.model.path}
+        provided = {n: value for n, value in given.items() if n in parameters and n not in config.data.options}
         check_options(make, config.data.options, "data.options", provided)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncrl.data.base import TaskSource
+from asyncrl.data.generated import GeneratedSource
+from asyncrl.data.hugging_face import DatasetSource
 from asyncrl.data.json_lines import JsonLinesSource
 from asyncrl.data.lookup import LookupSource
 
 SOURCES: dict[str, Callable[..., TaskSource]] = {
+    "datasets": DatasetSource,
+    "generated": GeneratedSource,
     "json_lines": JsonLinesSource,
     "lookup": LookupSource,
 }
-"""A config names one of these, or gives an import path `package.module:name`. Called with `seed` and the options."""
+"""A config names one of these, or gives an import path `package.module:name`. Called with the options, and with `seed`
+and `model` (`model.path`) where it takes them."""

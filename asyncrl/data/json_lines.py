@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 from asyncrl.data.base import Task
+from asyncrl.data.order import EpochOrder
 from asyncrl.errors import ConfigError
 
 
@@ -39,18 +39,12 @@ class JsonLinesSource:
         for task in self._held_out:
             if json.dumps(task["prompt"], sort_keys=True) in trained:
                 raise ConfigError(f"held-out task {task['id']!r} has the prompt of a training task; remove one of them")
-        self._seed = seed
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._order = EpochOrder("json_lines", seed, len(self._train))
         self.train_size: int | None = len(self._train)
         self.held_out_size = len(self._held_out)
 
     def task(self, index: int) -> Task:
-        epoch, position = divmod(index, len(self._train))
-        if self._order[0] != epoch:
-            order = list(range(len(self._train)))
-            random.Random(f"json_lines/{self._seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        return self._train[self._order[1][position]]
+        return self._train[self._order.position(index)]
 
     def held_out(self, index: int) -> Task:
         if not 0 <= index < self.held_out_size:
@@ -61,7 +55,10 @@ class JsonLinesSource:
 def _read(path: str) -> list[dict[str, Any]]:
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"data.options names {path!r}; expected a JSON lines file; give a path that exists")
+        raise ConfigError(
+            f"data.options names {path!r}; expected a JSON lines file; give a path that exists (a relative one "
+            "is looked up beside the config file, then in the folder where the command is given)"
+        )
     tasks: list[dict[str, Any]] = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():

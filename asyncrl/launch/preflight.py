@@ -32,7 +32,7 @@ class Choice:
 
 
 CHOICES = (
-    Choice("data.source", "asyncrl.data", "SOURCES", ("seed",)),
+    Choice("data.source", "asyncrl.data", "SOURCES", ("seed", "model")),
     Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", ()),
 )
 """Those that are checked without importing torch. The others are checked by the role that uses them: it exits with

@@ -1,0 +1,69 @@
+"""Procedural tasks: made by a function of the user's from a random generator, without end."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asyncrl.data.base import Task
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import resolve
+
+_DRAWS = 100
+"""Draws of a training task after which one whose prompt is not held out must have come."""
+
+
+class GeneratedSource:
+    """Every task comes from a random generator seeded by `data.seed`, its side (training, held out) and its index."""
+
+    train_size: int | None = None
+
+    def __init__(
+        self, function: str, *, options: dict[str, Any] | None = None, held_out_size: int = 100, seed: int = 0
+    ) -> None:
+        """
+        Args:
+            function: import path of `make(rng: random.Random, **options) -> mapping` with at least `prompt`; all that
+                is random in it must come from `rng`.
+            options: its keyword arguments.
+            held_out_size: how many tasks are kept out of training; none of their prompts is trained on.
+        Raises ConfigError when the function is not found, or what it makes is no task.
+        """
+        try:
+            self._make: Callable[..., Mapping[str, Any]] = resolve(function, {}, "data.options.function")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self._function, self._options, self._seed = function, options or {}, seed
+        self.held_out_size = held_out_size
+        self._held = [self._draw("held_out", index, 0) for index in range(held_out_size)]
+        self._held_prompts = {_text(task) for task in self._held}
+
+    def task(self, index: int) -> Task:
+        for draw in range(_DRAWS):
+            task = self._draw("train", index, draw)
+            if _text(task) not in self._held_prompts:
+                return task
+        raise ConfigError(
+            f"data.options.function is {self._function!r}: {_DRAWS} tasks in a row had prompts that are held out. "
+            "Let it make more kinds of tasks, or lower data.options.held_out_size."
+        )
+
+    def held_out(self, index: int) -> Task:
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        return self._held[index]
+
+    def _draw(self, side: str, index: int, draw: int) -> Task:
+        made = self._make(random.Random(f"generated/{self._seed}/{side}/{index}/{draw}"), **self._options)
+        if not isinstance(made, Mapping) or not isinstance(made.get("prompt"), str | list):
+            raise ConfigError(
+                f"data.options.function is {self._function!r}, which made {made!r:.100}: expected a mapping with "
+                "`prompt`, a string or a list of messages."
+            )
+        return {"id": f"{self._function.rpartition(':')[2]}-{self._seed}-{side}-{index}", **made}
+
+
+def _text(task: Task) -> str:
+    return json.dumps(task["prompt"], sort_keys=True)
