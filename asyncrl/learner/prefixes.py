@@ -1,8 +1,11 @@
 """Rows that begin alike are computed once as far as they do: the prompt of a group, and what its episodes said alike.
 
 A hidden state depends on the tokens up to its position and on nothing else, so equal beginnings have equal hidden
-states, sampled or not. The first row of a run of like rows leads; those behind it take its states up to where they
-part.
+states, sampled or not. The rows of a micro-batch form a tree; what is computed is its branches.
+
+    row 0   a b c d e      computed   a b c d e
+    row 1   a b c x y                       x y
+    row 2   a b c x z                         z
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,16 +23,14 @@ WORTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens of one row that are computed for it alone, and where it finds those before them."""
+    """The tokens of one row that are computed for it: those behind what it has in common with an earlier row."""
 
     start: int
     """Among the computed tokens."""
     length: int
     """At least 1."""
-    prefix_start: int
-    """Among the computed tokens: where its leader begins."""
     prefix: int
-    """Tokens that the leader computed for it; 0 for a leader."""
+    """Tokens of its row before them, computed for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +38,56 @@ class Plan:
     """What one forward pass computes of rows laid end to end."""
 
     computed: Tensor
-    """[U] int64: the flat tokens that are computed, ascending, U <= T."""
+    """[U] int64: the flat tokens that are computed, in the order of the segments, U <= T."""
     where: Tensor
     """[T] int64: of each flat token, which computed one has its hidden state."""
     segments: tuple[Segment, ...]
     """They tile the U computed tokens."""
+    seen: Tensor | None
+    """[sum of prefix + length] int64: the computed tokens that each segment sees, its own at the end. None when no
+    segment has a prefix, so that each sees its own alone."""
 
 
 def share_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> Plan:
     """`token_ids` [T] on the CPU, `lengths` of the rows, each at least 1.
 
-    >>> plan = share_prefixes(torch.tensor([*range(10), 7, *range(9), 5]), [10, 1, 10])
-    >>> [(s.start, s.length, s.prefix) for s in plan.segments]
-    [(0, 10, 0), (10, 1, 0), (11, 10, 0)]
     >>> plan = share_prefixes(torch.tensor([*range(10), *range(9), 5]), [10, 10])
-    >>> [(s.start, s.length, s.prefix_start, s.prefix) for s in plan.segments], plan.where[-2:].tolist()
-    ([(0, 10, 0, 0), (10, 1, 0, 9)], [8, 10])
+    >>> [(s.start, s.length, s.prefix) for s in plan.segments], plan.computed.tolist()
+    ([(0, 10, 0), (10, 1, 9)], [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 9])
+    >>> plan.where.tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
-    rows = torch.split(token_ids, list(lengths))
-    computed: list[Tensor] = []
-    where: list[Tensor] = []
-    segments: list[Segment] = []
-    leader, leader_start, total, flat = rows[0][:0], 0, 0, 0
-    for row in rows:
-        shared = _common(leader, row)
-        if shared < WORTH:
-            shared, leader, leader_start = 0, row, total
-        own = len(row) - shared
+    ids = token_ids.numpy()
+    starts = np.cumsum([0, *lengths])
+    # Among sorted rows the longest beginning in common with any row before is that with the one right before.
+    sortable = ids.astype(">u8").tobytes()
+    order = sorted(range(len(lengths)), key=lambda i: sortable[8 * starts[i] : 8 * starts[i + 1]])
+    where = np.empty(len(ids), np.int64)
+    computed, seen, segments = [], [], []
+    total, before = 0, slice(0, 0)
+    for i in order:
+        row = slice(int(starts[i]), int(starts[i + 1]))
+        prefix = _common(ids[before], ids[row])
+        if prefix < WORTH:
+            prefix = 0
+        own = lengths[i] - prefix
+        where[row.start : row.start + prefix] = where[before.start : before.start + prefix]
+        where[row.start + prefix : row.stop] = np.arange(total, total + own)
         if own:
-            segments.append(Segment(total, own, leader_start, shared))
-        computed.append(torch.arange(flat + shared, flat + len(row)))
-        where += [torch.arange(leader_start, leader_start + shared), torch.arange(total, total + own)]
-        total += own
-        flat += len(row)
-    return Plan(torch.cat(computed), torch.cat(where), tuple(segments))
+            segments.append(Segment(total, own, prefix))
+            computed.append(np.arange(row.start + prefix, row.stop))
+            seen.append(where[row])
+        total, before = total + own, row
+    shared = any(s.prefix for s in segments)
+    return Plan(
+        torch.from_numpy(np.concatenate(computed)),
+        torch.from_numpy(where),
+        tuple(segments),
+        torch.from_numpy(np.concatenate(seen)) if shared else None,
+    )
 
 
-def _common(a: Tensor, b: Tensor) -> int:
+def _common(a: np.ndarray, b: np.ndarray) -> int:
     n = min(len(a), len(b))
-    different = (a[:n] != b[:n]).nonzero()
-    return int(different[0]) if len(different) else n
+    different = a[:n] != b[:n]
+    return int(different.argmax()) if different.any() else n

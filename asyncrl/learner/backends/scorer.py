@@ -12,6 +12,7 @@ from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.varlen_attention import NAME as PACKED_ATTENTION
 from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
 from asyncrl.learner.prefixes import share_prefixes
+from asyncrl.model import load_model
 
 
 class Scorer(nn.Module):
@@ -52,6 +53,7 @@ class Scorer(nn.Module):
                 position_ids=positions[None],
                 use_cache=False,
                 segments=plan.segments,
+                seen=None if plan.seen is None else plan.seen.to(device),
             ).last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
         predicting = hidden.index_select(0, where[wanted - 1])
@@ -67,6 +69,16 @@ class Scorer(nn.Module):
         if "sum_pi_sq" in part.wants:
             squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature))
         return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares)
+
+
+def scorer_of(config: Config, model: PreTrainedModel | None, *, autocast: bool) -> Scorer:
+    """Around `model`, or the one of `config.model`, on the CPU in float32."""
+    return Scorer(
+        model or load_model(config.model, torch.float32),
+        temperature=config.actors.temperature,
+        autocast=autocast,
+        activation_checkpointing=config.learner.activation_checkpointing,
+    )
 
 
 def layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -6,7 +6,7 @@ transformers version detects packed rows from position ids, which goes silently 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,8 @@ from transformers import AttentionInterface
 from asyncrl.learner.prefixes import Segment
 
 NAME = "varlen_sdpa"
+ROUND = 64
+"""Masks are views of one for the longest row and the longest prefix, both rounded up to this."""
 
 
 def varlen_sdpa(
@@ -28,6 +30,7 @@ def varlen_sdpa(
     attention_mask: Tensor | None,
     *,
     segments: Sequence[Segment],
+    seen: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -36,7 +39,7 @@ def varlen_sdpa(
     """query [1, heads, U, d], key and value [1, kv heads, U, d] -> [1, U, heads, d].
 
     A loop over rows: measured on CPU as fast as batches of rows of like length, at any length. A row that shares its
-    beginning with another one (prefixes.py) reads the keys and values that were computed there.
+    beginning with others reads the keys and values that were computed there (`segments`, `seen`: prefixes.py).
     """
     if attention_mask is not None:
         raise ValueError("varlen_sdpa takes no attention_mask: the segments say who sees whom")
@@ -47,15 +50,14 @@ def varlen_sdpa(
             "the torch backend does not compute: lower env.max_tokens to the window."
         )
     grouped = query.shape[1] != key.shape[1]
-    sizes = [s.length for s in segments]
-    rows = zip(segments, *(torch.split(x, sizes, dim=2) for x in (query, key, value)), strict=True)
+    if seen is not None:
+        key, value = _gather(key, seen), _gather(value, seen)
+    sees = _sees([s for s in segments if s.prefix], query)
+    queries = torch.split(query, [s.length for s in segments], dim=2)
+    keys, values = (torch.split(x, [s.prefix + s.length for s in segments], dim=2) for x in (key, value))
     outputs = []
-    for s, q, k, v in rows:
-        mask = None
-        if s.prefix:
-            before = slice(s.prefix_start, s.prefix_start + s.prefix)
-            k, v = (torch.cat([x[:, :, before], own], dim=2) for x, own in ((key, k), (value, v)))
-            mask = _sees(s.prefix, s.length, query.device)
+    for s, q, k, v in zip(segments, queries, keys, values, strict=True):
+        mask = sees(s) if s.prefix else None
         outputs.append(
             F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout, enable_gqa=grouped
@@ -64,10 +66,26 @@ def varlen_sdpa(
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-@lru_cache(maxsize=256)
-def _sees(prefix: int, own: int, device: torch.device) -> Tensor:
-    """[own, prefix + own] bool: all of the prefix, and of its own tokens those up to itself."""
-    return torch.ones(own, prefix + own, dtype=torch.bool, device=device).tril(prefix)
+def _gather(x: Tensor, seen: Tensor) -> Tensor:
+    """[1, kv heads, U, d] -> [1, kv heads, len(seen), d]. An embedding, whose backward is fast and deterministic."""
+    _, heads, total, d = x.shape
+    table = x[0].transpose(0, 1).reshape(total, heads * d)
+    return F.embedding(seen, table).view(len(seen), heads, d).transpose(0, 1)[None]
+
+
+def _sees(sharing: Sequence[Segment], like: Tensor) -> Callable[[Segment], Tensor]:
+    """Of a segment among `sharing`: [length, prefix + length], added to scores. A token sees what stands before it."""
+    if not sharing:
+        return lambda _: like
+    own, prefix = (-(-max(n) // ROUND) * ROUND for n in ([s.length for s in sharing], [s.prefix for s in sharing]))
+    whole = _hidden(own, prefix, like.dtype, like.device)
+    return lambda s: whole[: s.length, prefix - s.prefix : prefix + s.length]
+
+
+@lru_cache(maxsize=1)
+def _hidden(own: int, prefix: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[own, prefix + own]: minus infinity behind the diagonal that follows `prefix`."""
+    return torch.full((own, prefix + own), -torch.inf, dtype=dtype, device=device).triu(prefix + 1)
 
 
 AttentionInterface.register(NAME, varlen_sdpa)
