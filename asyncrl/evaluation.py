@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
-from asyncrl.actors.__main__ import environment
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episode import EpisodeFailed, Limits, Progress, play
+from asyncrl.actors.episode import EpisodeFailed, Progress
+from asyncrl.actors.playing import Play, player
 from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.buffer.cursor import open_source, ticket_seed
 from asyncrl.config import Config
@@ -78,25 +78,23 @@ def with_model(config: Config, checkpoint: Path) -> Config:
 async def played(config: Config, console: Console) -> tuple[Success, Success | None]:
     """Success at the training temperature, and greedily if `eval.greedy`. Raises ConfigError without held-out tasks,
     RunError when no episode finished."""
-    source, make_env = open_source(config), environment(config)
+    source = open_source(config)
     if source.held_out_size == 0:
         raise ConfigError(
             f"data.source {config.data.source!r} keeps no task held out: there is nothing to play. Set its option for "
             "held-out tasks in data.options."
         )
     renderer, engine = TemplateRenderer.of(config), build_engine(config)
-    limits, slots = Limits.of(config), asyncio.Semaphore(config.actors.slots)
+    slots = asyncio.Semaphore(config.actors.slots)
 
-    async def episode(ticket: Ticket) -> Trajectory:
-        progress = Progress(time.monotonic())
-        return await play(ticket, make_env, engine, renderer, limits, progress, actor="eval", env_name=config.env.name)
-
-    async def one(task: int, index: int, bar: Bar, line: TaskID) -> Trajectory | None:
+    async def one(play: Play, task: int, index: int, bar: Bar, line: TaskID) -> Trajectory | None:
         async with slots:
             for attempt in range(config.env.retries + 1):
                 try:
                     ticket = _ticket(config, task, source.held_out(task), index, attempt)
-                    trajectory = await asyncio.wait_for(episode(ticket), config.actors.episode_s)
+                    trajectory = await asyncio.wait_for(
+                        play(ticket, Progress(time.monotonic())), config.actors.episode_s
+                    )
                 except (EpisodeFailed, TimeoutError) as error:
                     console.log(f"held-out task {task}, attempt {attempt + 1}: {error}", highlight=False)
                 else:
@@ -106,14 +104,15 @@ async def played(config: Config, console: Console) -> tuple[Success, Success | N
             return None
 
     tasks, per_task = min(config.eval.tasks, source.held_out_size), config.eval.samples + config.eval.greedy
-    await engine.start()
-    try:
-        with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-            line = bar.add_task("episodes", total=tasks * per_task)
-            every = [(task, index) for task in range(tasks) for index in range(per_task)]
-            results = await asyncio.gather(*(one(task, index, bar, line) for task, index in every))
-    finally:
-        await engine.close()
+    async with player(config, engine, renderer, actor="eval") as play:
+        await engine.start()
+        try:
+            with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+                line = bar.add_task("episodes", total=tasks * per_task)
+                every = [(task, index) for task in range(tasks) for index in range(per_task)]
+                results = await asyncio.gather(*(one(play, task, index, bar, line) for task, index in every))
+        finally:
+            await engine.close()
     sampled = [t for (_, index), t in zip(every, results, strict=True) if index < config.eval.samples]
     greedy = [t for (_, index), t in zip(every, results, strict=True) if index >= config.eval.samples]
     reward = config.eval.success

@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asyncrl.actors.__main__ import environment
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episode import Limits, Progress, play
+from asyncrl.actors.playing import environment
 from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded

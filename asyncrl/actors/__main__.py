@@ -10,38 +10,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from asyncrl.actors.acks import AckLog
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.envs import ENVIRONMENTS
-from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.leases import LeaseKeeper, Patience
+from asyncrl.actors.playing import player
 from asyncrl.actors.process import Actor
 from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.actors.updates import DrainingEngine, Updates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
-from asyncrl.config import Config
-from asyncrl.errors import ConfigError
 from asyncrl.launch.role import play, settle
-from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.shm import ShmSubscriber
 
 log = logging.getLogger(__name__)
-
-
-def environment(config: Config) -> Callable[[], Env]:
-    """What makes one environment per episode. Raises ConfigError."""
-    try:
-        make = resolve(config.env.name, ENVIRONMENTS, "env.name")
-        check_options(make, config.env.options, "env.options")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return functools.partial(make, **config.env.options)
 
 
 async def run(folder: RunFolder, name: str) -> None:
@@ -59,10 +45,11 @@ async def run(folder: RunFolder, name: str) -> None:
     renderer = TemplateRenderer.of(config)
     for situation in renderer.prefix_breaks():
         log.warning("the chat template is not prefix-stable: %s. There, an episode becomes several rows.", situation)
-    make_env = environment(config)
     engine = build_engine(config)
     if config.weights.drain:
         engine = DrainingEngine(engine)
+    opened = AsyncExitStack()
+    play_episode = await opened.enter_async_context(player(config, engine, renderer, actor=name))
     await engine.start()
 
     address, deadline_s = folder.address("buffer"), config.buffer.lease_s / 3
@@ -77,7 +64,7 @@ async def run(folder: RunFolder, name: str) -> None:
     )
     acks = AckLog(folder.acks / f"{name}.jsonl")
     actor = Actor(
-        name, config, engine=engine, renderer=renderer, make_env=make_env, buffer=buffer, keeper=keeper,
+        name, config, engine=engine, play=play_episode, buffer=buffer, keeper=keeper,
         updates=Updates(engine, ShmSubscriber(folder.shm), recompute_kv=config.weights.kv == "recompute"),
         reporter=reporter, acks=acks,
     )  # fmt: skip
@@ -87,6 +74,7 @@ async def run(folder: RunFolder, name: str) -> None:
     try:
         await actor.run(stop)
     finally:
+        await opened.aclose()
         await engine.close()
         acks.close()
         await buffer.close()

@@ -70,6 +70,8 @@ class Progress:
     """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
     tokens: int = 0
     """Sampled so far."""
+    prefix_breaks: int = 0
+    """How often the chat template changed what stood before, so that a new row began."""
     seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
     clock: Callable[[], float] = time.monotonic
     changed: Callable[[], None] = lambda: None
@@ -221,6 +223,7 @@ class _Episode:
         tail = self._renderer.render_tail(before, answer.messages, self._tools, closed=closed)
         self._messages = [*before, *answer.messages]
         if tail is None:
+            self._progress.prefix_breaks += 1
             return OpenRow(self._renderer.render_initial(self._messages, self._tools))
         row.context(tail)
         return row

@@ -26,10 +26,9 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from asyncrl.actors.acks import AckLog
 from asyncrl.actors.engines.protocol import Engine
-from asyncrl.actors.envs.protocol import Env
-from asyncrl.actors.episode import EpisodeFailed, Limits, Progress, play
+from asyncrl.actors.episode import EpisodeFailed, Progress
 from asyncrl.actors.leases import Lease, LeaseKeeper
-from asyncrl.actors.renderer import Renderer
+from asyncrl.actors.playing import Play
 from asyncrl.actors.updates import Updates
 from asyncrl.buffer.client import BufferRefused, BufferTimeout, TicketReply
 from asyncrl.config import Config
@@ -82,7 +81,8 @@ class Counts:
 
     episodes: int = 0
     aborted_tokens: int = 0
-    """Of episodes that became no trajectory."""
+    """Of episodes that became no trajectory, and such as no trajectory holds: nobody read them, a stop string came."""
+    prefix_breaks: int = 0
 
 
 class Actor:
@@ -92,8 +92,7 @@ class Actor:
         config: Config,
         *,
         engine: Engine,
-        renderer: Renderer,
-        make_env: Callable[[], Env],
+        play: Play,
         buffer: Buffer,
         updates: Updates,
         keeper: LeaseKeeper,
@@ -101,8 +100,8 @@ class Actor:
         acks: AckLog,
     ) -> None:
         self.counts = Counts()
-        self._name, self._config, self._limits = name, config, Limits.of(config)
-        self._engine, self._renderer, self._make_env = engine, renderer, make_env
+        self._name, self._config = name, config
+        self._engine, self._play = engine, play
         self._buffer, self._updates, self._keeper = buffer, updates, keeper
         self._reporter, self._acks = reporter, acks
         self._playing: dict[Lease, _Slot] = {}
@@ -179,10 +178,7 @@ class Actor:
     async def _episode(self, slot: _Slot) -> None:
         ticket = slot.ticket
         try:
-            trajectory = await play(
-                ticket, self._make_env, self._engine, self._renderer, self._limits, slot.progress,
-                actor=self._name, env_name=self._config.env.name,
-            )  # fmt: skip
+            trajectory = await self._play(ticket, slot.progress)
         except EpisodeFailed as failed:
             log.warning("episode %s failed: %s", ticket.id, failed)
             await self._failed(slot, failed.reason, failed.detail)
@@ -199,6 +195,7 @@ class Actor:
             self._forget(slot)
 
     async def _put(self, slot: _Slot, trajectory: Trajectory) -> None:
+        unused_tokens = slot.progress.tokens - trajectory.num_policy_tokens
         self._hand_in(slot)
         try:
             outcome = await self._until_answered("put", lambda: self._buffer.put(trajectory))
@@ -208,6 +205,7 @@ class Actor:
             await self._failed(slot, "" if refused.code == "unknown_ticket" else "env_error", str(refused))
             return
         self.counts.episodes += 1
+        self.counts.aborted_tokens += unused_tokens
         if outcome != "late" and trajectory.kind == "train":
             self._acks.write(trajectory)
 
@@ -227,6 +225,7 @@ class Actor:
         self._tell()
 
     def _forget(self, slot: _Slot) -> None:
+        self.counts.prefix_breaks += slot.progress.prefix_breaks
         self._keeper.drop(slot.lease)
         self._playing.pop(slot.lease, None)
         self._putting.pop(slot.lease, None)
@@ -333,6 +332,7 @@ class Actor:
             "throughput/tokens_generated": stats["generated"],
             "throughput/tokens_wasted/aborted": float(self.counts.aborted_tokens),
             "throughput/episodes": float(self.counts.episodes),
+            "throughput/prefix_breaks": float(self.counts.prefix_breaks),
             "throughput/requests_running": stats["running"],
             "throughput/requests_waiting": stats["waiting"],
             "throughput/slots_busy": len(self._playing) / self._config.actors.slots,

@@ -29,6 +29,8 @@ class Renderer(Protocol):
 
     stop_token_ids: tuple[int, ...]
     """A sampled id among these ends the assistant's turn. It is part of the sampled ids and carries loss."""
+    vocabulary: int
+    """Ids of the tokenizer: 0 to this, exclusive."""
 
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """The ids of a whole conversation, ending where the assistant begins to speak. Starts a row."""
@@ -50,6 +52,10 @@ class Renderer(Protocol):
         """
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        ...
+
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         """The assistant message in sampled ids: `content`, and `tool_calls` if there are any. Never raises on them."""
         ...
@@ -63,6 +69,7 @@ class ChatTokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any: ...
+    def __len__(self) -> int: ...
 
 
 class TemplateRenderer:
@@ -91,6 +98,7 @@ class TemplateRenderer:
                 )
             stop_token_ids = (tokenizer.eos_token_id,)
         self.stop_token_ids = tuple(stop_token_ids)
+        self.vocabulary = len(tokenizer)
         self._tokenizer = tokenizer
         self._stops = tuple(tokenizer.decode([stop], skip_special_tokens=False) for stop in self.stop_token_ids)
         for stop, text in zip(self.stop_token_ids, self._stops, strict=True):
@@ -132,11 +140,14 @@ class TemplateRenderer:
             return None
         return list(self._ids(whole[after if closed else at :]))
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         ids = list(sampled_ids)
         if ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        content, calls = self._format.parse(self._tokenizer.decode(ids, skip_special_tokens=False))
+        content, calls = self._format.parse(self.decode(ids))
         message: Message = {"role": "assistant", "content": content}
         if calls:
             message["tool_calls"] = calls

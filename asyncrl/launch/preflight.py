@@ -27,13 +27,14 @@ class Choice:
     field: str
     module: str
     table: str
-    provided: tuple[str, ...]
-    """Parameters that asyncrl passes itself; the rest come from the field `options` beside it."""
+    provided: tuple[str, ...] | str
+    """Parameters that asyncrl passes itself, or the name in `module` of what knows them; the rest come from the field
+    `options` beside it."""
 
 
 CHOICES = (
     Choice("data.source", "asyncrl.data", "SOURCES", ("seed", "model")),
-    Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", ()),
+    Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", "provided_by_actor"),
 )
 """Those that are checked without importing torch. The others are checked by the role that uses them: it exits with
 CONFIG_ERROR before it does anything, and the launcher passes its sentence on."""
@@ -45,11 +46,13 @@ def check_names(config: Config) -> None:
         section, _, name = choice.field.partition(".")
         values = getattr(config, section)
         options: Mapping[str, Any] = values.options
-        table = getattr(importlib.import_module(choice.module), choice.table)
+        module = importlib.import_module(choice.module)
         try:
-            check_options(
-                resolve(getattr(values, name), table, choice.field), options, f"{section}.options", choice.provided
-            )
+            made = resolve(getattr(values, name), getattr(module, choice.table), choice.field)
+            provided = choice.provided
+            if isinstance(provided, str):
+                provided = getattr(module, provided)(made)
+            check_options(made, options, f"{section}.options", provided)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         except Exception as error:  # the user's module raised while it was imported

@@ -118,6 +118,7 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_trained", "tokens", "policy tokens that carried loss in an applied step"),
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
+    *_total("throughput/prefix_breaks", "rows", "rows begun because the chat template changed what stood before"),
     Series("throughput/step_s", "s", "wall time of one training step, from one finished to the next"),
     Series("throughput/compute_s", "s", "of it, forward, backward and optimizer"),
     Series("throughput/proximal_s", "s", "of it, the forward pass for the proximal logprobs"),

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncrl.actors.__main__ import environment
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episode import Limits, Progress, play
+from asyncrl.actors.playing import environment
 from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.buffer.cursor import open_source, ticket_seed
 from asyncrl.config import Config

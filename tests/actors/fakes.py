@@ -82,6 +82,7 @@ class FakeRenderer:
     """One id per character. The tail of a user message is None: there, the prefix breaks."""
 
     stop_token_ids = (STOP,)
+    vocabulary = 128
 
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         return [ord(c) for m in messages for c in f"<{m['role']}>{m['content']}"] + [ord(">")]
@@ -97,6 +98,9 @@ class FakeRenderer:
         if any(m["role"] == "user" for m in new_messages):
             return None
         return ([] if closed else [STOP]) + self.render_initial(new_messages, tools)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
 
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         return {"role": "assistant", "content": "".join(chr(i) for i in sampled_ids if i != STOP)}

@@ -13,6 +13,7 @@ import pytest
 from asyncrl.actors.acks import AckLog
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.envs.protocol import Turn
+from asyncrl.actors.episode import Limits, Progress, play
 from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
 from asyncrl.actors.process import Actor
 from asyncrl.actors.updates import DrainingEngine, Updates
@@ -132,8 +133,14 @@ class Stage:
             Patience(options.get("idle_s", 10.0), 100.0),
             0.02,
         )
+        limits = Limits.of(self.config)
+
+        async def play_episode(ticket: Ticket, progress: Progress) -> Trajectory:
+            renderer = FakeRenderer()
+            return await play(ticket, make_env, engine, renderer, limits, progress, actor="actor-0", env_name="lookup")
+
         self.actor = Actor(
-            "actor-0", self.config, engine=engine, renderer=FakeRenderer(), make_env=make_env, buffer=self.buffer,
+            "actor-0", self.config, engine=engine, play=play_episode, buffer=self.buffer,
             updates=self.updates, keeper=keeper, reporter=self.reporter, acks=AckLog(self.acks),  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from asyncrl.actors.envs.agent import provided_by_actor
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
 from asyncrl.actors.envs.tool_env import ToolEnv
+
+__all__ = ["ENVIRONMENTS", "provided_by_actor"]
 
 ENVIRONMENTS: dict[str, Callable[..., Env]] = {
     "lookup": LookupEnv,

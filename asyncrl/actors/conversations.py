@@ -1,0 +1,77 @@
+"""From the messages of a request to the ids to sample after, when nobody says which conversation goes on.
+
+What the policy said is recognised by the messages before it and itself; behind it the sampled ids stand as they were
+sampled, and only the tail is rendered. Messages that were never said this way (an edited history, a summary) are
+rendered as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jinja2 import TemplateError
+
+from asyncrl.actors.endpoint_requests import BadRequest, plain
+from asyncrl.actors.renderer import Renderer, ToolSchema
+from asyncrl.data.base import Message
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    ids: list[int]
+    closed: bool
+
+
+class Conversations:
+    """Of one episode: any number, beside each other and branching."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.breaks = 0
+        """How often the template changed what stood before, so that a whole conversation was rendered anew."""
+        self._renderer = renderer
+        self._said: dict[bytes, _Said] = {}
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """The ids of `messages`, ending where the assistant speaks. Raises BadRequest if the template refuses them."""
+        try:
+            return self._tail_of_what_was_said(messages, tools) or self._renderer.render_initial(messages, tools)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+
+    def said(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        ids: Sequence[int],
+        answer: Message,
+        *,
+        closed: bool,
+    ) -> None:
+        """The policy answered `messages` with `answer`; `ids`: the prompt and what was sampled. `closed`: they end with
+        a stop token."""
+        self._said[_keys([*messages, plain(answer)], tools)[-1]] = _Said(list(ids), closed)
+
+    def _tail_of_what_was_said(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
+        keys = _keys(messages, tools)
+        for n in range(len(messages), 0, -1):
+            if (said := self._said.get(keys[n - 1])) is None:
+                continue
+            tail = self._renderer.render_tail(messages[:n], messages[n:], tools, closed=said.closed)
+            if tail is not None:
+                return said.ids + tail
+            self.breaks += 1
+            return None
+        return None
+
+
+def _keys(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[bytes]:
+    """One for each beginning of `messages`."""
+    key = hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16)
+    keys = []
+    for message in messages:
+        key.update(json.dumps(message, sort_keys=True).encode() + b"\n")
+        keys.append(key.copy().digest())
+    return keys
