@@ -174,7 +174,9 @@ class _Episode:
             if generation is None:
                 return "max_tokens"
             message = self._renderer.parse(generation.token_ids.tolist())
-            answer = await self._call(self._env.step(message), "step")
+            # How much was sampled is the environment's to know (a penalty for length), which ids is not.
+            told = {**message, "tokens": len(generation.token_ids)}
+            answer = await self._call(self._env.step(told), "step")
             self._count(answer)
             if answer.done and generation.stop_reason == "stop":
                 return "done"

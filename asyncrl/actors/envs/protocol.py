@@ -47,7 +47,7 @@ class Env(Protocol):
         ...
 
     async def step(self, message: Message) -> Turn:
-        """Answer one assistant message (`content`, and `tool_calls` if it makes any)."""
+        """Answer one assistant message (`content`, `tokens` sampled for it, and `tool_calls` if it makes any)."""
         ...
 
     async def close(self) -> None:

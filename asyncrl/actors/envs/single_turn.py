@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
-from asyncrl.actors.envs.score import Score, run_score
 from asyncrl.data.base import prompt_messages
-from asyncrl.plugins import resolve
+from asyncrl.rewards import ScoreSpec, build, parse, run_score
 
 
 class SingleTurnEnv:
@@ -15,18 +15,31 @@ class SingleTurnEnv:
 
     tools: Sequence[Tool] = ()
 
-    def __init__(self, score: Score | str) -> None:
-        """`score`: a callable with verl's signature, or its import path `package.module:name` or `file.py:name`."""
-        self._score: Score = resolve(score, {}, "env.options.score") if isinstance(score, str) else score
+    def __init__(self, score: ScoreSpec) -> None:
+        """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights: docs/rewards.md."""
+        self._score = build(score, "env.options.score")
         self._task: Task = {}
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Refuses a score that cannot work, before anything runs. Raises ValueError."""
+        check_score(options)
 
     async def reset(self, task: Task) -> list[Message]:
         self._task = task
         return prompt_messages(task)
 
     async def step(self, message: Message) -> Turn:
-        reward, numbers = await run_score(self._score, self._task, message.get("content") or "")
-        return Turn(reward=reward, done=True, metrics=numbers, rewards={"score": reward})
+        found = await run_score(self._score, self._task, message.get("content") or "", message.get("tokens"))
+        rewards = dict(found.parts) or {"score": found.value}
+        return Turn(reward=found.value, done=True, metrics=dict(found.metrics), rewards=rewards)
 
     async def close(self) -> None:
         return None
+
+
+def check_score(options: Mapping[str, Any]) -> None:
+    """`env.options.score`, where it is given as data. Raises ValueError."""
+    score = options.get("score")
+    if isinstance(score, str | dict | list):
+        parse(score, "env.options.score")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
-from asyncrl.actors.envs.score import Score, run_score
+from asyncrl.actors.envs.single_turn import check_score
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.tool_calls import arguments_of
 from asyncrl.data.base import prompt_messages
 from asyncrl.plugins import resolve
+from asyncrl.rewards import Score, Scored, ScoreSpec, build, run_score
 
 ToolLike = Tool | Callable[..., Any] | str
 """A tool, a function with type hints and a docstring, or the import path of either."""
@@ -28,7 +29,7 @@ class ToolEnv:
     def __init__(
         self,
         tools: Sequence[ToolLike] = (),
-        score: Score | str | None = None,
+        score: ScoreSpec | None = None,
         *,
         max_turns: int = 10,
         tool_timeout_s: float = 30.0,
@@ -37,18 +38,27 @@ class ToolEnv:
         """
         Args:
             tools: what the policy may call.
-            score: verl's signature (see `score.py`), or its import path; given the last message's text.
+            score: a name, an import path, or several with weights (docs/rewards.md); given the last message's text.
             max_turns: assistant messages; the last one is scored even if it calls tools (metric `max_turns` is 1).
             tool_timeout_s: deadline of one call.
             max_tool_chars: a longer result is cut, and says so.
         """
         self.tools: Sequence[Tool] = tuple(as_tool(tool) for tool in tools)
-        self._score: Score | None = resolve(score, {}, "env.options.score") if isinstance(score, str) else score
+        self._score: Score | None = None if score is None else build(score, "env.options.score")
         self._max_turns = max_turns
         self._tool_timeout_s = tool_timeout_s
         self._max_tool_chars = max_tool_chars
         self._turns = 0
         self.task: Task = {}
+        self.tokens: int | None = None
+        """Of the assistant message that is being answered, as the policy sampled it."""
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Refuses tools and a score that cannot work, before anything runs. Raises ValueError."""
+        check_score(options)
+        for tool in options.get("tools", ()):
+            as_tool(tool)
 
     async def reset(self, task: Task) -> list[Message]:
         self.task = task
@@ -56,21 +66,25 @@ class ToolEnv:
 
     async def step(self, message: Message) -> Turn:
         self._turns += 1
+        self.tokens = message.get("tokens")
         calls = message.get("tool_calls") or []
         if calls and self._turns < self._max_turns:
             return Turn(messages=await self._execute(calls))
-        reward, numbers = await self.score(message.get("content") or "")
-        metrics = {"turns": float(self._turns), "max_turns": float(bool(calls)), **numbers}
-        return Turn(reward=reward, done=True, metrics=metrics, rewards={"score": reward})
+        found = await self.score(message.get("content") or "")
+        if isinstance(found, tuple):
+            found = Scored(*found)
+        metrics = {"turns": float(self._turns), "max_turns": float(bool(calls)), **found.metrics}
+        rewards = dict(found.parts) or {"score": found.value}
+        return Turn(reward=found.value, done=True, metrics=metrics, rewards=rewards)
 
     async def close(self) -> None:
         return None
 
-    async def score(self, solution: str) -> tuple[float, dict[str, float]]:
+    async def score(self, solution: str) -> Scored | tuple[float, dict[str, float]]:
         """(reward, metrics) of the final text; an environment with its own idea of success overrides this."""
         if self._score is None:
-            raise TypeError("env.options.score is not set; give an import path, or override ToolEnv.score")
-        return await run_score(self._score, self.task, solution)
+            raise TypeError("env.options.score is not set; give a name or an import path, or override ToolEnv.score")
+        return await run_score(self._score, self.task, solution, self.tokens)
 
     async def _execute(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
         try:

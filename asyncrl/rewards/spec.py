@@ -1,0 +1,115 @@
+"""What a config says about rewards, as a score: `env.options.score`.
+
+    score: gsm8k                                   # a name, or path/to/file.py:name
+    score: {name: rewards.py:score, options: {strict: true}, wrap: [{name: in_processes, timeout_s: 5}]}
+    score:                                         # several: their weighted sum, each kept by its name
+      - {name: math}
+      - {name: rewards.py:has_think_tags, weight: 0.1, label: format}
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.plugins import check_options, resolve
+from asyncrl.rewards.score import Score
+from asyncrl.rewards.table import REWARDS, WRAPPERS
+from asyncrl.rewards.wrappers import Weighted
+
+ScoreSpec = Score | str | dict[str, Any] | list[str | dict[str, Any]]
+COLUMNS = ("data_source", "solution_str", "ground_truth", "extra_info", "task", "tokens")
+PLURAL = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One named reward."""
+
+    label: str
+    weight: float
+    score: Score
+    """A function, or a class whose objects are scores."""
+    options: Mapping[str, Any]
+    wrap: tuple[tuple[Score, Mapping[str, Any]], ...]
+    """Wrappers and their options, the innermost first."""
+
+
+def parse(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -> tuple[Part, ...]:
+    """The parts that `spec` names, looked up and their options checked, without making any. Raises ValueError."""
+    entries = spec if isinstance(spec, list) else [spec]
+    if not entries:
+        raise ValueError(f"{field} is empty: name at least one score.")
+    parts = tuple(
+        _part(entry, f"{field}[{i}]" if isinstance(spec, list) else field) for i, entry in enumerate(entries)
+    )
+    labels = [part.label for part in parts]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"{field} has two scores called {label!r}: give them a `label` each.")
+    return parts
+
+
+def build(spec: ScoreSpec, field: str) -> Score:
+    """The score that `spec` means; one object per process for the same spec, so that limits and workers are shared
+    by all episodes. Raises ValueError."""
+    if callable(spec):
+        return spec
+    key = json.dumps(spec, sort_keys=True, default=repr)
+    if key not in _built:
+        _built[key] = _build(parse(spec, field))
+    return _built[key]
+
+
+_built: dict[str, Score] = {}
+
+
+def _build(parts: Sequence[Part]) -> Score:
+    made: dict[str, tuple[float, Score]] = {}
+    for part in parts:
+        score: Score = part.score(**part.options) if inspect.isclass(part.score) else _with(part.score, part.options)
+        for wrapper, options in part.wrap:
+            score = wrapper(score, **options)
+        made[part.label] = (part.weight, score)
+    (weight, only), *others = made.values()
+    return only if not others and weight == 1 else Weighted(made)
+
+
+def _with(score: Score, options: Mapping[str, Any]) -> Score:
+    return functools.partial(score, **options) if options else score
+
+
+def _part(entry: Any, field: str) -> Part:
+    entry = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"{field} is {entry!r}: expected a name, or a mapping with `name`.")
+    known = ("name", "weight", "label", "options", "wrap")
+    if unknown := [key for key in entry if key not in known]:
+        raise ValueError(
+            f"{field}.{unknown[0]}: no such field; expected {', '.join(known)}. What the score itself takes goes into "
+            "`options`."
+        )
+    name, options = entry["name"], entry.get("options") or {}
+    weight = entry.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ValueError(f"{field}.weight is {weight!r}: expected a number.")
+    score = resolve(name, REWARDS, field)
+    if not callable(score):
+        raise ValueError(f"{field} is {name!r}, a {type(score).__name__}: expected a function or a class.")
+    check_options(score, options, f"{field}.options", () if inspect.isclass(score) else (*COLUMNS, *PLURAL))
+    wrap = tuple(_wrapper(w, f"{field}.wrap[{i}]") for i, w in enumerate(entry.get("wrap") or ()))
+    return Part(entry.get("label") or name.rpartition(":")[2], float(weight), score, options, wrap)
+
+
+def _wrapper(entry: Any, field: str) -> tuple[Score, Mapping[str, Any]]:
+    entry = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise ValueError(f"{field} is {entry!r}: expected a wrapper's name, or a mapping with `name` and its options.")
+    options = {key: value for key, value in entry.items() if key != "name"}
+    wrapper = resolve(entry["name"], WRAPPERS, field)
+    check_options(wrapper, options, field, provided=("score",))
+    return wrapper, options

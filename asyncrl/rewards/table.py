@@ -1,0 +1,27 @@
+"""The scores and wrappers that come with asyncrl, by the name that a config gives them."""
+
+from __future__ import annotations
+
+from asyncrl.rewards.answers import exact_match, f1, gsm8k, json_schema, multiple_choice
+from asyncrl.rewards.mathematics import Math
+from asyncrl.rewards.processes import InProcesses
+from asyncrl.rewards.score import Score
+from asyncrl.rewards.wrappers import Batched, OverlongPenalty, RateLimited
+
+REWARDS: dict[str, Score] = {
+    "exact_match": exact_match,
+    "f1": f1,
+    "gsm8k": gsm8k,
+    "json_schema": json_schema,
+    "math": Math,
+    "multiple_choice": multiple_choice,
+}
+"""A function is the score itself, a class is made one with its options."""
+
+WRAPPERS: dict[str, Score] = {
+    "batched": Batched,
+    "in_processes": InProcesses,
+    "overlong_penalty": OverlongPenalty,
+    "rate_limited": RateLimited,
+}
+"""Called with the score that they are put around, and their options."""
