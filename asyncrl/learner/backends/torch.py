@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.protocol import Packed, Scores
-from asyncrl.learner.backends.scorer import Scorer, adamw, check
-from asyncrl.model import load_folder, load_model
+from asyncrl.learner.backends.scorer import Scorer, adamw, check, scorer_of
+from asyncrl.model import load_folder
 
 
 class TorchBackend:
@@ -32,7 +32,6 @@ class TorchBackend:
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._scorer = self._made(config, model)
         self._model = self._scorer.model
-        check(self._scorer, config)
         self._reference: Scorer | None = None
         self._reference_every = config.learner.reference_every
         if config.learner.kl_coef > 0:
@@ -105,12 +104,9 @@ class TorchBackend:
             self._reference.load_state_dict(torch.load(folder / "reference.pt", self.device, weights_only=True))
 
     def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
-        return Scorer(
-            model or load_model(config.model, torch.float32),
-            temperature=config.actors.temperature,
-            autocast=self._dtype == torch.bfloat16,
-            activation_checkpointing=config.learner.activation_checkpointing,
-        ).to(self.device)
+        scorer = scorer_of(config, model, autocast=self._dtype == torch.bfloat16)
+        check(scorer, config)
+        return scorer.to(self.device)
 
 
 def _shape(state: dict[str, Tensor], name: str) -> tuple[int, ...] | None:

@@ -1,0 +1,228 @@
+"""FSDP2: the parameters, gradients and optimizer state of one model sharded over all ranks, on any number of them.
+
+    parts of a step ─> rounds of `dp_size` micro-batches of like cost ─> each rank computes one of a round
+                                                                            │
+         loss(i, scores) of every part, everywhere  <── scores of the round, gathered
+
+Each layer is gathered when it is used and its gradient reduced as a sum, so that the gradients of the parts add up,
+whoever computed them. A rank that has none in the last round computes a token without loss: the gathering needs all.
+With `model.dtype: bfloat16` layers compute in it, gradients are reduced in float32 and shards stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import register_dataclass
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.learner.backends.export import export
+from asyncrl.learner.backends.protocol import Packed, Scores, Want
+from asyncrl.learner.backends.scorer import Scorer, check, layers, scorer_of
+from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.packing import rounds, row_cost
+
+# Sharded modules find the tensors of their output, whose gradients they wait for, by this.
+register_dataclass(Scores)
+SHARDS = "dcp"
+"""Folder of a checkpoint in which every rank writes its shards."""
+
+
+class Fsdp2Backend(TorchBackend):
+    """One rank of it. Joins the process group that there is; where there is none it trains alone."""
+
+    def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
+        """As TorchBackend; every rank reads the whole model from the disk and keeps its shards."""
+        if not dist.is_initialized():
+            dist.init_process_group("cpu:gloo", store=HashStore(), rank=0, world_size=1)
+        self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
+        if device is None and torch.cuda.is_available():
+            device = f"cuda:{self.rank % torch.cuda.device_count()}"
+            torch.cuda.set_device(device)
+        super().__init__(config, model, device=device)
+
+    def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
+        scorer = self._reference if reference else self._scorer
+        if scorer is None:
+            raise ValueError("there is no reference model: learner.kl_coef is 0")
+        found: dict[int, Scores] = {}
+        with torch.no_grad():
+            for together in self._rounds(parts):
+                scores = scorer(self._own(parts, together))
+                found |= zip(together, self._gathered(parts, together, scores), strict=True)
+        return [found[i] for i in range(len(parts))]
+
+    def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
+        for together in self._rounds(parts):
+            scores = self._scorer(self._own(parts, together))
+            for r, (i, seen) in enumerate(zip(together, self._gathered(parts, together, scores), strict=True)):
+                share = loss(i, scores if r == self.rank else seen)
+                if r == self.rank:
+                    own = share
+                elif share.requires_grad:  # what hangs on the scores and is not sharded, such as a critic's head
+                    share.backward()  # type: ignore[no-untyped-call]
+            if self.rank >= len(together):
+                own = 0.0 * sum((x.sum() for x in _fields(scores) if x.requires_grad), start=torch.zeros(()))
+            own.backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, max_norm: float) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self._stream(self._dtype)
+
+    def save(self, folder: Path) -> None:
+        export(self._model, self._stream(torch.float32), folder / "hf", writes=self.rank == 0)
+        try:
+            state_dict_saver.save(self._state(), checkpoint_id=folder / SHARDS)
+        except CheckpointException as error:
+            raise OSError(f"{_first_failure(error)}") from error
+
+    def load(self, folder: Path) -> None:
+        state = self._state()
+        self._check_kin(folder, state)
+        try:
+            state_dict_loader.load(state, checkpoint_id=folder / SHARDS)
+        except CheckpointException as error:
+            raise RunError(
+                f"checkpoint {folder} is damaged ({_first_failure(error)}): move it away, and --resume takes the one "
+                "before it."
+            ) from error
+        set_state_dict(
+            self._scorer, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        if "reference" in state and self._reference is not None:
+            self._reference.load_state_dict(state["reference"])
+
+    def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+        scorer = scorer_of(config, model, autocast=False)
+        check(scorer, config)
+        mesh = init_device_mesh(self.device.type, (self.dp_size,))
+        half = self._dtype == torch.bfloat16
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32)
+            if half
+            else MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy() if config.learner.cpu_offload else OffloadPolicy(),
+        }
+        for layer in layers(scorer.model):
+            fully_shard(layer, **options)
+        fully_shard(scorer, **options)
+        for module in scorer.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # a factor of its own is NCCL's alone
+        return scorer
+
+    def _rounds(self, parts: Sequence[Packed]) -> list[list[int]]:
+        return rounds([sum(row_cost(n) for n in part.lengths) for part in parts], self.dp_size)
+
+    def _own(self, parts: Sequence[Packed], together: Sequence[int]) -> Packed:
+        if self.rank < len(together):
+            return parts[together[self.rank]]
+        return _nothing(parts[together[0]].wants)
+
+    def _gathered(self, parts: Sequence[Packed], together: Sequence[int], own: Scores) -> list[Scores]:
+        """Of each part of the round, without gradient."""
+        if self.dp_size == 1:
+            return [_cut(own.hidden, parts[together[0]], torch.cat(_flat(own)))]
+        flat = torch.cat(_flat(own))
+        # How much each rank sends follows from its part, which all of them know.
+        longest = max(_numbers(own.hidden, parts[i]) for i in together)
+        padded = flat.new_zeros(max(longest, _numbers(own.hidden, _nothing(parts[0].wants))))
+        padded[: len(flat)] = flat
+        received = [torch.empty_like(padded) for _ in range(self.dp_size)]
+        dist.all_gather(received, padded)
+        return [_cut(own.hidden, parts[i], x) for i, x in zip(together, received, strict=False)]
+
+    def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every rank gathers every tensor, one at a time; rank 0 yields it."""
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            held = tensor.detach()
+            held = held.to(self.device, dtype if held.is_floating_point() else held.dtype)
+            full = held.full_tensor() if isinstance(held, DTensor) else held
+            if self.rank == 0:
+                yield name, full
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as shards: filled by `load`."""
+        model, optimizer = get_state_dict(self._scorer, self._optimizer)
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if self._reference is not None and self._reference_every:
+            state["reference"] = self._reference.state_dict()
+        return state
+
+    def _check_kin(self, folder: Path, state: dict[str, Any]) -> None:
+        """Raises RunError unless the checkpoint is of this backend and of this model."""
+        if not (folder / SHARDS / ".metadata").is_file():
+            raise RunError(
+                f"checkpoint {folder} was not written by learner.backend fsdp2 ({SHARDS}/.metadata is missing): resume "
+                "with the backend that the run was started with, or move the checkpoint away if it is damaged."
+            )
+        saved = FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
+        theirs = {n: tuple(m.size) for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
+        mine = {f"model.{name}": tuple(tensor.shape) for name, tensor in state["model"].items()}
+        theirs = {name: shape for name, shape in theirs.items() if name.startswith("model.")}
+        different = sorted(n for n in theirs.keys() | mine.keys() if theirs.get(n) != mine.get(n))
+        if different:
+            name = different[0]
+            raise RunError(
+                f"checkpoint {folder} is of another model: {name} is {theirs.get(name)} there and {mine.get(name)} in "
+                "model.path. Resume with the model that the run was started with."
+            )
+
+
+def _nothing(wants: frozenset[Want]) -> Packed:
+    """The least that can be computed."""
+    return Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), wants)
+
+
+def _fields(scores: Scores) -> list[Tensor]:
+    return [x for x in (scores.logprobs, scores.entropy, scores.sum_pi_sq, scores.hidden) if x is not None]
+
+
+def _flat(scores: Scores) -> list[Tensor]:
+    return [x.detach().float().flatten() for x in _fields(scores)]
+
+
+def _sizes(hidden: Tensor | None, part: Packed) -> list[int]:
+    """Numbers in each of `_fields`; `hidden` of any part, None where it was not wanted."""
+    tokens = [len(part.token_ids)] * (3 if "sum_pi_sq" in part.wants else 2)
+    return tokens if hidden is None else [*tokens, int(part.mask.sum()) * hidden.shape[1]]
+
+
+def _numbers(hidden: Tensor | None, part: Packed) -> int:
+    return sum(_sizes(hidden, part))
+
+
+def _cut(hidden: Tensor | None, part: Packed, flat: Tensor) -> Scores:
+    logprobs, entropy, *rest = torch.split(flat[: _numbers(hidden, part)], _sizes(hidden, part))
+    squares = rest.pop(0) if "sum_pi_sq" in part.wants else None
+    return Scores(logprobs, entropy, None if hidden is None else rest[0].view(-1, hidden.shape[1]), squares)
+
+
+def _first_failure(error: CheckpointException) -> str:
+    rank, (failure, _) = next(iter(error.failures.items()))
+    return f"rank {rank}: {failure}"

@@ -1,0 +1,262 @@
+"""What every backend does, at every number of ranks: what a plain loop over rows does with the same model.
+
+A backend is one more entry of CASES. Each case is played once, in processes of its own; the tests look at what it gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.protocol import Backend, Packed, Scores
+from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.step import train_step
+from tests.learner.backends.test_torch_backend import pack_rows, rows
+from tests.learner.ranks import on_ranks
+from tests.learner.test_step import a_batch
+from tests.learner.tiny import tiny_config, tiny_model
+
+LR = 1e-3
+
+
+def sharded_gradients(backend: Any) -> dict[str, Tensor]:
+    return {n: p.grad.full_tensor() for n, p in backend._model.named_parameters()}
+
+
+def plain_gradients(backend: Any) -> dict[str, Tensor]:
+    return {n: p.grad.clone() for n, p in backend._model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One backend at one number of ranks."""
+
+    build: Callable[[Config, PreTrainedModel], Backend]
+    gradients: Callable[[Any], dict[str, Tensor]]
+    """Of the accumulated gradient, whole, by Hugging Face name; asked on every rank."""
+    ranks: int = 1
+    family: str = "qwen3"
+    learner: tuple[tuple[str, Any], ...] = ()
+
+
+def on_cpu(kind: Callable[..., Backend]) -> Callable[[Config, PreTrainedModel], Backend]:
+    return lambda config, model: kind(config, model, device="cpu")
+
+
+CASES = {
+    "torch": Case(on_cpu(TorchBackend), plain_gradients),
+    "fsdp2-1": Case(on_cpu(Fsdp2Backend), sharded_gradients),
+    "fsdp2-2": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=2),
+    "fsdp2-3-untied": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=3, family="llama"),
+    "fsdp2-2-checkpointing": Case(
+        on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, learner=(("activation_checkpointing", True),)
+    ),
+}
+
+
+def parts(seed: int) -> list[Packed]:
+    """Three micro-batches of unlike cost: no two ranks can share them evenly."""
+    made = rows(seed)
+    return [pack_rows(made[:3]), pack_rows(made[3:4]), pack_rows(made[4:])]
+
+
+def loss(_: int, scores: Scores) -> Tensor:
+    return scores.logprobs.sum() * 0.3 + 0.1 * scores.entropy.sum()
+
+
+def first(values: Any) -> Any:
+    """What rank 0 tells; the others would say the same."""
+    return values if not dist.is_initialized() or dist.get_rank() == 0 else None
+
+
+def played(case: Case, folder: Path) -> dict[str, Any]:
+    config = tiny_config(**dict(case.learner))
+    found: dict[str, Any] = {"losses": []}
+    backend = case.build(config, tiny_model(case.family))
+    found["scores"] = [(s.logprobs, s.entropy) for s in backend.logprobs(parts(0))]
+    asked: list[int] = []
+
+    def counted(i: int, scores: Scores) -> Tensor:
+        asked.append(i)
+        value = loss(i, scores)
+        found["losses"].append(float(value))
+        return value
+
+    backend.accumulate(parts(0), counted)
+    found["asked"] = sorted(asked)
+    found["gradients"] = case.gradients(backend)
+    backend.discard()
+
+    def update(seed: int) -> float:
+        backend.accumulate(parts(seed), loss)
+        norm = backend.clip(1.0)
+        backend.apply(LR)
+        return norm
+
+    found["norms"] = [update(seed) for seed in range(2)]
+    if first(True):
+        folder.mkdir(parents=True)
+    if dist.is_initialized():
+        dist.barrier()
+    backend.save(folder / "saved")
+    backend.mark()
+    found["norms"].append(update(2))
+    found["weights"] = {n: t.clone() for n, t in backend.weights()}
+    update(3)
+    backend.rollback()
+    found["norms_again"] = update(2)
+    found["rolled_back"] = {n: t.clone() for n, t in backend.weights()}
+    if dist.is_initialized():
+        dist.barrier()
+    loaded = case.build(config, tiny_model(case.family, seed=9))
+    loaded.load(folder / "saved")
+    backend = loaded
+    update(2)
+    found["resumed"] = {n: t.clone() for n, t in backend.weights()}
+    other = case.build(config, tiny_model("qwen2" if case.family != "qwen2" else "llama"))
+    try:
+        other.load(folder / "saved")
+    except RunError as error:
+        found["refused"] = str(error)
+    found["step"] = stepped(case, 64)
+    return found if first(True) else {"scores": found["scores"], "norms": found["norms"], "step": found["step"]}
+
+
+def stepped(case: Case, limit: int) -> tuple[dict[str, Tensor], list[float]]:
+    """Two whole training steps of two updates each."""
+    config = tiny_config(minibatches=2, tokens_per_micro_batch=limit, **dict(case.learner))
+    backend, objective = case.build(config, tiny_model(case.family)), Objective(config.learner)
+    results = [train_step(backend, objective, a_batch(v), config.learner, version=v) for v in range(2)]
+    numbers = [x for r in results for x in (r.record.loss, *r.record.grad_norms)]
+    return {n: t.clone() for n, t in backend.weights()}, numbers
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture(scope="module")
+def all_found(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("case")
+    return on_ranks(case.ranks, folder, played, case, folder / "work")
+
+
+@pytest.fixture(scope="module")
+def found(all_found: list[dict[str, Any]]) -> dict[str, Any]:
+    return all_found[0]
+
+
+@pytest.fixture(scope="module")
+def plain(case: Case) -> dict[str, Any]:
+    """The same in plain transformers and torch, row by row."""
+    model = tiny_model(case.family).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def total(seed: int) -> Tensor:
+        value = torch.zeros(())
+        for ids, mask in rows(seed):
+            log_p = model(ids[None]).logits[0].log_softmax(-1)
+            at = mask.nonzero()[:, 0]
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            value = value + 0.3 * log_p[at - 1, ids[at]].sum() + 0.1 * entropy[at - 1].sum()
+        return value
+
+    value = total(0)
+    value.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    norms = []
+    for seed in range(3):
+        optimizer.zero_grad()
+        total(seed).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+    weights = {n: t for n, t in model.named_parameters()}
+    return {"loss": float(value), "gradients": gradients, "norms": norms, "weights": weights}
+
+
+def close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    worst = {n: float((a[n] - b[n].detach()).abs().max()) for n in a}
+    assert {n: d for n, d in worst.items() if not d <= tolerance} == {}
+
+
+def test_same_loss(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert sum(found["losses"]) == pytest.approx(plain["loss"], rel=1e-6)
+    assert found["asked"] == [0, 1, 2], "the loss of each part once"
+
+
+def test_same_gradients(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    scale = max(float(g.abs().max()) for g in plain["gradients"].values())
+    close(
+        {n: g / scale for n, g in found["gradients"].items()},
+        {n: g / scale for n, g in plain["gradients"].items()},
+        1e-5,
+    )
+
+
+def test_same_weights_after_three_updates(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert found["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+    close(found["weights"], plain["weights"], 2e-5)
+
+
+def test_every_rank_has_every_score(all_found: list[dict[str, Any]]) -> None:
+    for other in all_found:
+        for mine, theirs in zip(all_found[0]["scores"], other["scores"], strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+        assert other["norms"] == all_found[0]["norms"]
+        assert other["step"][1] == all_found[0]["step"][1]
+
+
+def test_rollback_takes_updates_back(found: dict[str, Any]) -> None:
+    assert found["norms_again"] == found["norms"][2]
+    close(found["rolled_back"], found["weights"], 0.0)
+
+
+def test_what_is_saved_goes_on_bit_for_bit(found: dict[str, Any]) -> None:
+    close(found["resumed"], found["weights"], 0.0)
+    assert "another model" in found["refused"]
+
+
+def test_a_training_step_does_not_depend_on_ranks_or_micro_batches(case: Case, found: dict[str, Any]) -> None:
+    alone = Case(on_cpu(TorchBackend), plain_gradients, family=case.family)
+    weights, numbers = stepped(alone, 100_000)
+    assert found["step"][1] == pytest.approx(numbers, rel=1e-5)
+    close(found["step"][0], weights, 1e-6)
+
+
+def test_saved_at_one_number_of_ranks_and_loaded_at_another(tmp_path: Path) -> None:
+    """2 -> 1 -> 2, and the export is what transformers loads."""
+    whole = on_ranks(1, tmp_path / "whole", chain, None, tmp_path / "whole" / "0", 0, 3)[0]
+    weights = None
+    for n, (size, begin, end) in enumerate([(2, 0, 1), (1, 1, 2), (2, 2, 3)]):
+        from_ = tmp_path / f"s{n - 1}" if n else None
+        weights = on_ranks(size, tmp_path / f"ranks-{n}", chain, from_, tmp_path / f"s{n}", begin, end)[0]
+    assert weights is not None
+    close(weights, whole, 2e-6)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s2" / "hf")
+    close({n: weights[n] for n in weights}, {n: p for n, p in loaded.named_parameters()}, 0.0)
+
+
+def chain(from_: Path | None, to: Path, begin: int, end: int) -> dict[str, Tensor]:
+    backend = Fsdp2Backend(tiny_config(), tiny_model(), device="cpu")
+    if from_ is not None:
+        backend.load(from_)
+    for seed in range(begin, end):
+        backend.accumulate(parts(seed), loss)
+        backend.clip(1.0)
+        backend.apply(LR)
+    backend.save(to)
+    return {n: t.clone() for n, t in backend.weights()}
