@@ -37,7 +37,7 @@ class Weights(Protocol):
     id: WeightsVersion
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, tensor). Tied weights appear once. The tensors are views, valid until `close`."""
+        """(Hugging Face name, tensor). Tied weights appear once. Views, to be read only, and only until `close`."""
         ...
 
     def close(self) -> None: ...
