@@ -53,6 +53,9 @@ def check_names(config: Config) -> None:
             if isinstance(provided, str):
                 provided = getattr(module, provided)(made)
             check_options(made, options, f"{section}.options", provided)
+            # What a signature cannot say, e.g. that the name of a score means something.
+            if callable(check := getattr(made, "check", None)):
+                check(options)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         except Exception as error:  # the user's module raised while it was imported

@@ -1,10 +1,10 @@
 """What a config says about rewards, as a score: `env.options.score`.
 
-    score: gsm8k                                   # a name, or path/to/file.py:name
-    score: {name: rewards.py:score, options: {strict: true}, wrap: [{name: in_processes, timeout_s: 5}]}
-    score:                                         # several: their weighted sum, each kept by its name
-      - {name: math}
-      - {name: rewards.py:has_think_tags, weight: 0.1, label: format}
+score: gsm8k                                   # a name, or path/to/file.py:name
+score: {name: rewards.py:score, options: {strict: true}, wrap: [{name: in_processes, timeout_s: 5}]}
+score:                                         # several: their weighted sum, each kept by its name
+  - {name: math}
+  - {name: rewards.py:has_think_tags, weight: 0.1, label: format}
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def parse(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -
     entries = spec if isinstance(spec, list) else [spec]
     if not entries:
         raise ValueError(f"{field} is empty: name at least one score.")
-    parts = tuple(
-        _part(entry, f"{field}[{i}]" if isinstance(spec, list) else field) for i, entry in enumerate(entries)
-    )
+    parts = tuple(_part(entry, f"{field}[{i}]" if isinstance(spec, list) else field) for i, entry in enumerate(entries))
     labels = [part.label for part in parts]
     for label in labels:
         if labels.count(label) > 1:

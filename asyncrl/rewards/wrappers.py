@@ -1,6 +1,6 @@
 """What is put around a score: it takes a score and is one. Wrappers compose, so there are no reward managers.
 
-    overlong_penalty(rate_limited(judge, requests_per_minute=60), max_tokens=1024, buffer_tokens=256)
+overlong_penalty(rate_limited(judge, requests_per_minute=60), max_tokens=1024, buffer_tokens=256)
 """
 
 from __future__ import annotations
