@@ -35,7 +35,8 @@ class DataConfig(Section):
 
 class EnvConfig(Section):
     name: str = "lookup"
-    """The environment of an episode: a name or `package.module:Name`."""
+    """What an episode is played with: an environment, by name or `package.module:Name`, or an agent, the import path of
+    a function of task and client (docs/agents.md). A bare `env: X` in the file means this field."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_turns: int = Field(8, ge=1)
@@ -176,10 +177,40 @@ class LearnerConfig(Section):
     """Its options."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    shaping: tuple[dict[str, Any], ...] = ()
+    """What is done to an episode's reward before advantages are made of it, one after another: each a name
+    (docs/algorithms.md) or import path and its options. Filters and reported rewards are of the reward as it came."""
+    pf_ppo: Literal["off", "pow", "max_min", "max_random"] = "off"
+    """Draw as many episodes as the batch has, with replacement, by their rewards (PF-PPO); one that is drawn twice
+    counts twice in the loss, one that is not drawn does not count."""
+    pf_ppo_power: float = Field(2.0, gt=0)
+    """Under `pf_ppo: pow`, an episode is drawn in proportion to the absolute value of its reward to this power."""
+    critic: Literal["none", "shared", "separate"] = "none"
+    """Who estimates values for gae, vapo_gae and vtrace. shared: a head on the policy's last hidden state, whose loss
+    pulls the policy's weights too. separate: a second copy of the model with a head; costs as much memory as the
+    policy."""
+    critic_lr: float = Field(1e-5, ge=0)
+    """Learning rate of the head, and of the separate critic; follows `schedule` and `warmup_steps`."""
+    critic_warmup_steps: int = Field(0, ge=0)
+    """First training steps in which only the critic learns (under `shared` its head): the version grows, the policy
+    stays."""
+    value_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the critic's loss: clip (none), scale (0.5), huber_delta (none)."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL term towards the model at the start of the run; 0 keeps no reference model."""
     kl: str = "k3"
     """Estimator of that KL."""
+    kl_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Add the KL term to the loss, or take it off the reward of each token before advantages are made."""
+    kl_unbiased: Literal["off", "proximal", "behaviour"] = "off"
+    """In the loss, multiply the KL of a token by the ratio of the current policy to this one, with gradient: the KL
+    under the current policy, from tokens that another one sampled (DeepSeek-V3.2)."""
+    kl_controller: str = "fixed"
+    """Who sets the weight from step to step: fixed, adaptive (steers the KL to a target) or an import path."""
+    kl_controller_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options. adaptive: target (nats a token), horizon (trajectories, 10000)."""
     reference_every: int = Field(0, ge=0)
     """Training steps after which the reference model becomes the policy as it is then, again and again; 0: never."""
     ess_lr: Literal["off", "sqrt", "linear"] = "off"

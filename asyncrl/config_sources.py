@@ -118,7 +118,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Raises ConfigError when the file cannot be read or is not a mapping."""
+    """The file's mapping; `env: X` stands for `env.name: X`. Raises ConfigError when it cannot be read or is none."""
     try:
         values = parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -135,6 +135,8 @@ def read(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"--config {file} holds a {type(values).__name__}, expected a mapping of sections.")
+    if isinstance(values.get("env"), str):
+        values["env"] = {"name": values["env"]}
     return values
 
 

@@ -90,7 +90,7 @@ def chat_events(body: ChatBody, completion: dict[str, Any]) -> str:
             chunk(index, {"content": message["content"]}, None, choice["logprobs"])
         for at, call in enumerate(message.get("tool_calls", ())):
             chunk(index, {"tool_calls": [{"index": at, **call}]})
-        chunk(index, {}, choice["finish_reason"])
+        chunk(index, {}, choice["finish_reason"], None if message["content"] else choice["logprobs"])
     if usage:
         chunks.append(head | {"choices": [], "usage": completion["usage"]})
     return "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + "data: [DONE]\n\n"

@@ -78,6 +78,7 @@ def batch(learner: BufferClient, incarnation: int, b: int) -> BatchReply:
     raise AssertionError(f"batch {b} did not come: {reply.why}")
 
 
+@pytest.mark.parametrize("stage", ["lookup", "examples/agent_openai.py:agent"], indirect=True)
 def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> None:
     run = stage.folder
     config = run.load_config()
