@@ -134,3 +134,7 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
 def test_every_field_is_documented() -> None:
     undocumented = [path for path, field in fields(Config) if not (field.description or "").endswith(".")]
     assert undocumented == []
+
+
+def test_a_bare_env_is_its_name(tmp_path: Path) -> None:
+    assert load(write(tmp_path, "env: my.module:agent\n"), {"env.max_turns": 3}).config.env.name == "my.module:agent"
