@@ -31,6 +31,7 @@ def impossible(c: Config) -> list[str]:
         problems.append(
             f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2."
         )
+    problems += _critic(c) + _kl(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -48,6 +49,59 @@ def impossible(c: Config) -> list[str]:
     return problems
 
 
+NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
+"""Advantage estimators that read a critic's values."""
+
+
+def _critic(c: Config) -> list[str]:
+    advantage, critic = c.learner.advantage, c.learner.critic
+    problems = []
+    if advantage == "remax":
+        problems.append(
+            "learner.advantage is remax, which needs the reward of a greedy answer to every prompt, and the buffer "
+            "issues greedy tickets for evaluation only: choose rloo or grpo, which compare answers of one prompt."
+        )
+    if advantage in NEEDS_VALUES and critic == "none":
+        problems.append(f"learner.advantage is {advantage}, which needs values: set learner.critic shared or separate.")
+    if critic != "none" and ":" not in advantage and advantage not in NEEDS_VALUES:
+        problems.append(
+            f"learner.critic is {critic}, and learner.advantage {advantage} reads no values: choose one of "
+            f"{', '.join(sorted(NEEDS_VALUES))}, or learner.critic none."
+        )
+    if critic != "none" and c.learner.ranks > 1:
+        problems.append(f"learner.critic is {critic} with learner.ranks {c.learner.ranks}: a critic trains on one rank.")
+    if critic == "none" and c.learner.critic_warmup_steps:
+        problems.append(
+            f"learner.critic_warmup_steps is {c.learner.critic_warmup_steps} and learner.critic none: there is nothing "
+            "to warm up; set learner.critic, or 0."
+        )
+    if advantage == "gdpo" and (c.learner.shaping or c.learner.kl_in == "reward"):
+        problems.append(
+            "learner.advantage is gdpo, which reads the named rewards as they came: learner.shaping and learner.kl_in "
+            "reward would not reach it. Leave them out, or choose another estimator."
+        )
+    return problems
+
+
+def _kl(c: Config) -> list[str]:
+    learner = c.learner
+    problems = []
+    asked = {
+        "learner.kl_in is reward": learner.kl_in == "reward",
+        f"learner.kl_controller is {learner.kl_controller}": learner.kl_controller != "fixed",
+        f"learner.reference_every is {learner.reference_every}": learner.reference_every > 0,
+    }
+    if learner.kl_coef == 0 and any(asked.values()):
+        what = " and ".join(said for said, set_ in asked.items() if set_)
+        problems.append(f"{what}, while learner.kl_coef is 0: there is no KL term then; set it above 0.")
+    if learner.kl_in == "reward" and learner.kl_unbiased != "off":
+        problems.append(
+            f"learner.kl_unbiased is {learner.kl_unbiased} with learner.kl_in reward: a reward has no gradient that "
+            "could be unbiased; use learner.kl_in loss, or off."
+        )
+    return problems
+
+
 SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))
 """Losses whose ratio is against the policy that sampled the token, whatever `learner.proximal` and `corrections`."""
 
@@ -62,7 +116,8 @@ def uncorrected(c: Config) -> str | None:
             "correction is 1, and the trust region is around a policy of the past. Use recompute and a correction, "
             f"or a loss that corrects itself ({', '.join(sorted(SELF_CORRECTING))}); learner.unsafe: true allows it."
         )
-    if not any(x.get("name", "none") != "none" for x in c.learner.corrections):
+    # V-trace holds the importance weight in its advantages.
+    if c.learner.advantage != "vtrace" and not any(x.get("name", "none") != "none" for x in c.learner.corrections):
         return (
             f"learner.corrections is empty while buffer.max_staleness is {c.buffer.max_staleness}: stale data needs an "
             "importance correction, for instance [{name: tis}], or a loss that corrects itself "
@@ -79,6 +134,11 @@ def warnings(c: Config) -> list[str]:
         found.append(
             f"buffer.max_staleness {c.buffer.max_staleness} is below 2 * weights.every - 1 = {full_overlap}: "
             "generation and training overlap only in part."
+        )
+    if c.learner.advantage == "vtrace" and any(x.get("name") != "none" for x in c.learner.corrections):
+        found.append(
+            "learner.advantage is vtrace, whose advantages hold the importance weight already, and learner.corrections "
+            "multiplies it in again: leave learner.corrections empty."
         )
     if c.learner.proximal == "approximate" and c.learner.minibatches == 1:
         found.append(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.learner.backends.protocol import Packed
-from asyncrl.trajectory import Float32, Row, Trajectory
+from asyncrl.learner.backends.protocol import Packed, Want
+from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
+
+_CUT = ("max_turns", "max_tokens", "length")
+"""Stop reasons of an episode that a limit ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,9 @@ class Batch:
     rewards: Tensor
     """[T] float32: an episode's reward, on the last policy token of its last row with one; masked or not"""
     reward_components: Tensor
-    """[K, T] float32: the same for each named reward of the environments, by name, unweighted"""
+    """[K, T] float32: the same for each named reward of the environments, in the order of their names, unweighted"""
+    reward_names: tuple[str, ...]
+    """K"""
     lengths: Tensor
     """[B] int64"""
     groups: Tensor
@@ -37,9 +42,20 @@ class Batch:
     """[B] int64: place of the row's trajectory in the batch"""
     row_weights: Tensor
     """[B] float32: what the row's advantages are multiplied by; 0 for a group that the buffer would have filtered"""
+    loss_weights: Tensor
+    """[B] float32: what everything in the row's loss is multiplied by; 1 unless `learner.pf_ppo` drew it otherwise"""
+    turns: Tensor
+    """[B] int64: assistant turns of the row's episode"""
+    truncated: Tensor
+    """[B] bool: a limit of turns or tokens ended the row's episode"""
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def sampled(self) -> Tensor:
+        """[T] bool: policy tokens, those too that carry no loss because they are over age."""
+        return self.mask | (self.versions != CONTEXT)
 
     def tokens_of(self, rows: Tensor) -> Tensor:
         """Indices [t] into the tokens, of the rows [b] in their order."""
@@ -51,21 +67,17 @@ class Batch:
     def take(self, rows: Tensor) -> Batch:
         """The rows [b], in their order."""
         t = self.tokens_of(rows)
-        return Batch(
-            token_ids=self.token_ids[t],
-            mask=self.mask[t],
-            behaviour=self.behaviour[t],
-            versions=self.versions[t],
-            rewards=self.rewards[t],
+        of_tokens = ("token_ids", "mask", "behaviour", "versions", "rewards")
+        of_rows = ("lengths", "groups", "episodes", "row_weights", "loss_weights", "turns", "truncated")
+        return replace(
+            self,
             reward_components=self.reward_components[:, t],
-            lengths=self.lengths[rows],
-            groups=self.groups[rows],
-            episodes=self.episodes[rows],
-            row_weights=self.row_weights[rows],
+            **{name: getattr(self, name)[t] for name in of_tokens},
+            **{name: getattr(self, name)[rows] for name in of_rows},
         )
 
-    def packed(self) -> Packed:
-        return Packed(self.token_ids, self.mask, tuple(self.lengths.tolist()))
+    def packed(self, wants: frozenset[Want] = frozenset(("logprobs",))) -> Packed:
+        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants)
 
 
 def flatten(
@@ -104,10 +116,14 @@ def flatten(
         reward_components=torch.from_numpy(
             np.stack([np.concatenate([_paid(t, row, t.rewards.get(n, 0.0)) for _, t, row in rows]) for n in names])
         ),
+        reward_names=tuple(names),
         lengths=torch.tensor([len(row) for _, _, row in rows]),
         groups=torch.tensor([place[t.id.group] for _, t, _ in rows]),
         episodes=torch.tensor([episode for episode, _, _ in rows]),
         row_weights=torch.tensor([ordered[episode][1] for episode, _, _ in rows], dtype=torch.float32),
+        loss_weights=torch.ones(len(rows)),
+        turns=torch.tensor([t.turns for _, t, _ in rows]),
+        truncated=torch.tensor([t.stop_reason in _CUT for _, t, _ in rows]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -149,15 +149,17 @@ def gdpo(
     episodes: Tensor | None = None,
     *,
     reward_components: Tensor,
-    weights: Tensor | Sequence[float] | None = None,
+    reward_names: Sequence[str] | None = None,
+    weights: Tensor | Sequence[float] | Mapping[str, float] | None = None,
     eps: float = 1e-6,
     variant: Literal["token", "episode"] = "token",
     singleton: Singleton = "zero",
 ) -> Advantages:
     """GDPO (2601.05242): GRPO's advantage of each of K rewards, their weighted sum, whitened over the batch.
 
-    `reward_components[K, T]` as `rewards[T]`, which is not read; `weights[K]`, default 1 each. Normalising each reward
-    first keeps apart what a sum of rewards would make equal. `variant`: whitened over policy tokens (verl), or over
+    `reward_components[K, T]` as `rewards[T]`, which is not read; `weights[K]`, default 1 each, or by name, of
+    `reward_names[K]`: one without a weight counts 0. Normalising each reward first keeps apart what a sum of rewards
+    would make equal. `variant`: whitened over policy tokens (verl), or over
     episodes, (x - mean) / std (NeMo; TRL `normalize_then_sum`).
     """
     require("gdpo", reward_components=reward_components)
@@ -171,6 +173,8 @@ def gdpo(
     of_each = torch.stack([normalised_in_group(e, part, eps, True, "group") for part in parts])
     if singleton == "reward":
         of_each = torch.where(e.alone, torch.stack(parts), of_each)
+    if isinstance(weights, Mapping):
+        weights = _by_name(weights, reward_names)
     scale = torch.as_tensor([1.0] * len(parts) if weights is None else weights, dtype=of_each.dtype)
     if scale.shape != (len(parts),):
         raise ValueError(f"gdpo: weights is {tuple(scale.shape)}, expected [{len(parts)}], one for each reward.")
@@ -182,6 +186,17 @@ def gdpo(
         std = total.std() if total.numel() > 1 else total.new_zeros(())
         advantages = on_tokens(torch.where(std > 0, deviation / std, 0.0), e, mask, lengths)
     return Advantages(advantages, advantages)
+
+
+def _by_name(weights: Mapping[str, float], names: Sequence[str] | None) -> list[float]:
+    require("gdpo", reward_names=names)
+    assert names is not None
+    if unknown := sorted(weights.keys() - set(names)):
+        raise ValueError(
+            f"gdpo: weights name {unknown[0]!r}, and the rewards of these episodes are {', '.join(names)}. An "
+            "environment that gives a reward by name must give it in every episode, 0 where nothing was earned."
+        )
+    return [float(weights.get(name, 0.0)) for name in names]
 
 
 def normalised_in_group(e: Episodes, reward: Tensor, eps: float, scale_by_std: bool, variant: str) -> Tensor:

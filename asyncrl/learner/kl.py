@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -76,6 +77,14 @@ def penalise_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, coefficient: flo
     return rewards - coefficient * masked(kl.detach(), mask).to(rewards.dtype)
 
 
+class Controller(Protocol):
+    """Who sets the coefficient; `value` is its whole state."""
+
+    value: float
+
+    def update(self, measured: float, steps: int) -> None: ...
+
+
 @dataclass(slots=True)
 class FixedKL:
     """A constant coefficient."""
@@ -102,3 +111,6 @@ class AdaptiveKL:
         """`measured`: the mean KL of the step, in nats a token; `steps`: samples it was measured on."""
         error = min(max(measured / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * steps / self.horizon
+
+
+CONTROLLERS: dict[str, Callable[..., Controller]] = {"fixed": FixedKL, "adaptive": AdaptiveKL}

@@ -6,8 +6,6 @@ and it is called with those inputs that it has parameters for.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +17,16 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.advantages import ESTIMATORS
 from asyncrl.learner.aggregation import AGGREGATIONS, denominator, unit_tokens
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.chosen import chosen, chosen_list
 from asyncrl.learner.corrections import CORRECTIONS, compose
-from asyncrl.learner.kl import KL
-from asyncrl.learner.losses import LOSSES, corrected_where
+from asyncrl.learner.episodes import Advantages
+from asyncrl.learner.kl import KL, penalise_rewards, unbiased
+from asyncrl.learner.losses import LOSSES, corrected_where, value_loss
 from asyncrl.learner.policy_loss import PolicyLoss
 from asyncrl.learner.ragged import masked, spread
-from asyncrl.plugins import check_options, resolve
-from asyncrl.trajectory import CONTEXT
+from asyncrl.learner.rehearsal import made_up
+from asyncrl.learner.rewards import OF_EPISODES, drawn, shaped
+from asyncrl.learner.shaping import SHAPING
 
 ROW_BY_ROW_LOSSES = frozenset(
     {
@@ -52,9 +53,11 @@ ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
 
-_BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "reward_components")
-_ABSENT = ("values", "baseline", "sum_pi_sq")
-_STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference")
+_BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "reward_components", "reward_names")
+_STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference", "values", "sum_pi_sq")
+_GIVEN = ("per_token", "denominator", "unit_tokens", "baseline", *_BATCH, *_STEP)
+"""What a function may read: no options, then. Nobody has a baseline (greedy episodes)."""
+_OF_VALUES = ("values", "old_values", "returns", "mask", "lengths", "aggregation", "denominator", "episodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,18 @@ class Norm:
 
     def take(self, rows: Tensor) -> Norm:
         return Norm(self.denominator, None if self.unit_tokens is None else self.unit_tokens[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the KL term is against, and its weight now."""
+
+    logprobs: Tensor
+    """[T]"""
+    coefficient: float
+
+    def take(self, tokens: Tensor) -> Reference:
+        return Reference(self.logprobs[tokens], self.coefficient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +111,19 @@ class Objective:
         self._divide_by = options.pop("denominator", "all")
         if self._divide_by not in ("all", "kept"):
             raise ConfigError(f"learner.aggregation_options.denominator is {self._divide_by!r}: expected all or kept.")
-        self._estimator = _chosen(learner.advantage, ESTIMATORS, learner.advantage_options, "learner.advantage")
-        self._loss = _chosen(learner.loss, LOSSES, learner.loss_options, "learner.loss")
-        self._aggregate = _chosen(learner.aggregation, AGGREGATIONS, options, "learner.aggregation")
-        self._kl = _chosen(learner.kl, KL, {}, "learner.kl")
-        self._corrections = []
-        for i, entry in enumerate(learner.corrections or ({"name": "none"},)):
-            field = f"learner.corrections[{i}]"
-            if "name" not in entry:
-                raise ConfigError(f"{field} is {dict(entry)!r}: it needs a name, one of {', '.join(CORRECTIONS)}.")
-            rest = {k: v for k, v in entry.items() if k != "name"}
-            self._corrections.append(_chosen(str(entry["name"]), CORRECTIONS, rest, field))
+        # `weights` is the correction's for a loss, an option (of the rewards) for an estimator.
+        inputs = [name for name in _GIVEN if name != "weights"]
+        self._estimator = chosen(learner.advantage, ESTIMATORS, learner.advantage_options, "learner.advantage", inputs)
+        self._loss = chosen(learner.loss, LOSSES, learner.loss_options, "learner.loss", _GIVEN)
+        self._aggregate = chosen(learner.aggregation, AGGREGATIONS, options, "learner.aggregation", _GIVEN)
+        self._kl = chosen(learner.kl, KL, learner.kl_options, "learner.kl", _GIVEN)
+        self._corrections = chosen_list(
+            learner.corrections or ({"name": "none"},), CORRECTIONS, "learner.corrections", _GIVEN
+        )
+        self._shaping = chosen_list(learner.shaping, SHAPING, "learner.shaping", OF_EPISODES)
+        self._value_loss = chosen(
+            "value_loss", {"value_loss": value_loss}, learner.value_options, "learner.value", _OF_VALUES
+        )
         self.row_by_row = (
             learner.loss in ROW_BY_ROW_LOSSES
             and learner.aggregation in AGGREGATIONS
@@ -117,20 +134,48 @@ class Objective:
         self.linear_in_advantage = (
             self.row_by_row
             and learner.loss in LINEAR_IN_ADVANTAGE
-            and learner.kl_coef == 0
+            and (learner.kl_coef == 0 or learner.kl_in == "reward")
             and learner.entropy_coef == 0
+            and learner.critic == "none"
         )
         """Whether a row without any advantage adds nothing to the gradient."""
-        self.advantage_needs_logprobs = bool(self._estimator.parameters & {"current", "proximal", "logprobs"})
+        penalised = learner.kl_coef > 0 and learner.kl_in == "reward"
+        read = self._estimator.parameters
+        self.advantage_needs_sum_pi_sq = "sum_pi_sq" in read
+        self.advantage_needs_logprobs = penalised or bool(read & {"current", "proximal", "logprobs", "sum_pi_sq"})
         self._rehearse()
 
-    def advantages(self, batch: Batch, proximal: Tensor | None) -> Tensor:
-        """[T], of the whole batch."""
+    def prepared(self, batch: Batch, version: int) -> Batch:
+        """The batch of the step from `version` on, with the rewards, and the episodes, that it trains on."""
+        batch, learner = shaped(batch, self._shaping), self._learner
+        if learner.pf_ppo == "off":
+            return batch
+        generator = torch.Generator().manual_seed(learner.seed * 1_000_003 + version)
+        return drawn(batch, method=learner.pf_ppo, power=learner.pf_ppo_power, generator=generator)
+
+    def advantages(
+        self,
+        batch: Batch,
+        *,
+        proximal: Tensor | None = None,
+        sum_pi_sq: Tensor | None = None,
+        values: Tensor | None = None,
+        reference: Reference | None = None,
+    ) -> Advantages:
+        """Of the whole batch, each input [T]. Raises ConfigError where the data lack what an option names."""
         known = _of_batch(batch) | {"current": proximal, "proximal": proximal, "logprobs": proximal}
         # What the policy sampled, tokens over age too: an episode's reward may sit on one that carries no loss.
-        known["mask"] = batch.mask | (batch.versions != CONTEXT)
-        estimated: Tensor = self._estimator(known).advantages
-        return estimated * spread(batch.row_weights, batch.lengths, len(batch.token_ids))
+        known |= {"mask": batch.sampled, "values": values, "sum_pi_sq": sum_pi_sq}
+        if reference is not None and self._learner.kl_in == "reward":
+            assert proximal is not None
+            kl = self._kl({"logprobs": proximal, "reference": reference.logprobs})
+            known["rewards"] = penalise_rewards(batch.rewards, kl, batch.sampled, reference.coefficient)
+        try:
+            estimated: Advantages = self._estimator(known)
+        except ValueError as error:
+            raise ConfigError(f"learner.advantage is {self._learner.advantage!r}: {error}") from error
+        weights = spread(batch.row_weights, batch.lengths, len(batch.token_ids))
+        return Advantages(estimated.advantages * weights, estimated.returns)
 
     def norm(self, batch: Batch) -> Norm:
         """For a mini-batch that is evaluated in parts. The user's own aggregation is always given the whole."""
@@ -149,7 +194,7 @@ class Objective:
         advantages: Tensor,
         current: Tensor,
         proximal: Tensor,
-        reference: Tensor | None,
+        reference: Reference | None,
         norm: Norm,
         generator: torch.Generator,
     ) -> Evaluated:
@@ -172,8 +217,12 @@ class Objective:
         policy_loss = self.aggregate(per_token, rows, norm, mask)
         total, kl = policy_loss, None
         if reference is not None:
-            kl = masked(self._kl({"logprobs": current, "reference": reference}), rows.mask)
-            total = total + self._learner.kl_coef * self.aggregate(kl, rows, norm, mask)
+            kl = self._kl({"logprobs": current, "reference": reference.logprobs})
+            if self._learner.kl_unbiased != "off":
+                kl = unbiased(kl, current, proximal if self._learner.kl_unbiased == "proximal" else rows.behaviour)
+            kl = masked(kl, rows.mask)
+            if self._learner.kl_in == "loss":
+                total = total + reference.coefficient * self.aggregate(kl, rows, norm, mask)
         return Evaluated(
             loss=total,
             policy_loss=policy_loss.detach(),
@@ -203,62 +252,51 @@ class Objective:
         return -self._learner.entropy_coef * self.aggregate(entropy, rows, norm, rows.mask)
 
     def aggregate(self, per_token: Tensor, rows: Batch, norm: Norm, mask: Tensor) -> Tensor:
+        """A scalar. An episode that is drawn n times counts n times; what is divided by is the batch as it came."""
+        if self._learner.pf_ppo != "off":
+            per_token = per_token * spread(rows.loss_weights, rows.lengths, len(per_token))
         known = _of_batch(rows) | {"per_token": per_token, "mask": mask, "unit_tokens": norm.unit_tokens}
         value: Tensor = self._aggregate(known | {"denominator": norm.denominator})
         return value
 
+    def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, tokens: float) -> Tensor:
+        """Of some tokens of a mini-batch that has so many `tokens` with loss: a scalar."""
+        known = {"values": values, "old_values": old_values, "returns": returns, "mask": mask, "denominator": tokens}
+        loss: Tensor = self._value_loss(known)
+        return loss
+
     def _rehearse(self) -> None:
-        """Two made-up groups of two: an input that is missing at training time is found before anything starts."""
-        lengths = torch.tensor([3, 3, 3, 3])
-        mask = torch.tensor([False, True, True] * 4)
-        values = masked(torch.linspace(-1.0, -0.5, 12), mask)
-        rewards = torch.zeros(12)
-        rewards[[2, 8]] = 1.0
-        ids = torch.zeros(12, dtype=torch.long)
-        groups, episodes = torch.tensor([0, 0, 1, 1]), torch.arange(4)
-        batch = Batch(ids, mask, values, ids, rewards, rewards[None], lengths, groups, episodes, torch.ones(4))
+        """An input that is missing at training time is found before anything starts. Raises ConfigError."""
+        learner = self._learner
+        batch = made_up(learner.advantage_options)
+        logprobs, mask = batch.behaviour, batch.mask
+        reference = Reference(logprobs, 1.0)
         try:
-            advantages = self.advantages(batch, values)
+            batch = self.prepared(batch, 0)
         except (TypeError, ValueError) as error:
+            raise ConfigError(f"learner.shaping cannot be computed: {error}") from error
+        values = None if learner.critic == "none" else torch.zeros(len(mask))
+        known: dict[str, Any] = {"proximal": logprobs, "sum_pi_sq": logprobs.exp().square(), "values": values}
+        try:
+            estimated = self.advantages(batch, reference=reference, **known)
+        except TypeError as error:
             raise ConfigError(
-                f"learner.advantage is {self._learner.advantage!r}: {error} The learner has rewards, groups and "
-                "logprobs; it has no critic (values), no greedy episodes (baseline), no sum_pi_sq. Choose another."
+                f"learner.advantage is {learner.advantage!r}: {error} The learner has rewards, groups, logprobs and "
+                "sum_pi_sq; values under learner.critic shared or separate; no greedy episodes (baseline)."
             ) from error
         try:
-            norm, current = self.norm(batch), values.clone().requires_grad_()
-            self.evaluate(batch, advantages, current, values, values, norm, torch.Generator()).loss.backward()  # type: ignore[no-untyped-call]
+            norm, current = self.norm(batch), logprobs.clone().requires_grad_()
+            a = estimated.advantages
+            self.evaluate(batch, a, current, logprobs, reference, norm, torch.Generator()).loss.backward()  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"learner.loss {self._learner.loss!r} with learner.corrections and learner.aggregation "
-                f"{self._learner.aggregation!r} cannot be computed: {error}"
+                f"learner.loss {learner.loss!r} with learner.corrections, learner.kl and learner.aggregation "
+                f"{learner.aggregation!r} cannot be computed: {error}"
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A function with its options, called with what it has parameters for."""
-
-    name: str
-    function: Callable[..., Any]
-    options: Mapping[str, Any]
-    parameters: frozenset[str]
-
-    def __call__(self, known: Mapping[str, Any]) -> Any:
-        inputs = {k: v for k, v in known.items() if k in self.parameters and k not in self.options}
-        return self.function(**inputs, **self.options)
-
-
-def _chosen(name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any], field: str) -> _Chosen:
-    try:
-        function = resolve(name, table, field)
-        given = ("per_token", "denominator", "unit_tokens", *_BATCH, *_STEP, *_ABSENT)
-        parameters = frozenset(inspect.signature(function).parameters)
-        # `weights` is the correction's for a loss, an option (of the rewards) for an estimator.
-        provided = [p for p in given if not (p == "weights" and field == "learner.advantage")]
-        check_options(function, options, f"{field}_options" if "[" not in field else field, provided)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return _Chosen(name, function, dict(options), parameters)
+        try:
+            self.value_loss(torch.zeros(len(mask)), torch.zeros(len(mask)), estimated.returns, mask, 8.0)
+        except ValueError as error:
+            raise ConfigError(f"learner.value_options: {error}") from error
 
 
 def _of_batch(batch: Batch) -> dict[str, Any]:
@@ -270,4 +308,5 @@ def _of_batch(batch: Batch) -> dict[str, Any]:
         "behaviour": batch.behaviour,
         "rewards": batch.rewards,
         "reward_components": batch.reward_components,
+        "reward_names": batch.reward_names,
     }

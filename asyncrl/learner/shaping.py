@@ -6,6 +6,7 @@ penalty gives every group some variance.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -68,6 +69,14 @@ def length_penalty(
     return rewards - mean[group] * (cost + turns_weight * relative(turns))
 
 
+SHAPING: dict[str, Callable[..., Tensor]] = {
+    "overlong_penalty": overlong_penalty,
+    "stop_properly": stop_properly,
+    "clip": clip,
+    "length_penalty": length_penalty,
+}
+
+
 def pf_ppo_weights(
     rewards: Tensor, *, method: Literal["pow", "max_min", "max_random"] = "pow", power: float = 2.0
 ) -> Tensor:
@@ -94,3 +103,15 @@ def pf_ppo_resample(
     """Indices of E episodes drawn with replacement by `pf_ppo_weights`, `[E]` int64."""
     weights = pf_ppo_weights(rewards, method=method, power=power)
     return torch.multinomial(weights, rewards.numel(), replacement=True, generator=generator)
+
+
+def pf_ppo_draws(
+    rewards: Tensor,
+    *,
+    generator: torch.Generator,
+    method: Literal["pow", "max_min", "max_random"] = "pow",
+    power: float = 2.0,
+) -> Tensor:
+    """How often each of E episodes is drawn by `pf_ppo_resample`, `[E]` of the rewards' dtype; they sum to E."""
+    chosen = pf_ppo_resample(rewards, generator=generator, method=method, power=power)
+    return torch.bincount(chosen, minlength=rewards.numel()).to(rewards.dtype)

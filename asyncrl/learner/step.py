@@ -1,7 +1,7 @@
 """One training step: a batch in, a policy version out, or nothing at all.
 
-    batch ─> advantages ─> for each mini-batch:   micro-batches ─> scores ─> corrections, loss ─> gradient
-                                                  guard ─> clip ─> AdamW
+    batch ─> rewards shaped ─> values ─> advantages ─> for each mini-batch:   update.py: a gradient
+                                                                              guard ─> clip ─> AdamW
 
 Three logprobs of a token are kept apart: behaviour (who sampled it, from the trajectory), proximal (the learner at the
 start of the step) and current (the learner now). With one mini-batch the proximal logprobs are the current ones,
@@ -12,9 +12,9 @@ once a task is nearly solved) have no gradient, so they are scored for the recor
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -22,44 +22,20 @@ from torch import Tensor
 
 from asyncrl.config import LearnerConfig
 from asyncrl.learner.approximate_proximal import approximate_proximal
-from asyncrl.learner.backends.protocol import Backend, Packed, Scores
+from asyncrl.learner.backends.protocol import Backend, Scores, Want
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.companions import Companions
 from asyncrl.learner.diagnostics import effective_sample_size, sequence_effective_sample_size
 from asyncrl.learner.guard import learning_rate_scale, refuse
-from asyncrl.learner.objective import Norm, Objective
-from asyncrl.learner.packing import pack
-from asyncrl.learner.ragged import row_sum
+from asyncrl.learner.kl import FixedKL
+from asyncrl.learner.micro_batches import Plan, minibatches, on_tokens, parts_of, plan, score
+from asyncrl.learner.objective import Objective, Reference
+from asyncrl.learner.ragged import masked_mean, spread
+from asyncrl.learner.record import Record, blank
 from asyncrl.learner.schedule import learning_rate
+from asyncrl.learner.update import Anchor, Step, Update
 
 Outcome = Literal["applied", "guard"]
-
-
-@dataclass(slots=True)
-class Record:
-    """What the step saw of each token, filled in as micro-batches pass: of its last update where there were several."""
-
-    advantages: Tensor
-    proximal: Tensor
-    """[T] float32, like all below but the bools: the learner at the start of the step; where nobody computed that, at
-    its last update, or as approximated"""
-    anchor: Tensor
-    """What the loss took for it: the behaviour under `learner.proximal: behaviour`, else the same"""
-    current: Tensor
-    entropy: Tensor
-    weights: Tensor
-    reference_kl: Tensor
-    clipped: Tensor
-    """[T] bool"""
-    keep: Tensor
-    """[T] bool"""
-    loss: float = 0.0
-    """Summed over the updates, like policy_loss"""
-    policy_loss: float = 0.0
-    grad_norms: list[float] = field(default_factory=list)
-    lr: float = 0.0
-    lr_scale: float = 1.0
-    """Of the last update, under `learner.ess_lr`"""
-    proximal_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,160 +48,122 @@ class StepResult:
 
 
 def train_step(
-    backend: Backend, objective: Objective, batch: Batch, learner: LearnerConfig, *, version: int
+    backend: Backend,
+    objective: Objective,
+    batch: Batch,
+    learner: LearnerConfig,
+    *,
+    version: int,
+    companions: Companions | None = None,
 ) -> StepResult:
-    """Takes the policy from `version` to `version + 1`. Under outcome `guard` weights and optimizer are as before."""
-    started = time.perf_counter()
-    updates = _minibatches(batch, learner.minibatches)
-    limit = learner.tokens_per_micro_batch
-    advantages = None if objective.advantage_needs_logprobs else objective.advantages(batch, None)
-    plans = [
-        _plan(batch, rows, limit, backend.dp_size, advantages if objective.linear_in_advantage else None)
-        for rows in updates
-    ]
-    # Several updates move the current policy away from the proximal one; what spans rows needs all of them at once.
-    spans_passes = not objective.row_by_row and any(len(plan.parts) > 1 for plan in plans)
-    known = advantages is None or (learner.proximal == "recompute" and (len(updates) > 1 or spans_passes))
-    proximal = _score_all(backend, batch, plans) if known else None
-    if advantages is None:
-        advantages = objective.advantages(batch, proximal)
-    record = _blank(batch, advantages, proximal)
-    record.proximal_s = time.perf_counter() - started if known else 0.0
-    reference = _score_all(backend, batch, plans, reference=True) if learner.kl_coef > 0 else None
+    """Takes the policy from `version` to `version + 1`. Under outcome `guard` everything trained is as before.
 
+    `companions`: what lives beside the policy; none are needed without a critic and a steered KL coefficient.
+    """
+    started = time.perf_counter()
+    beside = companions or _none(learner)
+    critic = beside.critic
+    batch = objective.prepared(batch, version)
+    updates = minibatches(batch, learner.minibatches)
+    several = len(updates) > 1
+    # What needs nothing but rewards is known now, and says which rows have no gradient.
+    early = critic is None and not objective.advantage_needs_logprobs
+    estimated = objective.advantages(batch) if early else None
+    live = None
+    if estimated is not None and objective.linear_in_advantage:
+        live = estimated.advantages * spread(batch.loss_weights, batch.lengths, len(batch.token_ids))
+    plans = [plan(batch, rows, learner.tokens_per_micro_batch, backend.dp_size, live) for rows in updates]
+
+    scored = _at_start(backend, objective, batch, learner, plans)
+    proximal = None if scored is None else scored.logprobs
+    proximal_s = 0.0 if scored is None else time.perf_counter() - started
+    reference = None
+    if learner.kl_coef > 0:
+        reference = Reference(score(backend, batch, plans, reference=True).logprobs, beside.kl.value)
+    values = None
+    if critic is not None:
+        parts = parts_of(plans)
+        values = on_tokens(batch, parts, critic.values([batch.take(rows).packed() for rows in parts]))
+    if estimated is None:
+        squares = None if scored is None else scored.sum_pi_sq
+        estimated = objective.advantages(
+            batch, proximal=proximal, sum_pi_sq=squares, values=values, reference=reference
+        )
+    record = blank(batch, estimated, values, proximal)
+    record.proximal_s, record.kl_coef = proximal_s, beside.kl.value
+
+    anchor = _anchor(learner, proximal, version, several=several)
+    step = Step(backend, objective, batch, learner, record, proximal, anchor, reference, critic)
     why = ""
-    anchor = _anchor(learner, proximal, version, several=len(updates) > 1)
-    if len(updates) > 1:
-        backend.mark()
-    for i, (rows, plan) in enumerate(zip(updates, plans, strict=True)):
-        pass_ = _Pass(backend, objective, batch, learner, record, proximal, anchor, reference, rows, plan, (version, i))
-        pass_.whole(first=i == 0) if not objective.row_by_row else pass_.by_parts()
+    if several:
+        for trained in (backend, critic):
+            if trained is not None:
+                trained.mark()
+    for i, (rows, planned) in enumerate(zip(updates, plans, strict=True)):
+        update = Update(step, rows, planned, (version, i))
+        update.whole(first=i == 0) if not objective.row_by_row else update.by_parts()
+        update.critic()
         norm = backend.clip(learner.max_grad_norm)
         record.grad_norms.append(norm)
-        ess = float(effective_sample_size(record.weights[pass_.tokens], batch.mask[pass_.tokens]))
-        why = refuse(ess=ess, min_ess=learner.min_ess, loss=record.loss, gradient_norm=norm) or ""
+        if critic is not None:
+            record.critic_grad_norms.append(critic.clip(learner.max_grad_norm))
+            norm = math.hypot(norm, record.critic_grad_norms[-1])
+        ess = float(effective_sample_size(record.weights[update.tokens], batch.mask[update.tokens]))
+        loss = record.loss + record.value_loss
+        why = refuse(ess=ess, min_ess=learner.min_ess, loss=loss, gradient_norm=norm) or ""
         if why:
-            backend.discard()
-            if i > 0:
-                backend.rollback()
+            for trained in (backend, critic):
+                if trained is not None:
+                    trained.discard()
+                    if i > 0:
+                        trained.rollback()
             break
-        record.lr_scale = _lr_scale(learner, batch.take(rows), record.current[pass_.tokens])
-        record.lr = record.lr_scale * learning_rate(
-            version * learner.minibatches + i,
-            learner.steps * learner.minibatches,
-            peak=learner.lr,
-            warmup=learner.warmup_steps,
-            schedule=learner.schedule,
-        )
+        number = version * learner.minibatches + i
+        if critic is not None:
+            critic.apply(_rate(learner, number, learner.critic_lr))
+        if version < learner.critic_warmup_steps:
+            backend.discard()
+            continue
+        record.lr_scale = _lr_scale(learner, batch.take(rows), record.current[update.tokens])
+        record.lr = record.lr_scale * _rate(learner, number, learner.lr)
         backend.apply(record.lr)
+    if not why:
+        _afterwards(backend, learner, batch, record, beside, version)
     return StepResult("guard" if why else "applied", why, record, time.perf_counter() - started)
 
 
-class _Pass:
-    """The forward and backward of one optimizer update."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        objective: Objective,
-        batch: Batch,
-        learner: LearnerConfig,
-        record: Record,
-        proximal: Tensor | None,
-        anchor: _Anchor,
-        reference: Tensor | None,
-        rows: Tensor,
-        plan: _Plan,
-        seed: tuple[int, int],
-    ) -> None:
-        self._backend, self._objective, self._batch, self._learner = backend, objective, batch, learner
-        self._record, self._proximal, self._anchor, self._reference = record, proximal, anchor, reference
-        self._parts, self._silent = plan.parts, plan.silent
-        self._minibatch = batch.take(rows)
-        self.tokens = batch.tokens_of(rows)
-        self._at = {int(row): i for i, row in enumerate(rows)}
-        self._generator = torch.Generator().manual_seed((learner.seed * 1_000_003 + seed[0]) * 1009 + seed[1])
-
-    def by_parts(self) -> None:
-        """Every micro-batch computes its share of the loss from its own scores."""
-        norm = self._objective.norm(self._minibatch)
-
-        def loss(part: Tensor, scores: Scores) -> Tensor:
-            rows = self._batch.take(part)
-            t = self._batch.tokens_of(part)
-            share = norm.take(torch.tensor([self._at[int(r)] for r in part]))
-            return self._evaluate(rows, t, scores.logprobs.to("cpu"), share) + self._entropy(rows, t, scores, share)
-
-        if self._silent:
-            silent = self._backend.logprobs([self._batch.take(part).packed() for part in self._silent])
-            for part, scores in zip(self._silent, silent, strict=True):
-                loss(part, scores)
-        self._backend.accumulate(self._packed(), lambda i, scores: loss(self._parts[i], scores))
-
-    def whole(self, *, first: bool) -> None:
-        """The objective is computed once over the mini-batch; the passes carry its gradient into the model.
-
-        With one micro-batch that is one pass. With more, a pass without gradient comes first, unless the proximal
-        logprobs already are what it would find.
-        """
-        if len(self._parts) == 1:
-            rows, t = self._batch.take(self._parts[0]), self._batch.tokens_of(self._parts[0])
-            norm = Norm(None, None)
-
-            def direct(_: int, scores: Scores) -> Tensor:
-                return self._evaluate(rows, t, scores.logprobs.to("cpu"), norm) + self._entropy(rows, t, scores, norm)
-
-            self._backend.accumulate(self._packed(), direct)
-            return
-        known = self._proximal if first else None
-        seen = _score_all(self._backend, self._batch, [_Plan(self._parts, [])]) if known is None else known
-        current = seen[self.tokens].clone().requires_grad_()
-        self._evaluate(self._minibatch, self.tokens, current, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
-        slope = torch.zeros_like(seen)
-        slope[self.tokens] = current.grad if current.grad is not None else 0.0
-        entropy = torch.zeros_like(seen).requires_grad_()
-        self._objective.entropy_bonus(entropy[self.tokens], self._minibatch, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
-
-        def carried(i: int, scores: Scores) -> Tensor:
-            t = self._batch.tokens_of(self._parts[i])
-            self._record.entropy[t] = scores.entropy.detach().to("cpu")
-            pulled = (scores.logprobs.to("cpu") * slope[t]).sum()
-            return pulled if entropy.grad is None else pulled + (scores.entropy.to("cpu") * entropy.grad[t]).sum()
-
-        self._backend.accumulate(self._packed(), carried)
-
-    def _evaluate(self, rows: Batch, t: Tensor, current: Tensor, norm: Norm) -> Tensor:
-        record = self._record
-        anchor = self._anchor(rows, t, current.detach())
-        reference = None if self._reference is None else self._reference[t]
-        found = self._objective.evaluate(rows, record.advantages[t], current, anchor, reference, norm, self._generator)
-        record.anchor[t], record.current[t] = anchor, current.detach()
-        if self._proximal is None:
-            record.proximal[t] = current.detach() if self._learner.proximal == "behaviour" else anchor
-        record.weights[t], record.keep[t], record.clipped[t] = found.weights, found.keep, found.clipped
-        if found.reference_kl is not None:
-            record.reference_kl[t] = found.reference_kl
-        record.loss += float(found.loss.detach())
-        record.policy_loss += float(found.policy_loss)
-        return found.loss
-
-    def _entropy(self, rows: Batch, t: Tensor, scores: Scores, norm: Norm) -> Tensor:
-        self._record.entropy[t] = scores.entropy.detach().to("cpu")
-        if self._learner.entropy_coef == 0:
-            return torch.zeros(())
-        bonus = self._objective.entropy_bonus(scores.entropy.to("cpu"), rows, norm)
-        self._record.loss += float(bonus.detach())
-        return bonus
-
-    def _packed(self) -> list[Packed]:
-        return [self._batch.take(rows).packed() for rows in self._parts]
+def _none(learner: LearnerConfig) -> Companions:
+    if learner.critic != "none" or learner.kl_controller != "fixed":
+        raise ValueError("learner.critic and learner.kl_controller live longer than a step: companions are missing")
+    return Companions(FixedKL(learner.kl_coef))
 
 
-_Anchor = Callable[[Batch, Tensor, Tensor], Tensor]
-"""(rows, their tokens' indices [t], current[t] detached) -> what the loss takes for the proximal logprobs [t]"""
+def _at_start(
+    backend: Backend, objective: Objective, batch: Batch, learner: LearnerConfig, plans: list[Plan]
+) -> Scores | None:
+    """Of the learner at the start of the step, where somebody reads them before, or after, the first update."""
+    # Several updates move the current policy away from the proximal one; what spans rows needs all of them at once.
+    spans_passes = not objective.row_by_row and any(len(one.parts) > 1 for one in plans)
+    anchored = learner.proximal == "recompute" and (len(plans) > 1 or spans_passes)
+    if not (objective.advantage_needs_logprobs or anchored):
+        return None
+    wants: frozenset[Want] = frozenset(
+        ("logprobs", "sum_pi_sq") if objective.advantage_needs_sum_pi_sq else ("logprobs",)
+    )
+    return score(backend, batch, plans, wants=wants)
 
 
-def _anchor(learner: LearnerConfig, proximal: Tensor | None, version: int, *, several: bool) -> _Anchor:
+def _afterwards(
+    backend: Backend, learner: LearnerConfig, batch: Batch, record: Record, beside: Companions, version: int
+) -> None:
+    """What an applied step changes beside weights and optimizers."""
+    if learner.kl_coef > 0:
+        beside.kl.update(float(masked_mean(record.reference_kl, batch.mask)), len(torch.unique(batch.episodes)))
+    if learner.reference_every and (version + 1) % learner.reference_every == 0:
+        backend.refresh_reference()
+
+
+def _anchor(learner: LearnerConfig, proximal: Tensor | None, version: int, *, several: bool) -> Anchor:
     if learner.proximal == "behaviour":
         return lambda rows, t, current: rows.behaviour
     if proximal is not None:
@@ -235,68 +173,13 @@ def _anchor(learner: LearnerConfig, proximal: Tensor | None, version: int, *, se
     return lambda rows, t, current: current
 
 
+def _rate(learner: LearnerConfig, number: int, peak: float) -> float:
+    total = learner.steps * learner.minibatches
+    return learning_rate(number, total, peak=peak, warmup=learner.warmup_steps, schedule=learner.schedule)
+
+
 def _lr_scale(learner: LearnerConfig, rows: Batch, current: Tensor) -> float:
     if learner.ess_lr == "off":
         return 1.0
     ess = sequence_effective_sample_size(current, rows.behaviour, rows.mask, rows.lengths)
     return learning_rate_scale(float(ess), base_ess=learner.ess_lr_base, rule=learner.ess_lr)
-
-
-def _minibatches(batch: Batch, count: int) -> list[Tensor]:
-    """Rows of each mini-batch: an equal share of the groups, in the batch's order."""
-    groups = torch.unique(batch.groups)
-    return [torch.isin(batch.groups, share).nonzero()[:, 0] for share in groups.tensor_split(count) if len(share)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """How one mini-batch is computed."""
-
-    parts: list[Tensor]
-    """Rows [b] of each micro-batch"""
-    silent: list[Tensor]
-    """The same, of those rows that have no gradient"""
-
-
-def _plan(batch: Batch, rows: Tensor, limit: int, ranks: int, advantages: Tensor | None) -> _Plan:
-    """`advantages[T]`: given when a row without any has no gradient."""
-    if advantages is None:
-        return _Plan(_cut(batch, rows, limit, ranks), [])
-    live = row_sum((advantages != 0).long(), batch.lengths)[rows] > 0
-    # One row at least, so that the optimizer sees a gradient of zero rather than none.
-    live[0] |= not live.any()
-    return _Plan(_cut(batch, rows[live], limit, ranks), _cut(batch, rows[~live], limit, ranks))
-
-
-def _cut(batch: Batch, rows: Tensor, limit: int, ranks: int) -> list[Tensor]:
-    return [rows[torch.tensor(part)] for part in pack(batch.lengths[rows].tolist(), limit, ranks) if part]
-
-
-def _score_all(backend: Backend, batch: Batch, plans: list[_Plan], *, reference: bool = False) -> Tensor:
-    """Logprobs [T] without gradient, made in the very micro-batches of the passes: equal to theirs bit for bit."""
-    logprobs = torch.zeros(len(batch.token_ids))
-    parts = [rows for plan in plans for rows in plan.parts + plan.silent]
-    scored = backend.logprobs([batch.take(rows).packed() for rows in parts], reference=reference)
-    for rows, scores in zip(parts, scored, strict=True):
-        logprobs[batch.tokens_of(rows)] = scores.logprobs.to("cpu")
-    return logprobs
-
-
-def _blank(batch: Batch, advantages: Tensor, proximal: Tensor | None) -> Record:
-    def zeros() -> Tensor:
-        return torch.zeros(len(batch.token_ids))
-
-    def none() -> Tensor:
-        return torch.zeros(len(batch.token_ids), dtype=torch.bool)
-
-    return Record(
-        advantages=advantages,
-        proximal=zeros() if proximal is None else proximal.clone(),
-        anchor=zeros(),
-        current=zeros(),
-        entropy=zeros(),
-        weights=zeros(),
-        reference_kl=zeros(),
-        clipped=none(),
-        keep=none(),
-    )

@@ -32,7 +32,7 @@ def test_a_reward_on_a_token_over_age_still_counts() -> None:
     objective = objective_of(advantage="reinforce_pp", advantage_options={})
     whole, reduced = a_batch(), a_batch(mask_before=2)
     assert not torch.equal(whole.mask, reduced.mask)
-    assert torch.equal(objective.advantages(whole, None), objective.advantages(reduced, None))
+    assert torch.equal(objective.advantages(whole).advantages, objective.advantages(reduced).advantages)
 
 
 @pytest.mark.parametrize(("loss", "correction"), [("reinforce", "tis"), ("reinforce", "icepop"), ("gpg", "tis")])

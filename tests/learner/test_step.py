@@ -250,8 +250,8 @@ def test_guard_on_not_a_number_undoes_the_updates_before_it(minibatches: int, af
         ({"aggregation": "seq_mean_token_sum_norm"}, r"learner.aggregation_options.norm"),
         ({"aggregation_options": {"denominator": "some"}}, r"expected all or kept"),
         ({"loss_options": {"dual_clip": 0.5}}, r"dual_clip"),
-        ({"advantage": "gae"}, r"learner.advantage is 'gae'.*no critic"),
-        ({"advantage": "remax"}, r"learner.advantage is 'remax'.*no greedy episodes"),
+        ({"advantage": "asyncrl.learner.returns:gae"}, r"returns:gae'.*values under learner.critic"),
+        ({"advantage": "asyncrl.learner.returns:remax"}, r"returns:remax'.*no greedy episodes"),
         ({"kl": "k9"}, r"learner.kl"),
     ],
 )

@@ -1,0 +1,143 @@
+"""The critic: V of each sampled token, the reward that is still to come before it is drawn.
+
+    shared     the policy's last hidden state ─> head        the value loss pulls the policy's weights too
+    separate   a second model of the same kind ─> head       of its own optimizer, at `learner.critic_lr`
+
+The head is one linear layer that begins at 0, so the first advantages are plain returns. Its gradient is made here, on
+every rank alike, from states that all ranks are given; what flows on into the states is the backend's to carry.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from asyncrl.config import LearnerConfig
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends.protocol import Backend, Packed, Scores
+
+OfValues = Callable[[Tensor], Tensor]
+"""values [n] of a micro-batch's sampled tokens -> its share of the value loss, a scalar."""
+
+
+class Critic:
+    """Everything that trains for the values. It is asked on every rank, with the same arguments."""
+
+    def __init__(self, learner: LearnerConfig, policy: Backend, trunk: Backend | None = None) -> None:
+        """`trunk`: the second model, None for the policy's own. Raises ConfigError if it shows no hidden states."""
+        self.shared = trunk is None
+        self._policy, self._trunk = policy, trunk
+        probe = Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), frozenset(("hidden",)))
+        hidden = (trunk or policy).logprobs([probe])[0].hidden
+        if hidden is None:
+            raise ConfigError(
+                f"learner.critic is {learner.critic}, and learner.backend {learner.backend} shows no hidden states to "
+                "it. Use learner.backend torch, or learner.critic none."
+            )
+        self._head = torch.nn.Linear(hidden.shape[1], 1, device=hidden.device)
+        torch.nn.init.zeros_(self._head.weight)
+        torch.nn.init.zeros_(self._head.bias)
+        self._optimizer = torch.optim.AdamW(
+            self._head.parameters(), lr=learner.critic_lr, betas=learner.betas, weight_decay=0.0
+        )
+        self._marked: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    def values(self, parts: Sequence[Packed]) -> list[Tensor]:
+        """[T] float32 on the CPU of each part, 0 where nothing was sampled, without gradient."""
+        states, found = self._trunk or self._policy, []
+        with torch.no_grad():
+            # As many at a time as are computed at the same time: states are large.
+            for at in range(0, len(parts), states.dp_size):
+                some = parts[at : at + states.dp_size]
+                for part, scores in zip(some, states.logprobs([_asked(p) for p in some]), strict=True):
+                    where = part.mask.nonzero()[:, 0]
+                    found.append(torch.zeros(len(part.mask)).index_put((where,), self.read(scores.hidden).cpu()))
+        return found
+
+    def read(self, hidden: Tensor | None) -> Tensor:
+        """[n] float32 from states [n, H]."""
+        assert hidden is not None
+        values: Tensor = self._head(hidden.float())[:, 0]
+        return values
+
+    def loss(self, hidden: Tensor | None, of_values: OfValues) -> Tensor:
+        """What pulls the states, a scalar with their gradient; the head's own gradient is added on the way."""
+        assert hidden is not None
+        of_values(self.read(hidden.detach())).backward()  # type: ignore[no-untyped-call]
+        weight, bias = self._head.weight.detach(), self._head.bias.detach()
+        return of_values(functional.linear(hidden.float(), weight, bias)[:, 0])
+
+    def accumulate(self, parts: Sequence[Packed], of_values: Callable[[int], OfValues]) -> float:
+        """Forward and backward of the second model, `of_values(i)` for part i; the whole value loss."""
+        assert self._trunk is not None
+        found: list[float] = []
+
+        def loss(i: int, scores: Scores) -> Tensor:
+            share = self.loss(scores.hidden, of_values(i))
+            found.append(float(share.detach()))
+            return share
+
+        self._trunk.accumulate([_asked(p) for p in parts], loss)
+        return sum(found)
+
+    def clip(self, max_norm: float) -> float:
+        """Head and second model each scaled down to `max_norm`; the norm of both before that."""
+        head = float(torch.nn.utils.clip_grad_norm_(self._head.parameters(), max_norm))
+        return head if self._trunk is None else math.hypot(head, self._trunk.clip(max_norm))
+
+    def apply(self, lr: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._trunk is not None:
+            self._trunk.apply(lr)
+
+    def discard(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._trunk is not None:
+            self._trunk.discard()
+
+    def mark(self) -> None:
+        self._marked = copy.deepcopy((self._head.state_dict(), self._optimizer.state_dict()))
+        if self._trunk is not None:
+            self._trunk.mark()
+
+    def rollback(self) -> None:
+        if self._marked is None:
+            raise ValueError("rollback without mark")
+        self._head.load_state_dict(self._marked[0])
+        self._optimizer.load_state_dict(self._marked[1])
+        if self._trunk is not None:
+            self._trunk.rollback()
+
+    def save(self, folder: Path) -> None:
+        """Into `critic/` of a checkpoint's folder."""
+        (folder / "critic").mkdir(exist_ok=True)
+        torch.save([self._head.state_dict(), self._optimizer.state_dict()], folder / "critic" / "head.pt")
+        if self._trunk is not None:
+            self._trunk.save(folder / "critic")
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`. Raises RunError when the checkpoint has no critic of this kind."""
+        kept = folder / "critic"
+        if not (kept / "head.pt").is_file() or (kept / "hf").is_dir() == self.shared:
+            raise RunError(
+                f"checkpoint {folder} was not written with learner.critic {'shared' if self.shared else 'separate'}. "
+                "Resume with the learner.critic that the run was started with."
+            )
+        head, optimizer = torch.load(kept / "head.pt", weights_only=True)
+        self._head.load_state_dict(head)
+        self._optimizer.load_state_dict(optimizer)
+        if self._trunk is not None:
+            self._trunk.load(kept)
+
+
+def _asked(part: Packed) -> Packed:
+    return Packed(part.token_ids, part.mask, part.lengths, frozenset(("hidden",)))

@@ -1,0 +1,38 @@
+"""A made-up batch, on which an objective is tried before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from asyncrl.learner.batch import Batch
+from asyncrl.learner.ragged import masked
+from asyncrl.trajectory import CONTEXT
+
+
+def made_up(advantage_options: Mapping[str, Any]) -> Batch:
+    """Two groups of two episodes of one row, with as many named rewards as the options weigh."""
+    weights = advantage_options.get("weights")
+    names = tuple(weights) if isinstance(weights, (Mapping, list, tuple)) else ("reward",)
+    mask = torch.tensor([False, True, True] * 4)
+    ids = torch.zeros(12, dtype=torch.long)
+    rewards = torch.zeros(12)
+    rewards[[2, 8]] = 1.0
+    return Batch(
+        token_ids=ids,
+        mask=mask,
+        behaviour=masked(torch.linspace(-1.0, -0.5, 12), mask),
+        versions=ids.masked_fill(~mask, CONTEXT),
+        rewards=rewards,
+        reward_components=rewards.expand(len(names), -1),
+        reward_names=names,
+        lengths=torch.tensor([3, 3, 3, 3]),
+        groups=torch.tensor([0, 0, 1, 1]),
+        episodes=torch.arange(4),
+        row_weights=torch.ones(4),
+        loss_weights=torch.ones(4),
+        turns=torch.ones(4, dtype=torch.long),
+        truncated=torch.zeros(4, dtype=torch.bool),
+    )
