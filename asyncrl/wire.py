@@ -23,6 +23,8 @@ MAX_ROWS = 4096
 _KINDS = get_args(Kind)
 _STOP_REASONS = get_args(StopReason)
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
+_SIZES = [np.dtype(dtype).itemsize for _, dtype in _ARRAYS]
+_LEAST = np.finfo(np.float32).min
 
 
 class WireError(ValueError):
@@ -144,22 +146,23 @@ def ticket_id(value: Any) -> TicketId:
 
 def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
     arrays = []
-    for (name, dtype), frame in zip(_ARRAYS, frames, strict=True):
-        expected = length * np.dtype(dtype).itemsize
-        if len(frame) != expected:
-            raise WireError(f"{where}.{name} has {len(frame)} bytes, expected {expected} for {length} tokens")
-        # A byte other than 0 or 1 is no bool, but numpy would take it for one.
-        if dtype is np.bool_ and (np.frombuffer(frame, np.uint8) > 1).any():
-            raise WireError(f"{where}.mask holds bytes other than 0 and 1")
+    for (name, dtype), size, frame in zip(_ARRAYS, _SIZES, frames, strict=True):
+        if len(frame) != length * size:
+            raise WireError(f"{where}.{name} has {len(frame)} bytes, expected {length * size} for {length} tokens")
         array: npt.NDArray[Any] = np.frombuffer(frame, dtype)
         array.flags.writeable = False
         arrays.append(array)
     token_ids, mask, logprobs, versions = arrays
-    if (token_ids < 0).any():
+    # Few passes over the arrays, since the buffer does this for every token of a run; a NaN is no maximum of anything.
+    if np.minimum.reduce(token_ids) < 0:
         raise WireError(f"{where}.token_ids holds a negative id")
-    if not np.isfinite(logprobs).all() or (logprobs > 1e-3).any():
+    if not (np.maximum.reduce(logprobs) <= 1e-3 and np.minimum.reduce(logprobs) >= _LEAST):
         raise WireError(f"{where}.logprobs holds a value that is no log-probability")
-    if (versions[mask] < 0).any() or (versions[~mask] != CONTEXT).any():
+    sampled = (versions >= 0).view(np.uint8)
+    if np.minimum.reduce(versions) < CONTEXT or not (sampled == mask.view(np.uint8)).all():
+        # A byte other than 0 or 1 is no bool, but numpy would take it for one.
+        if np.maximum.reduce(mask.view(np.uint8)) > 1:
+            raise WireError(f"{where}.mask holds bytes other than 0 and 1")
         raise WireError(f"{where}.versions must be >= 0 on sampled tokens and {CONTEXT} elsewhere")
     return Row(token_ids, mask, logprobs, versions)
 

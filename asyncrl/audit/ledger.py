@@ -68,7 +68,7 @@ class TrajectoryRow:
     segment: int
     start: int
     bytes: int
-    crc: int
+    checksum: int
     tokens: int
     policy_tokens: int
     turns: int
@@ -208,8 +208,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         trajectories={
             (row["group"], row["index"]): TrajectoryRow(**(dict(row) | {"versions": _pairs(row["versions"])}))
             for row in read(
-                'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, crc, versions, '
-                "tokens, policy_tokens, turns, reward, env, stop_reason FROM trajectories"
+                'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, checksum, '
+                "versions, tokens, policy_tokens, turns, reward, env, stop_reason FROM trajectories"
             )
         },
         batches=[

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
 from asyncrl.buffer.group import version_counts
+from asyncrl.buffer.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import RunError
 from asyncrl.trajectory import Trajectory
@@ -65,7 +65,7 @@ def decoded(group: GroupRow, row: TrajectoryRow, read: Callable[[TrajectoryRow],
         raise PayloadDiffers(f"{whose} is missing: there is no {where}") from error
     if len(record) != row.bytes:
         raise PayloadDiffers(f"{whose} is missing: {where} ends before byte {row.start + row.bytes}")
-    if zlib.crc32(record) != row.crc:
+    if checksum(record) != row.checksum:
         raise PayloadDiffers(f"{whose} was changed: the bytes in {where} have another checksum")
     try:
         t = from_record(record)

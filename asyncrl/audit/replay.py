@@ -28,7 +28,7 @@ from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.checkpoints import complete, read, read_list
 from asyncrl.learner.objective import Objective
-from asyncrl.learner.step import train_step
+from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
@@ -115,11 +115,12 @@ def replayed(
     Ends with the first that differ: all later ones would.
     """
     compute_alike(config)
-    backend: Backend = resolve(config.learner.backend, BACKENDS, "learner.backend")(config)
-    objective = Objective(config.learner)
+    build = resolve(config.learner.backend, BACKENDS, "learner.backend")
+    backend = build(config)
+    trainer = Trainer(config, backend, Objective(config.learner), build)
     if from_step > 0:
         read(checkpoints[from_step])
-        backend.load(checkpoints[from_step])
+        trainer.load(checkpoints[from_step])
 
     def compared(version: int) -> dict[str, bool]:
         made_by = next((b for b in ledger.line if b.version_after == version and b.outcome == "applied"), None)
@@ -133,7 +134,7 @@ def replayed(
     yield begun
     for batch in batches if begun.identical else ():
         data = rebuilt(config, ledger, batch, read_payload)
-        result = train_step(backend, objective, data, config.learner, version=batch.version)
+        result = trainer.train(data, batch.version)
         found = Replayed(batch.version_after, batch.b, compared(batch.version_after), result.outcome)
         yield found
         if not found.identical:

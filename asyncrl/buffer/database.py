@@ -58,7 +58,7 @@ class Database:
         try:
             self._db = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
             self._prepare()
-            self.payloads = Payloads(folder / "payloads")
+            self.payloads = Payloads(folder / "payloads", flush=fsync == "commit")
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock)
             raise self._failed(error) from error

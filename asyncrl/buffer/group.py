@@ -8,11 +8,13 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.buffer.payloads import Location
-from asyncrl.trajectory import Trajectory
+from asyncrl.trajectory import CONTEXT, Trajectory
 
 State = Literal["in_flight", "waiting", "assigned", "trained", "dropped"]
 Reason = Literal["stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"]
 Outcome = Literal["applied", "guard", "poison"]
+VersionCounts = tuple[tuple[int, int], ...]
+"""(policy version, policy tokens of it), oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,7 @@ class Received:
     actor: str
     digest: str
     location: Location
-    versions: tuple[tuple[int, int], ...]
-    """(policy version, policy tokens of it), oldest first."""
+    versions: VersionCounts
     tokens: int
     """Of all rows, context included: what it costs to train on."""
     turns: int
@@ -37,13 +38,13 @@ class Received:
         return sum(n for _, n in self.versions)
 
 
-def received(trajectory: Trajectory, digest: str, location: Location) -> Received:
+def received(trajectory: Trajectory, versions: VersionCounts, digest: str, location: Location) -> Received:
     return Received(
         trajectory.attempt,
         trajectory.actor,
         digest,
         location,
-        version_counts(trajectory),
+        versions,
         trajectory.num_tokens,
         trajectory.turns,
         trajectory.reward,
@@ -52,13 +53,14 @@ def received(trajectory: Trajectory, digest: str, location: Location) -> Receive
     )
 
 
-def version_counts(trajectory: Trajectory) -> tuple[tuple[int, int], ...]:
-    rows = [row.versions[row.mask] for row in trajectory.rows]
-    versions = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    low, high = int(versions.min()), int(versions.max())
-    if low == high:
-        return ((low, len(versions)),)
-    values, counts = np.unique(versions, return_counts=True)
+def version_counts(trajectory: Trajectory) -> VersionCounts:
+    rows = trajectory.rows
+    versions = rows[0].versions if len(rows) == 1 else np.concatenate([row.versions for row in rows])
+    newest = int(np.maximum.reduce(versions))
+    tokens = trajectory.num_policy_tokens
+    if np.count_nonzero(versions == newest) == tokens:  # the usual case, without a copy
+        return ((newest, tokens),)
+    values, counts = np.unique(versions[versions != CONTEXT], return_counts=True)
     return tuple(zip(values.tolist(), counts.tolist(), strict=True))
 
 

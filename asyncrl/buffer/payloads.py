@@ -1,21 +1,26 @@
 """The stored trajectories: append-only segment files beside the ledger.
 
-`append` only remembers; `write` puts everything remembered into the current segment with one system call, and the
-ledger commits after it. So a row never names bytes that are not in the file, whatever process is killed when. Every
-opening begins a new segment: what a killed writer left at the end of the last one is never written over.
+`append` remembers, and a thread writes what was remembered while the buffer goes on; `write` waits until all of it is
+in the current segment, and the ledger commits after it. So a row never names bytes that are not in the file, whatever
+process is killed when. Every opening begins a new segment: what a killed writer left at the end of the last one is
+never written over.
 """
 
 from __future__ import annotations
 
 import os
-import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from asyncrl.errors import RunError
 
 SEGMENT_BYTES = 64 << 20
 _IOV_MAX = 1024
+_AHEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,12 @@ class Location:
     segment: int
     start: int
     bytes: int
-    crc: int
+    checksum: int
+
+
+def checksum(record: bytes) -> int:
+    """XXH3 of a stored record, 63 bits: SQLite's integers are signed."""
+    return xxhash.xxh3_64_intdigest(record) >> 1
 
 
 class PayloadLost(RunError):
@@ -31,13 +41,21 @@ class PayloadLost(RunError):
 
 
 class Payloads:
-    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+    """`flush`: what is written ahead of a commit goes onto the disk at once, so that the commit waits for less."""
+
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, flush: bool = False) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._segment_bytes = segment_bytes
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
         self._readers: dict[int, int] = {}
-        self._pending: list[bytes] = []
+        self._flush_ahead = flush
+        self._thread = ThreadPoolExecutor(1, "payloads")
+        self._pending: dict[int, bytes] = {}
+        """By its start: what no `write` has finished."""
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._writing: list[Future[None]] = []
         self._current = max(self._sizes, default=-1)
         self._writer = -1
         self._end = 0
@@ -64,25 +82,31 @@ class Payloads:
         return self.folder / f"{segment:08d}.segment"
 
     def append(self, record: bytes) -> Location:
-        location = Location(self._current, self._end, len(record), zlib.crc32(record))
-        self._pending.append(record)
+        location = Location(self._current, self._end, len(record), checksum(record))
+        self._pending[self._end] = record
+        self._unsent.append(record)
+        self._unsent_bytes += len(record)
         self._end += len(record)
+        if self._unsent_bytes >= _AHEAD_BYTES:
+            self._send(self._flush_ahead)
         return location
 
     def write(self, flush: bool) -> None:
-        """Puts what was appended into the file; with `flush` also onto the disk. Raises OSError (a full disk)."""
-        todo: list[bytes | memoryview] = list(self._pending)
-        while todo:
-            written = os.writev(self._writer, todo[:_IOV_MAX])
-            while todo and written >= len(todo[0]):
-                written -= len(todo[0])
-                del todo[0]
-            if written:
-                todo[0] = memoryview(todo[0])[written:]
+        """Returns when what was appended is in the file; with `flush` on the disk. Raises OSError (a full disk)."""
+        if self._writing:
+            self._send(flush)
+            for written in self._writing:
+                written.result()
+            self._writing.clear()
+        else:  # little enough that waiting for a thread would cost more
+            _write(self._writer, self._unsent, flush)
+            self._unsent, self._unsent_bytes = [], 0
         self._pending.clear()
         self._sizes[self._current] = self._end
-        if flush:
-            os.fdatasync(self._writer)
+
+    def _send(self, flush: bool) -> None:
+        self._writing.append(self._thread.submit(_write, self._writer, self._unsent, flush))
+        self._unsent, self._unsent_bytes = [], 0
 
     def rotate_if_full(self) -> None:
         """Between two writes: goes on in a new file once the current one has its size."""
@@ -97,18 +121,15 @@ class Payloads:
     def read(self, location: Location) -> bytes:
         """Raises PayloadLost when the bytes are missing or not those that were written."""
         if location.segment == self._current and location.start >= self._sizes[self._current]:
-            start = self._sizes[self._current]
-            for record in self._pending:
-                if start == location.start:
-                    return record
-                start += len(record)
+            if location.start in self._pending:
+                return self._pending[location.start]
         try:
             if location.segment not in self._readers:
                 self._readers[location.segment] = os.open(self.path(location.segment), os.O_RDONLY)
             record = os.pread(self._readers[location.segment], location.bytes, location.start)
         except FileNotFoundError:
             record = b""
-        if len(record) != location.bytes or zlib.crc32(record) != location.crc:
+        if len(record) != location.bytes or checksum(record) != location.checksum:
             raise PayloadLost(
                 f"{self.path(location.segment)} does not hold the {location.bytes} bytes written at {location.start}: "
                 "the file was cut or changed. Restore buffer/ from the last checkpoint."
@@ -125,6 +146,7 @@ class Payloads:
         self._sizes.pop(segment, None)
 
     def close(self) -> None:
+        self._thread.shutdown()
         for fd in (self._writer, *self._readers.values()):
             os.close(fd)
         self._readers.clear()
@@ -143,3 +165,16 @@ class Payloads:
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # a file whose name a power cut takes was flushed in vain
         os.close(folder)
+
+
+def _write(file: int, records: Sequence[bytes], flush: bool) -> None:
+    todo: list[bytes | memoryview] = list(records)
+    while todo:
+        written = os.writev(file, todo[:_IOV_MAX])
+        while todo and written >= len(todo[0]):
+            written -= len(todo[0])
+            del todo[0]
+        if written:
+            todo[0] = memoryview(todo[0])[written:]
+    if flush:
+        os.fdatasync(file)

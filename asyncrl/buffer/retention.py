@@ -95,15 +95,15 @@ class Retention:
         suspects = cut | ({max(written)} if written else set())
         lost = 0
         for segment in sorted(suspects):
-            for grp, idx, start, size, crc in list(
+            for grp, idx, start, size, checksum in list(
                 self._db.read(
-                    "SELECT t.grp, t.idx, t.start, t.bytes, t.crc FROM trajectories t "
+                    "SELECT t.grp, t.idx, t.start, t.bytes, t.checksum FROM trajectories t "
                     "JOIN groups g ON g.number = t.grp WHERE t.segment = ? AND g.payload = 1",
                     (segment,),
                 )
             ):
                 try:
-                    self._db.payloads.read(Location(segment, start, size, crc))
+                    self._db.payloads.read(Location(segment, start, size, checksum))
                 except PayloadLost:
                     lost += self._lose(grp, idx)
         return lost

@@ -11,7 +11,7 @@ from asyncrl.buffer.payloads import Location
 
 _GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses"
 _TRAJECTORY = (
-    "grp, idx, attempt, actor, digest, segment, start, bytes, crc, versions, tokens, policy_tokens, turns, reward, "
+    "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, reward, "
     "env, stop_reason"
 )
 
@@ -24,7 +24,7 @@ def insert_group(db: Database, g: Group) -> None:
 def insert_trajectory(db: Database, number: int, index: int, r: Received) -> None:
     at = r.location
     versions = struct.pack(f"<{2 * len(r.versions)}q", *chain.from_iterable(r.versions))
-    identity = (number, index, r.attempt, r.actor, r.digest, at.segment, at.start, at.bytes, at.crc, versions)
+    identity = (number, index, r.attempt, r.actor, r.digest, at.segment, at.start, at.bytes, at.checksum, versions)
     sums = (r.tokens, r.policy_tokens, r.turns, r.reward, r.env, r.stop_reason)
     marks = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
     db.write(f"INSERT INTO trajectories({_TRAJECTORY}) VALUES ({marks})", (*identity, *sums))
@@ -46,13 +46,13 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     for number, idx, attempt, actor, digest, *rest in db.read(
         f"SELECT {_TRAJECTORY} FROM groups g JOIN trajectories ON grp = number WHERE {where}", values
     ):
-        segment, start, size, crc, versions, tokens, _, turns, reward, env, stop_reason = rest
+        segment, start, size, checksum, versions, tokens, _, turns, reward, env, stop_reason = rest
         pairs = iter(struct.unpack(f"<{len(versions) // 8}q", versions))
         groups[number].stored[idx] = Received(
             attempt=attempt,
             actor=actor,
             digest=digest,
-            location=Location(segment, start, size, crc),
+            location=Location(segment, start, size, checksum),
             versions=tuple(zip(pairs, pairs, strict=True)),
             tokens=tokens,
             turns=turns,

@@ -7,7 +7,7 @@ ledger without payloads is small: its snapshot goes into every checkpoint.
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of the tables; a ledger of another version is refused."""
 
 TABLES = """
@@ -56,7 +56,7 @@ CREATE TABLE trajectories (
     segment INTEGER NOT NULL,
     start INTEGER NOT NULL,         -- bytes into the segment
     bytes INTEGER NOT NULL,
-    crc INTEGER NOT NULL,           -- of the record in the segment
+    checksum INTEGER NOT NULL,      -- of the record in the segment
     versions BLOB NOT NULL,         -- pairs of int64: version, policy tokens of it
     tokens INTEGER NOT NULL,        -- of all rows, context included
     policy_tokens INTEGER NOT NULL,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from asyncrl.buffer.cursor import ticket_seed
-from asyncrl.buffer.group import Group, Reason, received
+from asyncrl.buffer.group import Group, Reason, received, version_counts
 from asyncrl.buffer.leases import Key, Lease, Leases
 from asyncrl.buffer.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
@@ -155,16 +155,18 @@ class Tickets:
             self._ledger.end_attempt(id.group, id.index, trajectory.attempt, "late")
             self._ledger.bump("late")
             return "late"
-        if trajectory.newest_version > self._ledger.history.recorded_version + 1:
+        versions = version_counts(trajectory)
+        if versions[-1][0] > self._ledger.history.recorded_version + 1:
             raise Refused(
                 "bad_trajectory",
-                f"ticket {id} has a token of version {trajectory.newest_version}; the learner has reached "
+                f"ticket {id} has a token of version {versions[-1][0]}; the learner has reached "
                 f"{self._ledger.history.recorded_version}",
             )
         lease = self._leases.remove(id.group, id.index)
         if lease is not None and lease.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
-        self._ledger.receive(group, id.index, received(trajectory, digest, self._ledger.db.payloads.append(record)))
+        location = self._ledger.db.payloads.append(record)
+        self._ledger.receive(group, id.index, received(trajectory, versions, digest, location))
         self._judge(group)
         return "stored"
 

@@ -45,6 +45,7 @@ from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
+from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 from asyncrl.wire import pack, unpack
 
@@ -153,6 +154,7 @@ def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: s
                 target=produce, args=(run.address("buffer"), producers, tokens, n, there)
             )
             child.start()
+            there.close()  # a child that dies is an EOFError here
             assert here.recv() == "ready"
             with rivals.cpu(process) as into:
                 here.send("go")
@@ -177,7 +179,7 @@ def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: s
     }
 
 
-def produce(address: str, producers: int, tokens: int, n: int, pipe: Connection) -> None:
+def produce(address: Endpoint, producers: int, tokens: int, n: int, pipe: Connection) -> None:
     """Puts, encoded beforehand: a client's work is done on an actor's cores, and here there may be two in all."""
     todo: dict[zmq.Socket[bytes], list[list[Any]]] = {}
     for i in range(producers):
@@ -187,8 +189,7 @@ def produce(address: str, producers: int, tokens: int, n: int, pipe: Connection)
         requests = [messages.put(trajectory(ticket, tokens)) for ticket in tickets]
         frames = [[pack({"op": r.op, "n": k, "who": name, **r.arguments}), *r.buffers] for k, r in enumerate(requests)]
         assert len(frames) == wanted
-        sender = zmq.Context.instance().socket(zmq.DEALER)
-        sender.connect(address)
+        sender = Link(zmq.Context.instance(), zmq.DEALER, address).socket
         todo[sender] = frames
     pipe.send("ready")
     pipe.recv()
@@ -223,7 +224,7 @@ def latency(path: Path, fsync: str, per_s: int = 200, seconds: int = 5, tokens: 
     """Of puts at a steady rate, in ms, from the call to the answer; the commit interval is part of it."""
     n = per_s * seconds
 
-    async def steady(address: str) -> list[float]:
+    async def steady(address: Endpoint) -> list[float]:
         client = AsyncBufferClient(address, identity="actor-0", deadline_s=60)
         made = [trajectory(t, tokens) for t in (await client.tickets("actor-0", (0, 0), n, [], 30)).tickets]
         found: list[float] = []

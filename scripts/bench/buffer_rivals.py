@@ -103,6 +103,7 @@ def redis_streams(folder: Path, producers: int, record: bytes, n: int) -> dict[s
         here, there = multiprocessing.Pipe()
         child = multiprocessing.get_context("spawn").Process(target=_xadd, args=(port, producers, record, n, there))
         child.start()
+        there.close()
         assert here.recv() == "ready"
         measured = psutil.Process(process.pid)
         with cpu(measured) as into:

@@ -18,6 +18,7 @@ from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.process import Learner
+from asyncrl.learner.trainer import Trainer
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.shm import ShmPublisher
 from tests.buffer.processes import BufferProcess
@@ -87,8 +88,7 @@ def make_run(folder: Path) -> RunFolder:
     compute_alike(config)
     learner = Learner(
         config,
-        backend=TorchBackend(config, device="cpu"),
-        objective=Objective(config.learner),
+        trainer=Trainer(config, TorchBackend(config, device="cpu"), Objective(config.learner)),
         buffer=process.client("learner"),
         publisher=ShmPublisher(run.shm),
         reporter=FakeReporter(),  # type: ignore[arg-type]

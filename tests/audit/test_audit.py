@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asyncrl.audit.command import audit
-from asyncrl.buffer.payloads import SEGMENT_BYTES
+from asyncrl.buffer.payloads import checksum, SEGMENT_BYTES
 from asyncrl.cli import main
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints import complete
@@ -232,8 +232,6 @@ def test_a_payload_that_is_consistent_in_itself_is_still_another_than_was_record
     run: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bytes and checksum changed together: the digest gives it away."""
-    import zlib
-
     [(segment, start, size)] = ask(run, "SELECT segment, start, bytes FROM trajectories WHERE grp = 1 AND idx = 0")
     path = run.buffer / "payloads" / f"{segment:08d}.segment"
     assert path.stat().st_size < SEGMENT_BYTES
@@ -243,7 +241,7 @@ def test_a_payload_that_is_consistent_in_itself_is_still_another_than_was_record
     token = 8 * (frames + 1) + header + -header % 8
     record[token] ^= 1
     overwrite(run, 1, 0, 0, bytes(record))
-    sql(run, "UPDATE trajectories SET crc = ? WHERE grp = 1 AND idx = 0", zlib.crc32(record))
+    sql(run, "UPDATE trajectories SET checksum = ? WHERE grp = 1 AND idx = 0", checksum(record))
     assert audit(run) == 1
     assert "payloads: the payload of trajectory 0.1.0 has digest" in capsys.readouterr().out
 

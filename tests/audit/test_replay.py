@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncrl.audit.replay import replay
+from asyncrl.buffer.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
@@ -58,8 +58,8 @@ def test_other_data_makes_other_weights(run: RunFolder, capsys: pytest.CaptureFi
     header = struct.unpack_from("<Q", record, 8)[0]
     record[8 * (frames + 1) + header + -header % 8] ^= 1
     overwrite(run, group, 0, 0, bytes(record))
-    digest, crc = from_record(bytes(record)).digest(), zlib.crc32(record)
-    sql(run, f"UPDATE trajectories SET digest = ?, crc = ? {where}", digest, crc, group)
+    digest, summed = from_record(bytes(record)).digest(), checksum(bytes(record))
+    sql(run, f"UPDATE trajectories SET digest = ?, checksum = ? {where}", digest, summed, group)
     assert replay(run) == 1
     text = capsys.readouterr().out
     assert f"step {b + 1}      batch {b}      published: DIFFERENT" in text
