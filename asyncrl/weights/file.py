@@ -32,7 +32,8 @@ ITEM_BYTES = {
     "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
 """By name of the dtype, as torch has it."""
-Bytes = bytes | bytearray | memoryview
+_WORTH_THREADS = 32 << 20
+"""Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,11 @@ def read_index(data: Any, where: object) -> tuple[Entry, ...]:
     index = data[offset : offset + length]
     if digest(index) != expected.hex():
         raise WeightsCorrupt(f"{where}: the index is not that of its digest")
-    return checked_entries(msgpack.unpackb(index), offset, where)
+    try:
+        said = msgpack.unpackb(index)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WeightsCorrupt(f"{where}: the index cannot be read: {error!r}") from error
+    return checked_entries(said, offset, where)
 
 
 def checked_entries(said: Any, end: int, where: object) -> tuple[Entry, ...]:
@@ -101,7 +106,8 @@ def checked_entries(said: Any, end: int, where: object) -> tuple[Entry, ...]:
 def verify(data: Any, entries: Sequence[Entry], where: object) -> None:
     """Reads every byte once. Raises WeightsCorrupt."""
     whole = memoryview(data)
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    threads = min(4, os.cpu_count() or 1) if len(whole) >= _WORTH_THREADS else 1
+    with ThreadPoolExecutor(max_workers=threads) as pool:
         found = pool.map(lambda e: digest(whole[e.offset : e.end]), entries)
         for entry, is_now in zip(entries, found, strict=True):
             if is_now != entry.digest:
