@@ -118,7 +118,7 @@ class Trajectory:
         """32 hex digits over what is trained on: identity, arrays, reward; not timings, metrics or the attempt.
 
         XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (one chance in
-        2**64 among four billion trajectories), not what somebody forged; a cryptographic one costs a hundred times more.
+        2**64 among four billion trajectories), not what somebody forged. A cryptographic one takes a hundred times as long.
         """
         h = xxhash.xxh3_128(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode())
         for row in self.rows:

@@ -120,9 +120,8 @@ class Payloads:
 
     def read(self, location: Location) -> bytes:
         """Raises PayloadLost when the bytes are missing or not those that were written."""
-        if location.segment == self._current and location.start >= self._sizes[self._current]:
-            if location.start in self._pending:
-                return self._pending[location.start]
+        if location.segment == self._current and location.start in self._pending:
+            return self._pending[location.start]
         try:
             if location.segment not in self._readers:
                 self._readers[location.segment] = os.open(self.path(location.segment), os.O_RDONLY)

@@ -11,8 +11,8 @@ from asyncrl.buffer.payloads import Location
 
 _GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses"
 _TRAJECTORY = (
-    "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, reward, "
-    "env, stop_reason"
+    "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, "
+    "reward, env, stop_reason"
 )
 
 

@@ -217,9 +217,9 @@ class Service:
         The last only as long as commits take less than `_COMMITTING` of the time, so that many puts share one.
         """
         database = self._buffer.database
-        if database.dirty and self._outbox and not self._urgent and now < self._outbox_since + self._commit_s:
-            if not idle or now < self._rested_at:
-                return
+        due = self._urgent or now >= self._outbox_since + self._commit_s or (idle and now >= self._rested_at)
+        if database.dirty and self._outbox and not due:
+            return
         begun = self._clock()
         if database.dirty:
             self.counts["commits"] += 1
