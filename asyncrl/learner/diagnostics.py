@@ -56,6 +56,24 @@ def mismatch(proximal: Tensor, behaviour: Tensor, mask: Tensor) -> dict[str, Ten
     }
 
 
+def engine_mismatch(proximal: Tensor, behaviour: Tensor, mask: Tensor, staleness: Tensor) -> dict[str, Tensor]:
+    """What engine and learner say about the same tokens under the same weights: those of staleness 0. Scalars, in nats.
+
+    Nothing if there is none. Rounding, kernels and number formats differ, the policy does not: in float32 below 1e-4.
+    A token whose KV cache older weights wrote (`weights.kv: reuse`) counts too, and its difference is then real.
+    """
+    same = mask & (staleness == 0)
+    if not same.any():
+        return {}
+    apart = (proximal - behaviour)[same].detach().abs()
+    return {
+        "engine_mismatch_kl": mismatch(proximal, behaviour, same)["mismatch_kl"],
+        "engine_mismatch_mean": apart.mean(),
+        "engine_mismatch_max": apart.max(),
+        "engine_mismatch_tokens": same.sum(),
+    }
+
+
 def off_policy(
     weights: Tensor,
     proximal: Tensor,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.diagnostics import mismatch, off_policy, sequence_effective_sample_size
+from asyncrl.learner.diagnostics import engine_mismatch, mismatch, off_policy, sequence_effective_sample_size
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
 from asyncrl.learner.step import StepResult
@@ -74,8 +74,8 @@ def step_metrics(
             values[f"staleness/trained_tokens/{of_bucket}"] = float(value / mask.sum())
         else:
             values[f"correction/{what}/{of_bucket}".rstrip("/")] = float(value)
-    if "correction/mismatch_kl/0" in values:
-        values["correction/engine_mismatch_kl"] = values["correction/mismatch_kl/0"]
+    apart = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
+    values |= {f"correction/{name}": float(value) for name, value in apart.items()}
     said = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
     return values | said | _rewards(trajectories, success)
 

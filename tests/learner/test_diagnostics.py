@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from asyncrl.learner.approximate_proximal import approximate_proximal
 from asyncrl.learner.diagnostics import (
     effective_sample_size,
+    engine_mismatch,
     mismatch,
     off_policy,
     sequence_effective_sample_size,
@@ -83,6 +84,18 @@ def test_buckets_of_staleness() -> None:
     assert float(got["staleness_2_3/ess"]) == pytest.approx(float(effective_sample_size(flat.weights, part)))
     assert float(got["staleness_2_3/clip_fraction"]) == pytest.approx(float(clipped[part].double().mean()))
     assert {"ess", "mismatch_kl", "ratio_max", "clip_fraction"} <= set(got)
+
+
+def test_the_engines_mismatch_is_over_tokens_of_the_learners_own_version() -> None:
+    behaviour = torch.tensor([-1.0, -2.0, -3.0, -4.0, -5.0])
+    apart = torch.tensor([0.0, 0.01, -0.03, 9.0, 9.0])
+    mask = torch.tensor([True, True, True, True, False])
+    staleness = torch.tensor([0, 0, 0, 1, 0])
+    got = engine_mismatch(behaviour + apart, behaviour, mask, staleness)
+    assert float(got["engine_mismatch_mean"]) == pytest.approx(0.04 / 3, rel=1e-4)
+    assert float(got["engine_mismatch_max"]) == pytest.approx(0.03, rel=1e-4)
+    assert int(got["engine_mismatch_tokens"]) == 3
+    assert engine_mismatch(behaviour, behaviour, mask, staleness + 1) == {}
 
 
 @pytest.mark.parametrize(
