@@ -10,7 +10,7 @@ from pathlib import Path
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.critic import Critic
+from asyncrl.learner.critic import Critic, leads
 from asyncrl.learner.kl import CONTROLLERS, Controller, FixedKL
 from asyncrl.plugins import check_options, resolve
 
@@ -23,8 +23,8 @@ class Companions:
     critic: Critic | None = None
 
     def save(self, folder: Path) -> None:
-        """Into a new checkpoint's folder."""
-        if not isinstance(self.kl, FixedKL):
+        """Into a new checkpoint's folder; on several ranks each must call it."""
+        if not isinstance(self.kl, FixedKL) and leads():
             (folder / _KL).write_text(json.dumps({"coefficient": self.kl.value}))
         if self.critic is not None:
             self.critic.save(folder)

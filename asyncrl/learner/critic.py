@@ -120,7 +120,8 @@ class Critic:
     def save(self, folder: Path) -> None:
         """Into `critic/` of a checkpoint's folder."""
         (folder / "critic").mkdir(exist_ok=True)
-        torch.save([self._head.state_dict(), self._optimizer.state_dict()], folder / "critic" / "head.pt")
+        if leads():
+            torch.save([self._head.state_dict(), self._optimizer.state_dict()], folder / "critic" / "head.pt")
         if self._trunk is not None:
             self._trunk.save(folder / "critic")
 
@@ -137,6 +138,11 @@ class Critic:
         self._optimizer.load_state_dict(optimizer)
         if self._trunk is not None:
             self._trunk.load(kept)
+
+
+def leads() -> bool:
+    """Whether this rank writes what all ranks hold."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def _asked(part: Packed) -> Packed:
