@@ -129,6 +129,11 @@ class RunFolder:
         return Path(self.record()["sockets"])
 
     @property
+    def rendezvous(self) -> Path:
+        """The file at which the learner's ranks find each other; made anew for every start of them."""
+        return self.sockets / "learner.ranks"
+
+    @property
     def shm(self) -> Path:
         """Where weights are published: shared memory where the machine has it, else in the run folder."""
         return Path(self.record()["shm"])

@@ -21,6 +21,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 GUARDIAN_S = 15.0
+KILL_S = 10.0
 FULL_BYTES = 1 << 20
 ORDER = ("actor", "learner", "buffer")
 """In which the roles are stopped: nothing is generated for a buffer or a learner that is gone."""
@@ -47,16 +49,25 @@ ORDER = ("actor", "learner", "buffer")
 def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
     """The processes of a run, in the order in which they start."""
     folder = str(run.path)
-    learner = python("asyncrl.learner", folder)
-    again = (*learner, "--resume")
     actors = [f"actor-{i}" for i in range(config.actors.count)]
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
-        Role("learner", again if resume else learner, again, _threads(config.learner.threads)),
+        *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
         *(Role(a, python("asyncrl.actors", folder, "--name", a), (), _threads(config.actors.threads)) for a in actors),
     ]
     cpus = config.launch.cpus
     return [replace(role, cpus=cpus.get(role.name, cpus.get(role.kind, ()))) for role in started]
+
+
+def _learner(folder: str, config: Config, rank: int, *, resume: bool) -> Role:
+    first = python("asyncrl.learner", folder, *(("--rank", str(rank)) if rank else ()))
+    again = (*first, "--resume")
+    environment = _threads(config.learner.threads)
+    if config.learner.ranks > 1:  # they are on one host, whose name may lead anywhere
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        environment |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
+    return Role(name, again if resume else first, again, environment, leader=leader)
 
 
 class Launcher:
@@ -109,14 +120,16 @@ class Launcher:
                 continue
             else:
                 continue
+            leader = self._roles[name].leader
+            if leader and code == 0:  # told to by its leader, whose end says what that means
+                continue
             outcome = self._disk_is_full() if code else None
-            outcome = outcome or after_exit(name, code, why, self._budgets[name], now)
+            outcome = outcome or after_exit(name, code, why, self._budgets[leader or name], now)
             if outcome is not None:
                 if outcome.kind == "failed":
                     self._collector.exited(name, why)
                 return outcome
-            self._collector.restarted(name, why)
-            self._start(name, again=True)
+            self._restart(name, why)
         reap_orphans(process.pid for process in self._processes.values())
         if now - self._progress > self._limits.stall_s:
             self._progress = now
@@ -132,6 +145,22 @@ class Launcher:
             1,
             f"the disk of {self._run.path} is full: free some space; asyncrl launch --resume goes on from there",
         )
+
+    def _restart(self, name: str, why: str) -> None:
+        """Starts it anew, and with it all that follow the same leader: the survivors wait for who is gone."""
+        leader = self._roles[name].leader or name
+        together = [r.name for r in self._roles.values() if leader in (r.name, r.leader)]
+        for other in (self._processes[n] for n in together if n != name):
+            other.kill(f"{name} died")
+            until = time.monotonic() + KILL_S
+            while other.ended() is None:
+                if time.monotonic() > until:
+                    raise RunError(f"{other.role.name} (pid {other.pid}) does not end although it was killed.")
+                time.sleep(0.01)
+        self._run.rendezvous.unlink(missing_ok=True)
+        for n in together:
+            self._collector.restarted(n, why if n == name else f"{name} died")
+            self._start(n, again=True)
 
     def _start(self, name: str, *, again: bool = False) -> None:
         try:
@@ -151,6 +180,10 @@ class Launcher:
             patience_s = self._limits.stop_s + (self._drain_s if kind == "actor" else 0.0)
             deadline = time.monotonic() + patience_s
             while running := [p for p in running if p.ended() is None]:
+                for process in running:
+                    leader = self._processes.get(process.role.leader)
+                    if leader is not None and leader.ended() is not None:
+                        process.kill("its leader has ended")
                 self._collector.poll(0.05)
                 if self._interrupts > 1 or time.monotonic() > deadline:
                     for process in running:

@@ -38,6 +38,8 @@ class Role:
     environment: Mapping[str, str] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
     """Cores it is kept on; none: all."""
+    leader: str = ""
+    """The role that this one follows, if any: when one of them dies, all that follow the same start anew together."""
 
     @property
     def kind(self) -> str:

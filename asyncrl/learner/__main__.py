@@ -1,4 +1,4 @@
-"""`python -m asyncrl.learner RUN [--resume]`: the learner process, put together from the run's config."""
+"""`python -m asyncrl.learner RUN [--rank R] [--resume]`: one rank of the learner, built from the run's config."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from asyncrl.launch.role import play, settle
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints
+from asyncrl.learner.follower import Follower
 from asyncrl.learner.losses import LOSSES, corrected_where
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.process import Learner
+from asyncrl.learner.ranks import Group, Ranks
+from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
@@ -27,7 +30,14 @@ from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.protocol import Publisher
 from asyncrl.weights.shm import ShmPublisher
 
-BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend}
+
+def fsdp2(config: Config) -> Backend:
+    from asyncrl.learner.backends.fsdp2 import Fsdp2Backend  # a second of imports
+
+    return Fsdp2Backend(config)
+
+
+BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp2": fsdp2}
 CHANNELS: dict[str, Callable[[Path], Publisher]] = {"shm": ShmPublisher}
 
 
@@ -35,38 +45,72 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncrl.learner", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    parser.add_argument("--rank", type=int, default=0, help="which of learner.ranks this is; 0 leads the others")
     arguments = parser.parse_args()
     run = RunFolder.existing(arguments.run)
     config = run.load_config()
-    reporter = Reporter(run.address("launcher"), "learner")
+    name = f"learner-{arguments.rank}" if arguments.rank else "learner"
+    reporter = Reporter(run.address("launcher"), name)
     reporter.waiting("start")
     compute_alike(config)
     refuse_uncorrected(config)
+    objective = Objective(config.learner)
+    ranks = Group(config, arguments.rank, run.rendezvous) if config.learner.ranks > 1 else Ranks()
     try:
-        backend = resolve(config.learner.backend, BACKENDS, "learner.backend")(config)
+        build = resolve(config.learner.backend, BACKENDS, "learner.backend")
+        backend = build(config)
         publisher = resolve(config.weights.channel, CHANNELS, "weights.channel")(run.shm)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    tokenizer = load_tokenizer(config.model)
-    buffer = BufferClient(run.address("buffer"), identity="learner")
+    trainer = Trainer(config, backend, objective, build)
+    buffer = BufferClient(run.address("buffer"), identity=name)
+    try:
+        if arguments.rank:
+            follow(config, trainer, ranks, buffer, reporter)
+        else:
+            lead(run, config, trainer, ranks, buffer, publisher, reporter, resume=arguments.resume)
+        ranks.leave()
+    finally:
+        reporter.close()
+        buffer.close()
+
+
+def lead(
+    run: RunFolder,
+    config: Config,
+    trainer: Trainer,
+    ranks: Ranks,
+    buffer: BufferClient,
+    publisher: Publisher,
+    reporter: Reporter,
+    *,
+    resume: bool,
+) -> None:
     learner = Learner(
         config,
-        backend=backend,
-        objective=Objective(config.learner),
+        trainer=trainer,
+        ranks=ranks,
         buffer=buffer,
         publisher=publisher,
         reporter=reporter,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
-        save_tokenizer=tokenizer.save_pretrained,
+        save_tokenizer=load_tokenizer(config.model).save_pretrained,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: learner.stop())
     settle()
-    try:
-        learner.run(resume=arguments.resume)
-    finally:
-        reporter.close()
-        buffer.close()
+    learner.run(resume=resume)
+
+
+def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient, reporter: Reporter) -> None:
+    # Told to stop, rank 0 still needs the others for its last checkpoint, and then ends them.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    settle()
+    follower = Follower(
+        trainer, ranks=ranks, buffer=buffer, reporter=reporter, patience_s=config.launch.restart_window_s
+    )
+    follower.run()
 
 
 def refuse_uncorrected(config: Config) -> None:

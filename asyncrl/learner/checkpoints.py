@@ -53,6 +53,8 @@ class State:
     branch: int
     threads: int
     """CPU threads: at another number results differ in the last bits"""
+    ranks: int = 1
+    """Processes: likewise"""
 
     @property
     def name(self) -> str:

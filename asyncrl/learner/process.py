@@ -27,17 +27,16 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from asyncrl.buffer.client import BatchReply, BufferClient, BufferTimeout
+from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.batch import flatten
 from asyncrl.learner.checkpoints import Checkpoints, Done, State, group_digests, latest_complete, read
 from asyncrl.learner.episodes import trajectory_weights
 from asyncrl.learner.evaluate import success
-from asyncrl.learner.objective import Objective
-from asyncrl.learner.step import train_step
+from asyncrl.learner.outages import through_outages
+from asyncrl.learner.ranks import Order, Ranks
 from asyncrl.learner.step_metrics import step_metrics
+from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.protocol import Publisher
 
@@ -50,21 +49,21 @@ EVALUATION_POLL_S = 0.2
 
 
 class Learner:
-    """One rank. `stop()` asks it to end after the step that is running."""
+    """Rank 0: where there are others, it leads them (follower.py). `stop()` asks it to end after the step that runs."""
 
     def __init__(
         self,
         config: Config,
         *,
-        backend: Backend,
-        objective: Objective,
+        trainer: Trainer,
         buffer: BufferClient,
         publisher: Publisher,
         reporter: Reporter,
         checkpoints: Checkpoints,
         save_tokenizer: Callable[[Path], None],
+        ranks: Ranks | None = None,
     ) -> None:
-        self._config, self._backend, self._objective = config, backend, objective
+        self._config, self._trainer, self._ranks = config, trainer, ranks or Ranks()
         self._buffer, self._publisher, self._reporter = buffer, publisher, reporter
         self._checkpoints, self._save_tokenizer = checkpoints, save_tokenizer
         self._stopping = False
@@ -82,6 +81,10 @@ class Learner:
 
     def run(self, *, resume: bool) -> None:
         """Returns at the end of the run, or after a checkpoint when told to stop. Raises RunError."""
+        self._play(resume)
+        self._ranks.order(Order("end"))
+
+    def _play(self, resume: bool) -> None:
         self._start(resume)
         latest = self._publisher.latest()
         if self._published < 0 or latest is None or latest.order < (self._branch, self._published):
@@ -108,7 +111,8 @@ class Learner:
         newest = latest_complete(self._checkpoints.folder) if resume else None
         if newest is not None:
             state, self._done = read(newest)
-            self._backend.load(newest)
+            self._ranks.order(Order("load", str(newest)))
+            self._trainer.load(newest)
             self._version, self._batch, self._saved, branch = state.version, state.batch, state.batch, state.branch
             if state.threads != self._config.learner.threads:
                 log.warning(
@@ -143,7 +147,7 @@ class Learner:
                 self._publish()
             match reply.state:
                 case "waiting":
-                    continue
+                    self._ranks.order(Order("wait"))
                 case "ended":
                     if reply.failed:
                         raise RunError(f"the run cannot go on: {reply.why}")
@@ -160,8 +164,7 @@ class Learner:
         return None
 
     def _request(self) -> BatchReply:
-        rank, size = 0, 1
-        return self._buffer.batch(self._incarnation, self._batch, rank, size, wait_s=BATCH_WAIT_S)
+        return self._buffer.batch(self._incarnation, self._batch, 0, self._ranks.size, wait_s=BATCH_WAIT_S)
 
     def _step(self, reply: BatchReply) -> None:
         if reply.version != self._version:
@@ -169,11 +172,13 @@ class Learner:
                 f"batch {self._batch} is for version {reply.version}, the learner holds {self._version}: the ledger "
                 "and the checkpoint do not belong together. Resume from a checkpoint of this run."
             )
-        config = self._config
-        batch = flatten(reply.trajectories, reply.groups, reply.mask_before, reply.weights)
-        result = train_step(self._backend, self._objective, batch, config.learner, version=self._version)
+        order = Order("train", incarnation=self._incarnation, batch=self._batch, version=self._version)
+        self._ranks.order(order)
+        reply = self._ranks.whole(reply)
+        batch, result = self._trainer.step(reply, self._version)
+        config, objective = self._config, self._trainer.objective
         metrics = step_metrics(
-            self._objective, batch, reply.trajectories, result, version=self._version, success=config.eval.success
+            objective, batch, reply.trajectories, result, version=self._version, success=config.eval.success
         )
         b = self._batch
         version = self._ask(lambda: self._buffer.finished(self._incarnation, b, result.outcome, metrics))
@@ -212,8 +217,10 @@ class Learner:
         begun = time.perf_counter()
         sizes: list[int] = []
 
+        self._ranks.order(Order("publish"))
+
         def counted() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in self._backend.weights():
+            for name, tensor in self._trainer.backend.weights():
                 sizes.append(tensor.nbytes)
                 yield name, tensor
 
@@ -230,10 +237,13 @@ class Learner:
         if self._batch == self._saved:
             return
         self._reporter.waiting("checkpoint")
-        state = State(self._version, self._batch, self._branch, self._config.learner.threads)
+        state = State(
+            self._version, self._batch, self._branch, self._config.learner.threads, self._config.learner.ranks
+        )
 
         def save(folder: Path) -> None:
-            self._backend.save(folder)
+            self._ranks.order(Order("save", str(folder)))
+            self._trainer.save(folder)
             self._save_tokenizer(folder / "hf")
 
         def announce(folder: Path) -> None:
@@ -266,6 +276,7 @@ class Learner:
                     f"the evaluation at version {self._version} stands at {reply.finished} of {reply.total} episodes "
                     f"for actors.episode_s = {patience_s:g} s: {reply.why or 'no actor plays it'}"
                 )
+            self._ranks.order(Order("wait"))
             self._reporter.waiting("evaluation", reply.why or f"{reply.finished} of {reply.total} episodes")
             time.sleep(EVALUATION_POLL_S)
         self._reporter.waiting(None)
@@ -282,13 +293,8 @@ class Learner:
         self._last_finished = time.perf_counter()
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """Through an outage of the buffer: it is restarted within `launch.restart_window_s`, or the run is over."""
-        deadline = time.monotonic() + self._config.launch.restart_window_s
-        while True:
-            try:
-                return call()
-            except BufferTimeout as error:
-                if self._stopping or time.monotonic() > deadline:
-                    raise
-                log.warning("%s Asking again.", error)
-                self._reporter.waiting("buffer", "buffer")
+        def again() -> bool:
+            self._reporter.waiting("buffer", "buffer")
+            return not self._stopping
+
+        return through_outages(call, self._config.launch.restart_window_s, again)

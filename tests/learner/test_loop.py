@@ -14,6 +14,7 @@ from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints, complete, read
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.process import Learner
+from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.series import check
 from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 from tests.learner.fake_buffer import FakeBuffer, FakeReporter
@@ -34,8 +35,7 @@ def a_learner(config: Config, folder: Path, buffer: Any, reporter: FakeReporter)
     backend = TorchBackend(config, tiny_model(), device="cpu")
     learner = Learner(
         config,
-        backend=backend,
-        objective=Objective(config.learner),
+        trainer=Trainer(config, backend, Objective(config.learner)),
         buffer=buffer,
         publisher=ShmPublisher(folder / "shm"),
         reporter=reporter,  # type: ignore[arg-type]

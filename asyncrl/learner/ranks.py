@@ -1,0 +1,128 @@
+"""The processes that train together, as one of them sees them: what rank 0 orders, and who was handed which share.
+
+Rank 0 leads: it alone speaks of batches, versions and checkpoints with the buffer, and tells the others what to do next
+(follower.py). Every exchange has a deadline; a rank that dies takes the others with it (the launcher kills them), and
+all start again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import msgpack
+import torch
+import torch.distributed as dist
+
+from asyncrl.buffer.client import BatchReply
+from asyncrl.config import Config
+from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
+
+Do = Literal["wait", "load", "train", "publish", "save", "end"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """What all ranks do next."""
+
+    do: Do
+    path: str = ""
+    """load, save: a checkpoint's folder."""
+    incarnation: int = 0
+    """train: under which the batch is asked for."""
+    batch: int = 0
+    version: int = 0
+
+
+class Ranks:
+    """Alone: rank 0 of 1, and nothing is exchanged."""
+
+    rank, size = 0, 1
+
+    def order(self, order: Order) -> None:
+        """Of rank 0."""
+
+    def next(self) -> Order:
+        """Of the other ranks. Raises RuntimeError when rank 0 says nothing for too long."""
+        raise ValueError("rank 0 takes no orders")
+
+    def whole(self, reply: BatchReply) -> BatchReply:
+        """A batch put together from the shares of all ranks, the same on each."""
+        return reply
+
+    def leave(self) -> None:
+        """Of a rank that ends in order."""
+
+
+class Group(Ranks):
+    """Several, over torch.distributed."""
+
+    def __init__(self, config: Config, rank: int, rendezvous: Path) -> None:
+        """Joins the others at the file `rendezvous`, which nobody used before. Raises torch's DistStoreError when they
+        do not come within `launch.start_s`."""
+        self.rank, self.size = rank, config.learner.ranks
+        wait = timedelta(seconds=config.learner.collective_s)
+        store = dist.FileStore(str(rendezvous), self.size)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=config.launch.start_s))
+        kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(kinds, store=store, rank=rank, world_size=self.size, timeout=wait)
+        # While rank 0 sits an outage of the buffer out, or writes a checkpoint, the others hear nothing.
+        patience = wait + timedelta(seconds=config.launch.restart_window_s + 60)
+        self._orders = dist.new_group(backend="gloo", timeout=patience)
+
+    def order(self, order: Order) -> None:
+        self._broadcast(pack(dataclasses.asdict(order)))
+
+    def next(self) -> Order:
+        return Order(**unpack(self._broadcast(b"")))
+
+    def whole(self, reply: BatchReply) -> BatchReply:
+        shares = [_decode(share) for share in self._gather(_encode(reply))]
+        return dataclasses.replace(
+            reply,
+            trajectories=[t for share in shares for t in share.trajectories],
+            digests=tuple(d for share in shares for d in share.digests),
+            weights=tuple(w for share in shares for w in share.weights),
+        )
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+    def _broadcast(self, payload: bytes) -> bytes:
+        size = torch.tensor([len(payload)])
+        dist.broadcast(size, 0, group=self._orders)
+        data = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            data = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        dist.broadcast(data, 0, group=self._orders)
+        return bytes(data.numpy())
+
+    def _gather(self, payload: bytes) -> list[bytes]:
+        """Of every rank, in their order."""
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(payload)]), group=self._orders)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(received, padded, group=self._orders)
+        return [bytes(data[: int(n)].numpy()) for data, n in zip(received, sizes, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Share:
+    trajectories: Sequence[Any]
+    digests: Sequence[str]
+    weights: Sequence[float]
+
+
+def _encode(reply: BatchReply) -> bytes:
+    frames = [[bytes(frame) for frame in encode_trajectory(t)] for t in reply.trajectories]
+    return pack({"trajectories": frames, "digests": list(reply.digests), "weights": list(reply.weights)})
+
+
+def _decode(share: bytes) -> _Share:
+    said = msgpack.unpackb(share, raw=False)  # from the same run's own process, and of any size
+    return _Share([decode_trajectory(frames) for frames in said["trajectories"]], said["digests"], said["weights"])

@@ -1,0 +1,48 @@
+"""What every rank of the learner does alike: one training step of a batch, and the folder of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.buffer.client import BatchReply
+from asyncrl.config import Config
+from asyncrl.learner.backends.protocol import Backend
+from asyncrl.learner.batch import Batch, flatten
+from asyncrl.learner.companions import companions
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.step import StepResult, train_step
+
+
+class Trainer:
+    """Its calls are collective: every rank makes them in the same order, with the same arguments."""
+
+    def __init__(
+        self,
+        config: Config,
+        backend: Backend,
+        objective: Objective,
+        another: Callable[[Config], Backend] | None = None,
+    ) -> None:
+        """`another` builds a second backend of the kind, for a critic of its own. Raises ConfigError."""
+        self.backend, self.objective = backend, objective
+        self._learner = config.learner
+        self._companions = companions(config, backend, another)
+
+    def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
+        """`reply` holds the whole batch."""
+        batch = flatten(reply.trajectories, reply.groups, reply.mask_before, reply.weights)
+        return batch, self.train(batch, version)
+
+    def train(self, batch: Batch, version: int) -> StepResult:
+        return train_step(
+            self.backend, self.objective, batch, self._learner, version=version, companions=self._companions
+        )
+
+    def load(self, folder: Path) -> None:
+        self.backend.load(folder)
+        self._companions.load(folder)
+
+    def save(self, folder: Path) -> None:
+        self.backend.save(folder)
+        self._companions.save(folder)
