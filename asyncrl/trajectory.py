@@ -117,8 +117,9 @@ class Trajectory:
     def digest(self) -> str:
         """32 hex digits over what is trained on: identity, arrays, reward; not timings, metrics or the attempt.
 
-        XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (one chance in
-        2**64 among four billion trajectories), not what somebody forged. A cryptographic one takes a hundred times as long.
+        XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (among four
+        billion trajectories: one chance in 2**64), not what somebody forged. A cryptographic one takes 50 to 100 times
+        as long.
         """
         h = xxhash.xxh3_128(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode())
         for row in self.rows:
