@@ -44,6 +44,8 @@ class Record:
     lr_scale: float = 1.0
     """Of the last update, under `learner.ess_lr`"""
     kl_coef: float = 0.0
+    shaped_reward: float | None = None
+    """Mean over the episodes, after `learner.shaping`; None without any"""
     proximal_s: float = 0.0
 
 

@@ -91,6 +91,8 @@ def train_step(
         )
     record = blank(batch, estimated, values, proximal)
     record.proximal_s, record.kl_coef = proximal_s, beside.kl.value
+    if learner.shaping:
+        record.shaped_reward = float(batch.rewards.sum()) / len(torch.unique(batch.episodes))
 
     anchor = _anchor(learner, proximal, version, several=several)
     step = Step(backend, objective, batch, learner, record, proximal, anchor, reference, critic)

@@ -1,4 +1,4 @@
-"""The critic's loss."""
+"""The critic's loss, and how much it knows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from torch.nn import functional
 
 from asyncrl.learner.aggregation import AGGREGATIONS
 from asyncrl.learner.ragged import masked
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns) over the mask: 1 for a critic that knows, 0 for a constant.
+
+    `values[T]`, `returns[T]`. 0 where the returns do not vary.
+    """
+    known, error = returns[mask].double(), (returns - values)[mask].double()
+    if len(known) < 2 or float(known.var()) == 0:
+        return 0.0
+    return 1.0 - float(error.var() / known.var())
 
 
 def value_loss(
