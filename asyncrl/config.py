@@ -67,7 +67,8 @@ class ActorsConfig(Section):
     max_new_tokens: int = Field(128, ge=1)
     """Tokens that one assistant turn may have."""
     tool_calls: str = "hermes"
-    """How the model writes tool calls: `hermes` (Hermes, Qwen 2.5 and 3) or `package.module:Name`."""
+    """How the model writes tool calls: `hermes` (Hermes, Qwen 2.5 and 3), `llama` (3.1 and later, JSON), `pythonic`
+    (Llama 3.2 and 4), `mistral` or `package.module:Name`."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Tokens that end an assistant turn; empty: the tokenizer's eos token."""
     seed: int = 0

@@ -185,8 +185,8 @@ class TemplateRenderer:
         return text
 
 
-_CALL = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
-_RESULT = {"role": "tool", "tool_call_id": "call_0", "name": "probe", "content": "1"}
+_CALL = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
+_RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "probe", "content": "1"}
 _USER = {"role": "user", "content": "Go on."}
 _PROBE_TOOLS = [
     {

@@ -6,6 +6,7 @@ stays in the message as a call with the raw text as `arguments`, so that the env
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -37,29 +38,155 @@ class Hermes:
     _call = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
-        calls = [_tool_call(index, body) for index, body in enumerate(self._call.findall(text))]
+        calls = [self._read(index, body) for index, body in enumerate(self._call.findall(text))]
         return self._call.sub("", text).strip() if calls else text, calls
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         return f"<tool_call>{body}</tool_call>"
 
+    def _read(self, index: int, body: str) -> ToolCall:
+        value, end = _json_at(body)
+        return _call_of(index, value if end == len(body) else None, body, "arguments")
 
-def _tool_call(index: int, body: str) -> ToolCall:
-    name: Any = ""
-    arguments: Any = body
+
+class LlamaJson:
+    """`{"name": ..., "parameters": {...}}` as the whole message, several separated by `;`: Llama 3.1 and later.
+
+    >>> LlamaJson().parse('<|python_tag|>{"name": "add", "parameters": {"a": 1}}')[1][0]["function"]
+    {'name': 'add', 'arguments': {'a': 1}}
+    """
+
+    _tag = "<|python_tag|>"
+
+    def parse(self, text: str) -> tuple[str, list[ToolCall]]:
+        before, tag, rest = text.rpartition(self._tag)
+        if not tag and not _names_a_tool(rest):
+            return text, []  # an answer may be JSON, too
+        calls: list[ToolCall] = []
+        while rest := rest.lstrip(" \t\r\n;,"):
+            value, end = _json_at(rest)
+            calls.append(_call_of(len(calls), value, rest[:end], "parameters", "arguments"))
+            rest = rest[end:]
+        return before.strip() if calls else text, calls
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+
+
+class Pythonic:
+    """`[add(a=1, b=2), now()]` as the whole message: Llama 3.2 and 4. Arguments are literals, by keyword.
+
+    >>> Pythonic().parse("[add(a=1, b=-2), now()]")[1][0]["function"]
+    {'name': 'add', 'arguments': {'a': 1, 'b': -2}}
+    """
+
+    _begins = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
+
+    def parse(self, text: str) -> tuple[str, list[ToolCall]]:
+        body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
+        cut_off = "]" not in body
+        if not self._begins.match(body) or not (cut_off or body.endswith("]")):
+            return text, []
+        try:
+            listed = ast.parse(body, mode="eval").body
+            if not isinstance(listed, ast.List):
+                raise ValueError("no list of calls")
+            return "", [self._read(index, call) for index, call in enumerate(listed.elts)]
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            return "", [_tool_call(0, "", body)]
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+    def _read(self, index: int, call: ast.expr) -> ToolCall:
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError("no call by keyword")
+        arguments = {str(word.arg): ast.literal_eval(_JsonWords().visit(word.value)) for word in call.keywords}
+        json.dumps(arguments)  # a set and bytes are literals, and no JSON: TypeError
+        return _tool_call(index, ast.unparse(call.func), arguments)
+
+
+class _JsonWords(ast.NodeTransformer):
+    """A model that writes Python for JSON mixes up their constants."""
+
+    _words: Mapping[str, Any] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._words[node.id]) if node.id in self._words else node
+
+
+class Mistral:
+    """`[TOOL_CALLS]` and either a JSON list of calls, or `name[ARGS]{...}`, repeated: Mistral, Ministral, Magistral.
+
+    >>> Mistral().parse('[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}')[1][0]["function"]
+    {'name': 'add', 'arguments': {'a': 1}}
+    """
+
+    _mark = "[TOOL_CALLS]"
+
+    def parse(self, text: str) -> tuple[str, list[ToolCall]]:
+        content, *parts = text.split(self._mark)
+        calls: list[ToolCall] = []
+        for part in map(str.strip, parts):
+            value, end = _json_at(part)
+            if isinstance(value, list):
+                entries = [json.dumps(entry) for entry in value]
+                calls += [
+                    _call_of(len(calls) + i, entry, raw, "arguments")
+                    for i, (entry, raw) in enumerate(zip(value, entries, strict=True))
+                ]
+            elif value is None and (at := part.find("{")) > 0:
+                name, _, id = part[:at].strip().removesuffix("[ARGS]").partition("[CALL_ID]")
+                arguments, end = _json_at(part[at:])
+                whole = arguments is not None and not part[at + end :].strip()
+                calls.append(_tool_call(len(calls), name.strip(), arguments if whole else part[at:], id.strip()))
+            else:
+                calls.append(_call_of(len(calls), value, part, "arguments"))
+        return content.strip() if calls else text, calls
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{self._mark}{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"
+
+
+def _names_a_tool(text: str) -> bool:
+    value, _ = _json_at(text.lstrip())
+    known = isinstance(value, dict) and isinstance(value.get("name"), str)
+    return known and ("parameters" in value or "arguments" in value)
+
+
+def _json_at(text: str) -> tuple[Any, int]:
+    """The JSON value that `text` begins with and where it ends; (None, the end) where there is none."""
     try:
-        value = json.loads(body)
+        return _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, dict) and isinstance(value.get("name"), str):
-        name, arguments = value["name"], value.get("arguments", {})
-        if not isinstance(arguments, dict):
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return None, len(text)
 
 
-TOOL_CALL_FORMATS: dict[str, Callable[[], ToolCallFormat]] = {"hermes": Hermes}
+def _call_of(index: int, value: Any, raw: str, *keys: str) -> ToolCall:
+    """A call from its JSON object, whose arguments stand under the first of `keys` that it has."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return _tool_call(index, "", raw)
+    return _tool_call(index, value["name"], next((value[key] for key in keys if key in value), {}), value.get("id"))
+
+
+def _tool_call(index: int, name: str, arguments: Any, id: Any = None) -> ToolCall:
+    if not isinstance(arguments, dict | str):
+        arguments = json.dumps(arguments)
+    # Mistral's templates take ids of nine letters and digits only; the others take any.
+    id = id if isinstance(id, str) and _ID.fullmatch(id) else f"call{index:05d}"
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+_DECODER = json.JSONDecoder()
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+TOOL_CALL_FORMATS: dict[str, Callable[[], ToolCallFormat]] = {
+    "hermes": Hermes,
+    "llama": LlamaJson,
+    "mistral": Mistral,
+    "pythonic": Pythonic,
+}
 """`actors.tool_calls` names one of these, or gives an import path of its own."""
 
 

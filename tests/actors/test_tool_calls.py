@@ -1,9 +1,11 @@
 import json
+import keyword
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actors.tool_calls import Hermes, arguments_of
+from asyncrl.actors.tool_calls import TOOL_CALL_FORMATS, Hermes, LlamaJson, Mistral, Pythonic, arguments_of
 
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 
@@ -32,7 +34,7 @@ def test_several_calls_and_text_around_them():
     content, calls = Hermes().parse(f"Let me see.\n{one}\n{two}\n")
     assert content == "Let me see."
     assert [call["function"]["name"] for call in calls] == ["a", "b"]
-    assert [call["id"] for call in calls] == ["call_0", "call_1"]
+    assert [call["id"] for call in calls] == ["call00000", "call00001"]
 
 
 def test_text_without_calls_is_kept_as_it_is():
@@ -46,3 +48,83 @@ def test_what_cannot_be_read_stays_visible():
     _, (call,) = Hermes().parse('<tool_call>{"name": "a", "arguments": [1]}')
     assert call["function"] == {"name": "a", "arguments": "[1]"}
     assert arguments_of(call) is None
+
+
+names = st.from_regex("[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda s: not keyword.iskeyword(s))
+plain = st.dictionaries(names, values, max_size=4)
+
+
+@pytest.mark.parametrize("family", sorted(TOOL_CALL_FORMATS))
+@given(name=names.filter(lambda s: s not in ("true", "false", "null")), arguments=plain)
+def test_every_family_reads_what_it_writes(family, name, arguments):
+    text = TOOL_CALL_FORMATS[family]().write(name, arguments)
+    if any(mark in text[1:] for mark in ("</tool_call>", "[TOOL_CALLS]", "<|python_")):
+        return
+    content, (call,) = TOOL_CALL_FORMATS[family]().parse(text)
+    assert content == ""
+    assert call["function"] == {"name": name, "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("family", "opening"),
+    [
+        ("llama", "<|python_tag|>"),
+        ("llama", '{"name": "a", "parameters": {}}'),
+        ("mistral", "[TOOL_CALLS]"),
+        ("pythonic", "[f("),
+    ],
+)
+@given(text=st.text() | st.text(alphabet="[]{}()<>|\"':;,=a1 "))
+def test_no_text_makes_a_family_raise(family, opening, text):
+    for said in (text, opening + text):
+        content, calls = TOOL_CALL_FORMATS[family]().parse(said)
+        assert isinstance(content, str)
+        assert calls or content == said
+        for call in calls:
+            assert isinstance(call["function"]["name"], str)
+            assert arguments_of(call) is None or isinstance(arguments_of(call), dict)
+            json.dumps(call)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "expected"),
+    [
+        (LlamaJson(), 'See.<|python_tag|>{"name": "a", "parameters": {"x": 1}}; {"name": "b", "arguments": {}}',
+         ("See.", [("a", {"x": 1}), ("b", {})])),
+        (LlamaJson(), '{"name": "a", "parameters": {"x": "{"}}', ("", [("a", {"x": "{"})])),
+        (LlamaJson(), '{"name": "a", "parameters": {}} oops', ("", [("a", {}), ("", "oops")])),
+        (LlamaJson(), '<|python_tag|>{"name": "a", "param', ("", [("", '{"name": "a", "param')])),
+        (LlamaJson(), '{"answer": 4}', ('{"answer": 4}', [])),
+        (Pythonic(), "[a(x=1, y=[true, None]), m.b()]", ("", [("a", {"x": 1, "y": [True, None]}), ("m.b", {})])),
+        (Pythonic(), "<|python_start|>[a(x='1')]<|python_end|>", ("", [("a", {"x": "1"})])),
+        (Pythonic(), "[a(x=open('f'))]", ("", [("", "[a(x=open('f'))]")])),
+        (Pythonic(), "[a(1)]", ("", [("", "[a(1)]")])),
+        (Pythonic(), "[a(x=1", ("", [("", "[a(x=1")])),
+        (Pythonic(), "[f(x)] is the answer.", ("[f(x)] is the answer.", [])),
+        (Mistral(), 'Hm.[TOOL_CALLS][{"name": "a", "arguments": {"x": 1}}, {"name": "b"}]',
+         ("Hm.", [("a", {"x": 1}), ("b", {})])),
+        (Mistral(), '[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b{}', ("", [("a", {"x": 1}), ("b", {})])),
+        (Mistral(), '[TOOL_CALLS]a[ARGS]{"x":', ("", [("a", '{"x":')])),
+        (Mistral(), "[TOOL_CALLS]a", ("", [("", "a")])),
+    ],
+)  # fmt: skip
+def test_calls_of_the_families(parser, text, expected):
+    content, calls = parser.parse(text)
+    assert (content, [(c["function"]["name"], c["function"]["arguments"]) for c in calls]) == expected
+
+
+def test_an_id_that_the_model_wrote_is_kept():
+    _, (call,) = Mistral().parse("[TOOL_CALLS]a[CALL_ID]aB3456789[ARGS]{}")
+    assert (call["id"], call["function"]["name"]) == ("aB3456789", "a")
+    assert all(len(c["id"]) == 9 for c in Hermes().parse("<tool_call>{}</tool_call>" * 3)[1])
+
+
+def test_long_nonsense_takes_no_time():
+    for family in TOOL_CALL_FORMATS.values():
+        for text in (
+            "[TOOL_CALLS]x" + " " * 20_000 + "y",
+            " " * 20_000 + "[f",
+            "<|python_tag|>" + "{" * 20_000,
+            "[f(" + "(" * 20_000,
+        ):
+            family().parse(text)
