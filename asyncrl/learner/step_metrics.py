@@ -14,7 +14,9 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.diagnostics import engine_mismatch, mismatch, off_policy, sequence_effective_sample_size
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
+from asyncrl.learner.record import Record
 from asyncrl.learner.step import StepResult
+from asyncrl.learner.value import explained_variance
 from asyncrl.tracking.series import BUCKET_EDGES, histogram
 from asyncrl.trajectory import Trajectory
 
@@ -77,7 +79,22 @@ def step_metrics(
     apart = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
     values |= {f"correction/{name}": float(value) for name, value in apart.items()}
     said = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
-    return values | said | _rewards(trajectories, success)
+    return values | said | _beside(record, mask) | _rewards(trajectories, success)
+
+
+def _beside(record: Record, mask: Tensor) -> dict[str, float]:
+    """Of the critic, the KL term's weight and the shaping, where there are any."""
+    found = {} if record.kl_coef == 0 else {"weights/kl_coef": record.kl_coef}
+    if record.shaped_reward is not None:
+        found["reward/shaped"] = record.shaped_reward
+    if record.values is None:
+        return found
+    return found | {
+        "weights/value_loss": record.value_loss,
+        "weights/explained_variance": explained_variance(record.values, record.returns, mask),
+        "weights/value_mean": float(masked_mean(record.values, mask)),
+        "weights/critic_grad_norm": record.critic_grad_norms[-1],
+    }
 
 
 def _quantile(x: Tensor, q: float) -> Tensor:
