@@ -21,6 +21,8 @@ from asyncrl.buffer.client import BatchReply
 from asyncrl.config import Config
 from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
 
+SPARE_S = 60.0
+"""What rank 0 may take between two orders beyond an outage of the buffer and an exchange."""
 Do = Literal["wait", "load", "train", "publish", "save", "end"]
 
 
@@ -70,7 +72,7 @@ class Group(Ranks):
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(kinds, store=store, rank=rank, world_size=self.size, timeout=wait)
         # While rank 0 sits an outage of the buffer out, or writes a checkpoint, the others hear nothing.
-        patience = wait + timedelta(seconds=config.launch.restart_window_s + 60)
+        patience = wait + timedelta(seconds=config.launch.restart_window_s + SPARE_S)
         self._orders = dist.new_group(backend="gloo", timeout=patience)
 
     def order(self, order: Order) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,7 +73,7 @@ class FakeBuffer:
             return self._reply("skipped", f"batch {b} was skipped: poison", b)
         if b not in self.handed:
             self.handed[b] = self._made(b)
-        return self.handed[b]
+        return self.handed[b] if dp_size == 1 else share(self.handed[b], dp_rank, dp_size)
 
     def _made(self, b: int) -> BatchReply:
         rng = np.random.default_rng(b)
@@ -130,6 +131,17 @@ class FakeBuffer:
             for i in range(EVAL_TASKS)
         ]
         return EvalReply(True, len(results), len(results), results, "")
+
+
+def share(reply: BatchReply, rank: int, size: int) -> BatchReply:
+    """Every `size`-th group of a batch."""
+    mine = [i for i, t in enumerate(reply.trajectories) if t.id.group % size == rank]
+    return dataclasses.replace(
+        reply,
+        trajectories=[reply.trajectories[i] for i in mine],
+        weights=tuple(reply.weights[i] for i in mine),
+        digests=tuple(reply.digests[i] for i in mine),
+    )
 
 
 class FakeReporter:

@@ -20,14 +20,16 @@ import torch.distributed as dist
 DEADLINE_S = 90.0
 
 
-def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(*arguments)` returns on each rank, which must pickle. Fails with the first rank's traceback."""
+def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any, joined: bool = True) -> list[Any]:
+    """What `function(*arguments)` returns on each rank. Fails with the first rank's traceback.
+
+    Not `joined`: it is called as `function(rank, rendezvous, *arguments)` and joins the others itself."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("fork")
     pipes, processes = [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
-        target = (rank, size, folder / "rendezvous", there, function, arguments)
+        target = (rank, size, folder / "rendezvous", there, function, arguments, joined)
         processes.append(context.Process(target=_rank, args=target))
         pipes.append(here)
     for process in processes:
@@ -49,12 +51,17 @@ def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: 
     return [answers[pipe] for pipe in pipes]
 
 
-def _rank(rank: int, size: int, rendezvous: Path, told: Connection, function: Any, arguments: Any) -> None:
+def _rank(
+    rank: int, size: int, rendezvous: Path, told: Connection, function: Any, arguments: Any, joined: bool
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
     try:
-        store = dist.FileStore(str(rendezvous), size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        if joined:
+            store = dist.FileStore(str(rendezvous), size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        else:
+            arguments = (rank, rendezvous, *arguments)
         answer = io.BytesIO()  # tensors sent as they are would be files that end with this process
         torch.save(function(*arguments), answer)
         told.send((False, answer.getvalue()))

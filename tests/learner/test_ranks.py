@@ -1,0 +1,146 @@
+"""Rank 0 leads and the others follow: together they do what one process does alone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from asyncrl.config import Config
+from asyncrl.learner.__main__ import compute_alike
+from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
+from asyncrl.learner.checkpoints import Checkpoints, complete, read
+from asyncrl.learner.follower import Follower
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.process import Learner
+from asyncrl.learner.ranks import Group, Order, Ranks
+from asyncrl.learner.trainer import Trainer
+from asyncrl.weights.shm import ShmPublisher
+from tests.learner.fake_buffer import FakeBuffer, FakeReporter
+from tests.learner.ranks import on_ranks
+from tests.learner.test_loop import Killed
+from tests.learner.test_loop import played as alone
+from tests.learner.tiny import tiny_config, tiny_model
+
+
+def a_config(ranks: int, **learner: Any) -> Config:
+    given = {"steps": 4, "checkpoint_every": 2, "ranks": ranks, "backend": "fsdp2", "minibatches": 2}
+    return tiny_config(**(given | learner))
+
+
+def rank(
+    number: int, rendezvous: Path, folder: Path, config: Config, resume: bool, outcomes: dict[int, str], die_at: int
+) -> dict[str, Any]:
+    """One rank from its start to its end; at batch `die_at` all of them are gone."""
+    compute_alike(config)
+    ranks = Group(config, number, rendezvous) if config.learner.ranks > 1 else Ranks()
+    backend = Fsdp2Backend(config, tiny_model(), device="cpu")
+    trainer, buffer, reporter = Trainer(config, backend, Objective(config.learner)), FakeBuffer(4), FakeReporter()
+    buffer.outcomes, buffer.incarnation = dict(outcomes), 0
+    if resume:
+        buffer.published_versions = [(0, v) for v in range(3)]
+    if number:
+        follower = Follower(trainer, ranks=ranks, buffer=buffer, reporter=reporter, patience_s=1.0)  # type: ignore[arg-type]
+
+        def done(b: int) -> None:
+            if b == die_at:
+                raise Killed
+            if b:
+                buffer.outcomes[b - 1] = "applied"  # rank 0 told the one buffer that there is
+
+        buffer.on_batch = done
+        buffer.incarnation = 1 if resume else 0
+        with contextlib.suppress(Killed):
+            follower.run()
+        return {}
+    buffer.waits = 2
+
+    def killed(b: int) -> None:
+        if b == die_at:
+            ranks.order(Order("train", incarnation=buffer.incarnation, batch=b, version=b))
+            raise Killed
+
+    buffer.incarnation = 0 if resume else -1
+    buffer.on_batch = killed
+    learner = Learner(
+        config,
+        trainer=trainer,
+        ranks=ranks,
+        buffer=buffer,  # type: ignore[arg-type]
+        publisher=ShmPublisher(folder / f"shm-{resume}"),
+        reporter=reporter,  # type: ignore[arg-type]
+        checkpoints=Checkpoints(folder / "checkpoints", 2),
+        save_tokenizer=lambda path: None,
+    )
+    try:
+        learner.run(resume=resume)
+    except Killed:
+        return {"asked": buffer.asked}
+    metrics = [values for step, values in reporter.steps if "weights/loss" in values]
+    return {"asked": buffer.asked, "metrics": metrics, "published": buffer.published_versions}
+
+
+def saved(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(complete(folder / "checkpoints")[-1] / "hf" / "model-00001.safetensors")
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
+    assert {n for n in a if n in b} == set(a)
+    assert max(float((a[n] - b[n]).abs().max()) for n in a) <= tolerance
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    weights, reporter = alone(
+        tmp_path_factory.mktemp("alone"), FakeBuffer(4), config=a_config(1, backend="torch", minibatches=2)
+    )
+    return weights, [values for _, values in reporter.steps if "weights/loss" in values]
+
+
+def test_two_ranks_train_what_one_process_trains(tmp_path: Path, reference: Any) -> None:
+    lead, _ = on_ranks(2, tmp_path / "meet", rank, tmp_path, a_config(2), False, {}, -1, joined=False)
+    weights, metrics = reference
+    same(saved(tmp_path), weights, 1e-6)
+    assert lead["published"] == [(0, v) for v in range(5)]
+    for mine, theirs in zip(lead["metrics"], metrics, strict=True):
+        for name in ("weights/loss", "weights/grad_norm", "correction/sequence_ess", "reward/mean", "staleness/mean"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-5), name
+    state, done = read(complete(tmp_path / "checkpoints")[-1])
+    assert (state.version, state.ranks) == (4, 2)
+    assert sorted(g for d in done for g in d.groups) == list(range(16)), "the groups of all shares"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_the_death_of_all_another_number_goes_on(tmp_path: Path, reference: Any, ranks: int) -> None:
+    first = on_ranks(2, tmp_path / "first", rank, tmp_path, a_config(2), False, {}, 3, joined=False)
+    assert first[0]["asked"][-1] == 3
+    applied = dict.fromkeys(range(3), "applied")
+    config = a_config(ranks)
+    again = on_ranks(ranks, tmp_path / "again", rank, tmp_path, config, True, applied, -1, joined=False)
+    assert again[0]["asked"] == [2, 2, 2, 3, 4], "from the checkpoint of version 2, after two waits"
+    assert again[0]["published"][3:] == [(0, 2), (0, 3), (0, 4)]
+    same(saved(tmp_path), reference[0], 2e-6)
+
+
+def silent(number: int, rendezvous: Path, config: Config) -> float:
+    ranks = Group(config, number, rendezvous)
+    began = time.monotonic()
+    if number == 0:
+        time.sleep(5)
+        return 0.0
+    with pytest.raises(RuntimeError):
+        ranks.next()
+    return time.monotonic() - began
+
+
+def test_a_rank_that_hears_nothing_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.learner.ranks.SPARE_S", 0.0)
+    config = Config.model_validate({**a_config(2, collective_s=1.0).model_dump(), "launch": {"restart_window_s": 1.0}})
+    waited = on_ranks(2, tmp_path / "meet", silent, config, joined=False)
+    assert 1.5 < waited[1] < 4.5
