@@ -69,6 +69,9 @@ class ActorsConfig(Section):
     tool_calls: str = "hermes"
     """How the model writes tool calls: `hermes` (Hermes, Qwen 2.5 and 3), `llama` (3.1 and later, JSON), `pythonic`
     (Llama 3.2 and 4), `mistral` or `package.module:Name`."""
+    renderer: str = "template"
+    """Messages to token ids and back: `template`, the tokenizer's chat template, or `package.module:Name` of what makes
+    a renderer from the tokenizer, one of the package `renderers` or your own (docs/agents.md)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Tokens that end an assistant turn; empty: the tokenizer's eos token."""
     seed: int = 0
@@ -244,7 +247,10 @@ class WeightsConfig(Section):
     drain: bool = False
     """Let running requests finish before an update instead of updating in flight."""
     channel: str = "shm"
-    """How weights travel: `shm`, a file in shared memory of one host."""
+    """How weights travel: `shm`, a file in shared memory of one host; `zmq`, also to other hosts: each fetches a version
+    once, what changed of it where that is less, and its actors share it; or `package.module:Name`."""
+    full_every: int = Field(100, ge=0)
+    """Of `zmq`: every so many publications hosts fetch the whole file, whatever changed. 0: only when they must."""
 
 
 class EvalConfig(Section):

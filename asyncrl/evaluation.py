@@ -20,7 +20,7 @@ from rich.progress import TaskID
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episode import EpisodeFailed, Progress
 from asyncrl.actors.playing import Play, player
-from asyncrl.actors.renderer import TemplateRenderer
+from asyncrl.actors.renderer_choice import build_renderer
 from asyncrl.buffer.cursor import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.data.base import Task
@@ -84,7 +84,7 @@ async def played(config: Config, console: Console) -> tuple[Success, Success | N
             f"data.source {config.data.source!r} keeps no task held out: there is nothing to play. Set its option for "
             "held-out tasks in data.options."
         )
-    renderer, engine = TemplateRenderer.of(config), build_engine(config)
+    renderer, engine = build_renderer(config), build_engine(config)
     slots = asyncio.Semaphore(config.actors.slots)
 
     async def one(play: Play, task: int, index: int, bar: Bar, line: TaskID) -> Trajectory | None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from asyncrl.actors.endpoint_requests import BadRequest, plain
-from asyncrl.actors.renderer import Renderer, ToolSchema
+from asyncrl.actors.renderer import Renderer, ToolSchema, tell_prefix_break
 from asyncrl.data.base import Message
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
     ids: list[int]
+    sampled: int
     closed: bool
 
 
@@ -45,24 +46,27 @@ class Conversations:
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
-        ids: Sequence[int],
+        prompt: Sequence[int],
+        sampled: Sequence[int],
         answer: Message,
-        *,
-        closed: bool,
     ) -> None:
-        """The policy answered `messages` with `answer`; `ids`: the prompt and what was sampled. `closed`: they end with
-        a stop token."""
-        self._said[_keys([*messages, plain(answer)], tools)[-1]] = _Said(list(ids), closed)
+        """The policy answered `messages`, which are `prompt`, with `sampled`, which the agent reads as `answer`."""
+        closed = len(sampled) > 0 and sampled[-1] in self._renderer.stop_token_ids
+        key = _keys([*messages, plain(answer)], tools)[-1]
+        self._said[key] = _Said([*prompt, *sampled], len(sampled), closed)
 
     def _tail_of_what_was_said(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
         keys = _keys(messages, tools)
         for n in range(len(messages), 0, -1):
             if (said := self._said.get(keys[n - 1])) is None:
                 continue
-            tail = self._renderer.render_tail(messages[:n], messages[n:], tools, closed=said.closed)
+            tail = self._renderer.render_tail(
+                messages[:n], messages[n:], tools, closed=said.closed, row=said.ids, sampled=said.sampled
+            )
             if tail is not None:
                 return said.ids + tail
             self.breaks += 1
+            tell_prefix_break(messages[n]["role"] if n < len(messages) else "assistant")
             return None
         return None
 

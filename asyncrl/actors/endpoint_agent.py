@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -119,7 +120,6 @@ class AgentPlayer:
 
 def _openai() -> ModuleType | None:
     try:
-        import openai
+        return importlib.import_module("openai")
     except ImportError:
         return None
-    return openai

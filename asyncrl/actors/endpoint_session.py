@@ -69,11 +69,7 @@ class Session:
             self.turns += 1
             self._last = answer
             if isinstance(body, ChatBody):
-                ids = answer.token_ids
-                closed = ids[-1:] != [] and ids[-1] in self.renderer.stop_token_ids
-                self._conversations.said(
-                    body.messages, _tools(body), [*reply.prompt, *ids], answer.message, closed=closed
-                )
+                self._conversations.said(body.messages, _tools(body), reply.prompt, answer.token_ids, answer.message)
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
@@ -127,10 +123,11 @@ class Session:
         message = self.renderer.parse(generation.token_ids.tolist())
         if hit is not None:
             message["content"] = message["content"].partition(hit)[0]
-        for call in message.get("tool_calls") or []:
-            # Templates of some families accept nine letters and digits only.
-            call["id"] = f"call{self._named:05d}"
-            self._named += 1
+        for index, call in enumerate(message.get("tool_calls") or []):
+            # Agents tell calls apart by their ids; of those that the model did not write each is made unique.
+            if call["id"] == f"call{index:05d}":
+                call["id"] = f"call{self._named:05d}"
+                self._named += 1
         return Answer(generation, message, "stop" if hit is not None else _ended(generation))
 
     def _move(self, by: int) -> None:

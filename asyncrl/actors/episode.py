@@ -20,9 +20,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from jinja2 import TemplateError
+
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Env, Turn
-from asyncrl.actors.renderer import Renderer
+from asyncrl.actors.renderer import Renderer, tell_prefix_break
 from asyncrl.actors.rows import OpenRow
 from asyncrl.config import Config
 from asyncrl.data.base import Message
@@ -168,7 +170,7 @@ class _Episode:
         task = {**self._ticket.task, "episode": self._ticket.id.index}
         self._messages = list(await self._call(self._env.reset(task), "reset"))
         self._tools = [tool.schema for tool in self._env.tools]
-        row = OpenRow(self._renderer.render_initial(self._messages, self._tools))
+        row = self._new_row()
         while True:
             generation = await self._generate(row)
             if generation is None:
@@ -222,13 +224,25 @@ class _Episode:
         if not answer.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
         before = [*self._messages, message]
-        tail = self._renderer.render_tail(before, answer.messages, self._tools, closed=closed)
+        try:
+            tail = self._renderer.render_tail(
+                before, answer.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
+            )
+        except TemplateError as error:
+            raise EpisodeFailed("env_error", f"the chat template refuses what step said: {error}") from error
         self._messages = [*before, *answer.messages]
         if tail is None:
             self._progress.prefix_breaks += 1
-            return OpenRow(self._renderer.render_initial(self._messages, self._tools))
+            tell_prefix_break(answer.messages[0]["role"])
+            return self._new_row()
         row.context(tail)
         return row
+
+    def _new_row(self) -> OpenRow:
+        try:
+            return OpenRow(self._renderer.render_initial(self._messages, self._tools))
+        except TemplateError as error:
+            raise EpisodeFailed("env_error", f"the chat template refuses the conversation: {error}") from error
 
     def _count(self, answer: Turn) -> None:
         numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]

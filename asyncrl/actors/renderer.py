@@ -7,6 +7,7 @@ between the ids that the policy sampled and the point where it samples next.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
+
+log = logging.getLogger(__name__)
 
 ToolSchema = Mapping[str, Any]
 """One tool in OpenAI form, `Tool.schema`."""
@@ -43,12 +46,15 @@ class Renderer(Protocol):
         tools: Sequence[ToolSchema],
         *,
         closed: bool = True,
+        row: Sequence[int] = (),
+        sampled: int = 0,
     ) -> list[int] | None:
         """The ids to append to a row after the sampled ids, ending where the assistant speaks again.
 
         `messages_before` ends with the assistant message that was parsed from those ids; `closed` says whether they end
-        with a stop token (otherwise the tail closes the turn, as context). None: with the new messages the template
-        changes what came before, so the row ends here and `render_initial` starts a new one.
+        with a stop token (otherwise the tail closes the turn, as context). `row`: the ids so far, of which the last
+        `sampled` are those; for a renderer that goes by ids. None: with the new messages the template changes what came
+        before, so the row ends here and `render_initial` starts a new one.
         """
         ...
 
@@ -129,9 +135,16 @@ class TemplateRenderer:
         tools: Sequence[ToolSchema],
         *,
         closed: bool = True,
+        row: Sequence[int] = (),
+        sampled: int = 0,
     ) -> list[int] | None:
-        base = self._text(messages_before, tools, generate=False)
-        whole = self._text([*messages_before, *new_messages], tools, generate=True)
+        try:
+            base, whole = self._base_and_whole(messages_before, new_messages, tools)
+        except TemplateError:
+            # A policy may say what its template cannot write, for instance two calls at once (Llama). The tail behind
+            # it does not depend on it.
+            plain: Message = {"role": "assistant", "content": "."}
+            base, whole = self._base_and_whole([*messages_before[:-1], plain], new_messages, tools)
         stop = max(self._stops, key=base.rfind)
         at = base.rfind(stop)
         # What follows the turn's stop token (in Qwen's format a newline) was not sampled and belongs to the tail.
@@ -173,6 +186,11 @@ class TemplateRenderer:
                     breaks.append(name)
         return tuple(breaks)
 
+    def _base_and_whole(
+        self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> tuple[str, str]:
+        return self._text(before, tools, generate=False), self._text([*before, *new], tools, generate=True)
+
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         # A chat is JSON by definition, and JSON is a key that costs a tenth of the rendering.
         return self._rendered(json.dumps([list(messages), list(tools), generate]))
@@ -183,6 +201,15 @@ class TemplateRenderer:
             messages, tools=tools or None, add_generation_prompt=generate, tokenize=False, **self._options
         )
         return text
+
+
+@lru_cache(maxsize=64)
+def tell_prefix_break(role: str) -> None:
+    """Says it once per role: the cache is the memory."""
+    log.warning(
+        "the chat template changed what stood before a %s message: the row ends there and a new one starts with the "
+        "whole conversation, each time (throughput/prefix_breaks counts them; said once)", role,
+    )  # fmt: skip
 
 
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}

@@ -24,6 +24,11 @@ class OpenRow:
     def sampled_any(self) -> bool:
         return bool(self._parts)
 
+    @property
+    def last_sampled(self) -> int:
+        """How many ids were sampled last."""
+        return len(self._parts[-1][1].token_ids) if self._parts else 0
+
     def context(self, ids: Sequence[int]) -> None:
         self.ids.extend(ids)
 

@@ -94,6 +94,8 @@ class FakeRenderer:
         tools: Sequence[ToolSchema],
         *,
         closed: bool = True,
+        row: Sequence[int] = (),
+        sampled: int = 0,
     ) -> list[int] | None:
         if any(m["role"] == "user" for m in new_messages):
             return None
