@@ -37,4 +37,5 @@ def pids_of(run: RunFolder, name: str) -> list[int]:
 
 
 def fake(run: RunFolder, name: str, behaviour: str) -> Role:
-    return Role(name, (sys.executable, FAKE, str(run.path), name, behaviour))
+    leader = "learner" if name.startswith("learner-") else ""
+    return Role(name, (sys.executable, FAKE, str(run.path), name, behaviour), leader=leader)

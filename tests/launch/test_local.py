@@ -138,6 +138,33 @@ def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, rol
     assert gone(run) == []
 
 
+def test_ranks_live_and_die_together(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="done", learner_1="deaf", learner_2="deaf", actor_0="stay")
+    ranks = ("learner", "learner-1", "learner-2")
+    assert all_started(run, *ranks, "buffer", "actor-0")
+    before = {name: pids_of(run, name) for name in ranks}
+    run.rendezvous.touch()
+    os.kill(before["learner-1"][0], signal.SIGKILL)
+    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks)), "not all were started again"
+    assert not run.rendezvous.exists(), "the new ones would meet the old ones there"
+    assert not [pid for pids in before.values() for pid in pids if running(pid)]
+    assert len(pids_of(run, "actor-0")) == 2, "nobody else was touched"
+    (run.path / "done").touch()
+    began = time.monotonic()
+    out, err = launcher.communicate(timeout=30)
+    assert out.strip() == "finished 0", err
+    assert time.monotonic() - began < 4.0, "those that follow rank 0 were waited for"
+    assert gone(run) == []
+
+
+def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="stay", learner_1="die")
+    out, _ = launcher.communicate(timeout=30)
+    assert launcher.returncode == 1
+    assert "learner-1 died more than 2 times" in out
+    assert gone(run) == []
+
+
 def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", actor_0="die")
     out, _ = launcher.communicate(timeout=30)
