@@ -68,8 +68,6 @@ def _critic(c: Config) -> list[str]:
             f"learner.critic is {critic}, and learner.advantage {advantage} reads no values: choose one of "
             f"{', '.join(sorted(NEEDS_VALUES))}, or learner.critic none."
         )
-    if critic != "none" and c.learner.ranks > 1:
-        problems.append(f"learner.critic is {critic} with learner.ranks {c.learner.ranks}: a critic trains on one rank.")
     if critic == "none" and c.learner.critic_warmup_steps:
         problems.append(
             f"learner.critic_warmup_steps is {c.learner.critic_warmup_steps} and learner.critic none: there is nothing "

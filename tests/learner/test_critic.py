@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective import Objective
@@ -22,6 +23,7 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.learner.value import explained_variance
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Trajectory
+from tests.learner.ranks import on_ranks
 from tests.learner.tiny import random_trajectory, tiny_config, tiny_model
 
 LR, CRITIC_LR = 1e-3, 3e-3
@@ -35,9 +37,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def a_trainer(model: Path, **learner: Any) -> tuple[Config, Trainer]:
+def config_of(model: Path, **learner: Any) -> Config:
     config = tiny_config(**learner)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+
+
+def a_trainer(model: Path, **learner: Any) -> tuple[Config, Trainer]:
+    config = config_of(model, **learner)
     return config, Trainer(config, build(config), Objective(config.learner), build)
 
 
@@ -240,6 +246,32 @@ def test_explained_variance() -> None:
     assert explained_variance(torch.full((4,), 7.0), returns, mask) == 0.0
     assert explained_variance(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.ones(4), mask) == 0.0
     assert explained_variance(torch.tensor([1.5, 2.0, 2.5, 0.0]), returns, mask) == pytest.approx(0.75)
+
+
+def on_a_rank(model: Path, folder: Path, kind: str) -> tuple[dict[str, Tensor], bool]:
+    """Two steps, a checkpoint, one more; then that one again from the checkpoint."""
+    config = config_of(model, **GAE, critic=kind, tokens_per_micro_batch=60, backend="fsdp2", ranks=2)
+    trainer = Trainer(config, Fsdp2Backend(config), Objective(config.learner), Fsdp2Backend)
+    trained(trainer, 2)
+    trainer.save(folder)
+    torch.distributed.barrier()
+    trained(trainer, 1, start=2)
+    again = Trainer(config, Fsdp2Backend(config), Objective(config.learner), Fsdp2Backend)
+    again.load(folder)
+    trained(again, 1, start=2)
+    found = weights(trainer)
+    return found, all(torch.equal(t, found[n]) for n, t in weights(again).items())
+
+
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_two_ranks_train_what_one_process_trains(model: Path, tmp_path: Path, kind: str) -> None:
+    _, alone = a_trainer(model, **GAE, critic=kind)
+    trained(alone, 3)
+    first, second = on_ranks(2, tmp_path / "meet", on_a_rank, model, tmp_path, kind)
+    assert differ(weights(alone), first[0]) < 2e-5
+    assert first[1]
+    assert second[1]
+    assert all(torch.equal(second[0][f"head.{n}"], first[0][f"head.{n}"]) for n in ("weight", "bias"))
 
 
 class _Blind(TorchBackend):
