@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.audit.command import audit
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
@@ -161,3 +162,49 @@ def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     assert nothing_left(run) == []
     assert until(lambda: not sockets.exists() and not shm.exists(), 10.0)
     assert max(r.get("staleness/max", 0.0) for r in by_step(run.metrics)) <= 2
+
+
+def test_two_ranks_train_together(launch: Launch) -> None:
+    launcher, run = launch(
+        learner__backend="fsdp2", learner__ranks=2, learner__steps=3, learner__checkpoint_every=2, eval__tasks=0
+    )
+    out, _ = launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode == 0, out
+    records = by_step(run.metrics)
+    assert [int(r["step"]) for r in records if "reward/mean" in r] == [1, 2, 3]
+    assert {path.stem for path in run.logs.glob("learner*.log")} == {"learner", "learner-1"}
+    assert (run.checkpoints / "step-000003" / "dcp" / ".metadata").is_file()
+    assert audited(run) == 0
+    assert nothing_left(run) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_either_of_two_ranks_killed_dead_and_both_go_on(launch: Launch) -> None:
+    launcher, run = launch(learner__backend="fsdp2", learner__ranks=2, learner__steps=500, eval__tasks=0)
+    assert until(lambda: steps(run) >= 2, SLOW_S), output(launcher)
+    for role in ("learner-1", "learner"):
+        before, had = {r: pid(run, r) for r in ("learner", "learner-1")}, steps(run)
+        os.kill(before[role], signal.SIGKILL)
+        assert until(lambda before=before: all(pid(run, r) != p for r, p in before.items())), output(launcher)
+        assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} died\n{output(launcher)}"
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=DEADLINE_S)
+    assert launcher.returncode == 130
+    assert nothing_left(run) == []
+    assert audited(run) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+    words = ["--config", config, "--learner.backend", "fsdp2", "--learner.ranks", "2"]
+    words += ["--launch.runs-dir", tmp_path, "--launch.name", "run"]
+    subprocess.run([sys.executable, "-m", "asyncrl", "launch", *map(str, words)], check=True, timeout=1400)
+    assert json.loads(folder.summary.read_text())["held_out_success_end"] >= 0.9
+
+
+def audited(run: RunFolder) -> int:
+    return audit(run, step=None, format="json", out=run.path / "audit.json")
