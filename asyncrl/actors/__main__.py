@@ -20,12 +20,13 @@ from asyncrl.actors.leases import LeaseKeeper, Patience
 from asyncrl.actors.playing import player
 from asyncrl.actors.process import Actor
 from asyncrl.actors.renderer import TemplateRenderer
+from asyncrl.actors.renderer_choice import build_renderer
 from asyncrl.actors.updates import DrainingEngine, Updates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.launch.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
-from asyncrl.weights.shm import ShmSubscriber
+from asyncrl.weights.channels import channel
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,15 @@ async def run(folder: RunFolder, name: str) -> None:
     threads = ThreadPoolExecutor(max_workers=config.actors.slots + 4, thread_name_prefix="tool")
     loop.set_default_executor(threads)
 
-    renderer = TemplateRenderer.of(config)
-    for situation in renderer.prefix_breaks():
+    renderer = build_renderer(config)
+    for situation in renderer.prefix_breaks() if isinstance(renderer, TemplateRenderer) else ():
         log.warning("the chat template is not prefix-stable: %s. There, an episode becomes several rows.", situation)
     engine = build_engine(config)
     if config.weights.drain:
         engine = DrainingEngine(engine)
     opened = AsyncExitStack()
     play_episode = await opened.enter_async_context(player(config, engine, renderer, actor=name))
+    weights = channel(config).subscriber(folder)  # it may fetch while the engine starts
     await engine.start()
 
     address, deadline_s = folder.address("buffer"), config.buffer.lease_s / 3
@@ -65,7 +67,7 @@ async def run(folder: RunFolder, name: str) -> None:
     acks = AckLog(folder.acks / f"{name}.jsonl")
     actor = Actor(
         name, config, engine=engine, play=play_episode, buffer=buffer, keeper=keeper,
-        updates=Updates(engine, ShmSubscriber(folder.shm), recompute_kv=config.weights.kv == "recompute"),
+        updates=Updates(engine, weights, recompute_kv=config.weights.kv == "recompute"),
         reporter=reporter, acks=acks,
     )  # fmt: skip
     settle()
@@ -76,6 +78,7 @@ async def run(folder: RunFolder, name: str) -> None:
     finally:
         await opened.aclose()
         await engine.close()
+        weights.close()
         acks.close()
         await buffer.close()
         renewals.close()

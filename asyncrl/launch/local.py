@@ -34,6 +34,7 @@ from asyncrl.launch.logs import why_it_ended
 from asyncrl.launch.processes import Process, Role, adopt_orphans, python, reap_orphans
 from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit, who_waits
 from asyncrl.run_folder import RunFolder
+from asyncrl.weights.channels import channel
 
 if TYPE_CHECKING:
     from asyncrl.tracking.collector import Collector
@@ -42,7 +43,7 @@ POLL_S = 0.2
 GUARDIAN_S = 15.0
 KILL_S = 10.0
 FULL_BYTES = 1 << 20
-ORDER = ("actor", "learner", "buffer")
+ORDER = ("actor", "learner", "buffer", "weights")
 """In which the roles are stopped: nothing is generated for a buffer or a learner that is gone."""
 
 
@@ -55,6 +56,8 @@ def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
         *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
         *(Role(a, python("asyncrl.actors", folder, "--name", a), (), _threads(config.actors.threads)) for a in actors),
     ]
+    if (server := channel(config).server) is not None:
+        started.insert(1, Role("weights", python(server, folder), environment=_threads(1)))
     cpus = config.launch.cpus
     return [replace(role, cpus=cpus.get(role.name, cpus.get(role.kind, ()))) for role in started]
 

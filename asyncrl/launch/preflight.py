@@ -89,8 +89,10 @@ def check_cpus(config: Config) -> None:
     """Raises ConfigError when `launch.cpus` names a core that this process may not use, or a role that there is not."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     for role, cpus in config.launch.cpus.items():
-        if role.partition("-")[0] not in ("actor", "learner", "buffer"):
-            raise ConfigError(f"launch.cpus names {role!r}: expected actor, learner, buffer, or one such as actor-0.")
+        if role.partition("-")[0] not in ("actor", "learner", "buffer", "weights"):
+            raise ConfigError(
+                f"launch.cpus names {role!r}: expected actor, learner, buffer, weights, or one such as actor-0."
+            )
         if missing := set(cpus) - cores:
             raise ConfigError(
                 f"launch.cpus.{role} is {list(cpus)}, but core {min(missing)} is not among those that this process may "

@@ -70,8 +70,8 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool) -> O
             collector = Collector(run, config, console)
         except zmq.ZMQError as error:
             raise RunError(
-                f"{run.address('launcher')} cannot be bound: {error}. Set TMPDIR to another folder, or launch.host to an "
-                "address of this machine."
+                f"{run.address('launcher')} cannot be bound: {error}. Set TMPDIR to another folder, or launch.host "
+                "to an address of this machine."
             ) from error
         outcome = Outcome("failed", 1, "the launcher failed")
         try:

@@ -27,8 +27,7 @@ from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
-from asyncrl.weights.protocol import Publisher
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.channels import Channel, channel
 
 
 def fsdp2(config: Config) -> Backend:
@@ -38,7 +37,6 @@ def fsdp2(config: Config) -> Backend:
 
 
 BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp2": fsdp2}
-CHANNELS: dict[str, Callable[[Path], Publisher]] = {"shm": ShmPublisher}
 
 
 def main() -> None:
@@ -59,7 +57,7 @@ def main() -> None:
     try:
         build = resolve(config.learner.backend, BACKENDS, "learner.backend")
         backend = build(config)
-        publisher = resolve(config.weights.channel, CHANNELS, "weights.channel")(run.shm)
+        weights = channel(config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     trainer = Trainer(config, backend, objective, build)
@@ -68,7 +66,7 @@ def main() -> None:
         if arguments.rank:
             follow(config, trainer, ranks, buffer, reporter)
         else:
-            lead(run, config, trainer, ranks, buffer, publisher, reporter, resume=arguments.resume)
+            lead(run, config, trainer, ranks, buffer, weights, reporter, resume=arguments.resume)
         ranks.leave()
     finally:
         reporter.close()
@@ -81,7 +79,7 @@ def lead(
     trainer: Trainer,
     ranks: Ranks,
     buffer: BufferClient,
-    publisher: Publisher,
+    weights: Channel,
     reporter: Reporter,
     *,
     resume: bool,
@@ -91,7 +89,7 @@ def lead(
         trainer=trainer,
         ranks=ranks,
         buffer=buffer,
-        publisher=publisher,
+        publisher=weights.publisher(run),
         reporter=reporter,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
         save_tokenizer=load_tokenizer(config.model).save_pretrained,

@@ -159,7 +159,8 @@ def _zigzag(moves: Flat) -> Flat:
 
 def _unzigzag(moves: Flat) -> Flat:
     one = moves.dtype.type(1)
-    return (moves >> one) ^ (moves.dtype.type(0) - (moves & one))
+    back: Flat = (moves >> one) ^ (moves.dtype.type(0) - (moves & one))
+    return back
 
 
 class _Streams:

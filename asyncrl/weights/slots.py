@@ -48,6 +48,14 @@ class Slot:
         self._room(offset + len(data))
         self.map[offset : offset + len(data)] = data
 
+    def put(self, offset: int, data: memoryview) -> None:
+        """Into room that was reserved."""
+        self.map[offset : offset + len(data)] = data
+
+    def reserve(self, size: int) -> None:
+        """Room for so many bytes."""
+        self._room(size)
+
     def write_hashed(self, offset: int, data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
         """The digest of `data`, a flat array, copied to `offset`."""
         self._room(offset + len(data))

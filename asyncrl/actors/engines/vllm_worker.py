@@ -20,7 +20,7 @@ class WorkerExtension:
         The caller, who has it mapped, has verified its bytes and found that they fit.
         """
         try:
-            weights = ShmWeights(Path(path), WeightsVersion(0, 0, digest), verify=False)
+            weights = ShmWeights(Path(path), WeightsVersion(0, 0, digest), verify_bytes=False)
         except FileNotFoundError:
             return False
         self.reload_weights(weights_iterator=weights.tensors(), is_checkpoint_format=True)  # type: ignore[attr-defined]

@@ -1,0 +1,26 @@
+"""A subscriber whose versions come from another host: a mirror (mirror.py) and what reads its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncrl.sockets import Endpoint
+from asyncrl.weights.mirror import Mirror
+from asyncrl.weights.protocol import WeightsVersion
+from asyncrl.weights.shm import ShmSubscriber
+
+
+class MirroredSubscriber(ShmSubscriber):
+    def __init__(self, dir: Path, server: Endpoint | str) -> None:
+        super().__init__(dir)
+        self.mirror = Mirror(dir, server)
+        self.mirror.start()
+
+    def latest(self) -> WeightsVersion | None:
+        """Raises RunError when nothing new can come any more."""
+        self.mirror.check()
+        return super().latest()
+
+    def close(self) -> None:
+        super().close()
+        self.mirror.close()

@@ -1,0 +1,233 @@
+"""Hands the versions of one folder to other hosts.
+
+    learner ──> folder (shared memory) ──> Server ──chunks──> Mirror ──> folder of that host ──> its actors
+                                             one per run      one per host
+
+    takes      `latest`: what do you have that is newer than what I hold; `chunk`: these bytes of it
+    gives      the name and size of the next thing to fetch: what changed since then, or the whole file; and bytes
+    unblocks   a held `latest`: a publication, or its wait_s being over
+
+It reads what the learner left in shared memory, so that the last version can be had while the learner is down. Whoever
+fetches asks for each chunk, and checks everything: the server remembers nothing about it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+import zmq
+
+from asyncrl.sockets import Endpoint, Listener
+from asyncrl.weights import delta
+from asyncrl.weights.file import digest
+from asyncrl.weights.folder import File, Watch
+from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.wire import Frame, WireError, pack, unpack
+
+log = logging.getLogger(__name__)
+
+MAX_CHUNK_BYTES = 4 << 20
+MAX_REQUEST_BYTES = 64 << 10
+MAX_HELD = 4096
+CHAIN = 4
+"""Deltas kept: who is further behind fetches the whole file."""
+WORTH = 0.5
+"""A delta larger than this share of the file is not worth its work."""
+IDLE_S = 10.0
+"""An old version stays while somebody fetched a chunk of it within so many seconds."""
+LOOK_MS = 20
+
+
+@dataclass(slots=True)
+class _Payload:
+    """What can be fetched."""
+
+    name: str
+    id: WeightsVersion
+    data: Any
+    base: str = ""
+    """The digest that it is a delta against; empty: the whole file."""
+    sum: str = ""
+    """Digest of a delta's bytes; the whole file has digests inside."""
+    file: File | None = None
+    asked: float = 0.0
+
+
+class Server:
+    """`clock` is monotonic, in seconds."""
+
+    def __init__(
+        self, folder: Path, where: Endpoint | str, full_every: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._watch = Watch(folder)
+        self._full_every, self._clock = full_every, clock
+        self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
+        self._socket = self._listener.socket
+        self._current: _Payload | None = None
+        self._previous: list[_Payload] = []
+        self._deltas: deque[_Payload] = deque(maxlen=CHAIN)
+        self._seen: WeightsVersion | None = None
+        self._since_full = 0
+        self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
+        self.counts: Counter[str] = Counter()
+        """chunks, sent_bytes, refused, gone, full (offered), delta (offered): since this process began."""
+        self.delta_bytes = 0
+        """Of the latest version; 0: there was none."""
+
+    @property
+    def latest(self) -> WeightsVersion | None:
+        """What it hands on."""
+        return self._current.id if self._current is not None else None
+
+    def run(self, stop: Callable[[], bool], every_s: float, report: Callable[[], None]) -> None:
+        next_report = self._clock()
+        while not stop():
+            self.turn()
+            if self._clock() >= next_report:
+                next_report = self._clock() + every_s
+                report()
+
+    def turn(self) -> None:
+        """Waits for a request, at most `LOOK_MS`; answers what is there, and looks whether there is a new version."""
+        if self._socket.poll(LOOK_MS):
+            for _ in range(64):
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._handle(frames)
+        self._look()
+        now = self._clock()
+        for peer, (request, until) in list(self._held.items()):
+            offer = self._offer(request)
+            if offer is not None or now >= until:
+                del self._held[peer]
+                self._send(peer, request, _described(offer))
+
+    def close(self) -> None:
+        for payload in (self._current, *self._previous):
+            if payload is not None and payload.file is not None:
+                payload.file.close()
+        self._listener.close()
+
+    def _handle(self, frames: Sequence[bytes]) -> None:
+        peer = frames[0]
+        header: dict[str, Any] = {}
+        try:
+            if len(frames) != 2:
+                raise WireError(f"a request has one frame, got {len(frames) - 1}")
+            header = unpack(frames[1])
+            if header.get("op") == "chunk":
+                self._chunk(peer, header)
+            elif header.get("op") == "latest":
+                _check_latest(header)
+                if len(self._held) >= MAX_HELD and peer not in self._held:
+                    raise WireError(f"{MAX_HELD} requests are waiting already")
+                self._held[peer] = header, self._clock() + min(float(header["wait_s"]), 60.0)
+            else:
+                raise WireError("op is neither latest nor chunk")
+        except WireError as error:
+            self.counts["refused"] += 1
+            log.debug("refused a request: %s", error)
+            self._send(peer, header, {"ok": False, "code": "malformed", "message": str(error)})
+
+    def _chunk(self, peer: bytes, header: Mapping[str, Any]) -> None:
+        name, offset, length = header.get("payload"), header.get("offset"), header.get("length")
+        if type(name) is not str or type(offset) is not int or type(length) is not int:
+            raise WireError("a chunk has a payload, an offset and a length")
+        payload = next((p for p in (self._current, *self._deltas, *self._previous) if p and p.name == name), None)
+        if payload is None:
+            self.counts["gone"] += 1
+            self._send(peer, header, {"ok": False, "code": "gone", "message": f"{name[:200]} is no longer here"})
+            return
+        if not 0 <= offset < len(payload.data) or not 0 < length <= MAX_CHUNK_BYTES:
+            raise WireError(f"no {length} bytes at {offset} of {len(payload.data)}")
+        payload.asked = self._clock()
+        data = memoryview(payload.data)[offset : offset + length]
+        self.counts["chunks"] += 1
+        self.counts["sent_bytes"] += len(data)
+        # Not copied: should the version be replaced before it has left, the sum tells.
+        said = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
+        self._send(peer, header, said, data)
+
+    def _offer(self, request: Mapping[str, Any]) -> _Payload | None:
+        if self._current is None:
+            return None
+        branch, version, held = request["held"]
+        if (branch, version) >= self._current.id.order and held == self._current.id.digest:
+            return None
+        if not request["full"]:
+            for payload in reversed(self._deltas):
+                if payload.base == held:
+                    self.counts["delta"] += 1
+                    return payload
+        self.counts["full"] += 1
+        return self._current
+
+    def _look(self) -> None:
+        try:
+            latest = self._watch.latest()
+            if latest is not None and latest != self._seen:
+                self._take(self._watch.file(verify_bytes=False))
+        except WeightsCorrupt as error:
+            log.error("a version is not handed on: %s", error)
+        now = self._clock()
+        for old in [p for p in self._previous if now - p.asked > IDLE_S]:
+            self._forget(old)
+
+    def _take(self, file: File) -> None:
+        new = _Payload(f"{file.id.branch}-{file.id.version}-{file.id.digest}", file.id, file.map, file=file)
+        old, self._current, self._seen = self._current, new, file.id
+        self._since_full += 1
+        self.delta_bytes = 0
+        made = None
+        if old is not None and old.file is not None and (not self._full_every or self._since_full < self._full_every):
+            made = delta.make(old.data, old.file.entries, file.map, file.entries)
+        if old is not None and made is not None and len(made) < WORTH * len(file.map):
+            name = f"{new.name}<{old.id.digest}"
+            self._deltas.append(_Payload(name, new.id, made, old.id.digest, digest(made)))
+            self.delta_bytes = len(made)
+        else:
+            self._deltas.clear()
+            self._since_full = 0
+        if old is not None:
+            self._previous.append(old)
+            while len(self._previous) > 2:
+                self._forget(self._previous[0])
+
+    def _forget(self, old: _Payload) -> None:
+        self._previous.remove(old)
+        if old.file is not None:
+            old.file.close()
+
+    def _send(self, peer: bytes, request: Mapping[str, Any], said: Mapping[str, Any], data: Frame = b"") -> None:
+        n = request.get("n")
+        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **said})
+        try:
+            self._socket.send_multipart([peer, header, data], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            log.debug("an answer could not be delivered: %s", error)  # it asks again
+
+
+def _described(offer: _Payload | None) -> dict[str, Any]:
+    if offer is None:
+        return {"ok": True, "payload": ""}
+    id = [offer.id.branch, offer.id.version, offer.id.digest]
+    return {
+        "ok": True, "payload": offer.name, "id": id, "bytes": len(offer.data), "base": offer.base, "sum": offer.sum,
+    }  # fmt: skip
+
+
+def _check_latest(header: Mapping[str, Any]) -> None:
+    held, wait_s = header.get("held"), header.get("wait_s")
+    if not isinstance(held, list) or [type(x) for x in held] != [int, int, str]:
+        raise WireError("held is not [branch, version, digest]")
+    if type(wait_s) not in (int, float) or not 0 <= float(wait_s or 0) < 1e9 or type(header.get("full")) is not bool:
+        raise WireError("wait_s are seconds >= 0, full is true or false")
