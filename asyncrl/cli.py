@@ -84,6 +84,10 @@ def launch(words: list[str]) -> int:
     if options.dry_run:
         print(show(sourced))
         return 0
+    # Opened once here: what is wrong with the data is said before anything starts, and to somebody who looks.
+    from asyncrl.buffer.cursor import open_source
+
+    open_source(sourced.config)
     from rich.console import Console
 
     if run is None:
@@ -228,6 +232,44 @@ def envs(words: list[str]) -> int:
     return 0
 
 
+def rewards(words: list[str]) -> int:
+    """Lists the scores and wrappers that come with asyncrl."""
+
+    @dataclass(frozen=True)
+    class Rewards:
+        pass
+
+    tyro.cli(Rewards, args=words, prog="asyncrl rewards", description=rewards.__doc__)
+    from asyncrl.rewards import REWARDS, WRAPPERS
+
+    for title, table in (("env.options.score", REWARDS), ("env.options.score.wrap", WRAPPERS)):
+        print(title)
+        for name, entry in sorted(table.items()):
+            print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
+    return 0
+
+
+def sandbox(words: list[str]) -> int:
+    """Serves the local sandbox for untrusted code over HTTP, by SandboxFusion's contract."""
+
+    @dataclass(frozen=True)
+    class Sandbox:
+        host: Annotated[str, Arg(help="Address to listen on. There is no password: keep it inside.")] = "127.0.0.1"
+        port: Annotated[int, Arg(help="0: the first free one.")] = 8080
+        concurrency: Annotated[int | None, Arg(help="Runs at the same time; default: one per core.")] = None
+        memory_mb: Annotated[int, Arg(help="Of one run, at most.")] = 512
+        isolation: Annotated[Literal["full", "process"], Arg(help="process: where the kernel refuses namespaces.")] = (
+            "full"
+        )
+
+    options = tyro.cli(Sandbox, args=words, prog="asyncrl sandbox", description=sandbox.__doc__)
+    from asyncrl.rewards.sandbox.local import LocalSandbox
+    from asyncrl.rewards.sandbox.server import serve
+
+    box = LocalSandbox(isolation=options.isolation, memory_mb=options.memory_mb)
+    return serve(box, options.host, options.port, options.concurrency or len(os.sched_getaffinity(0)))
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch,
     "eval": evaluate,
@@ -236,6 +278,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "audit": audit,
     "replay": replay,
     "envs": envs,
+    "rewards": rewards,
+    "sandbox": sandbox,
 }
 
 

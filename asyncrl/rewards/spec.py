@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from asyncrl.plugins import check_options, resolve
 from asyncrl.rewards.score import Score
@@ -69,7 +69,7 @@ _built: dict[str, Score] = {}
 def _build(parts: Sequence[Part]) -> Score:
     made: dict[str, tuple[float, Score]] = {}
     for part in parts:
-        score: Score = part.score(**part.options) if inspect.isclass(part.score) else _with(part.score, part.options)
+        score = _made(part.score, part.options)
         for wrapper, options in part.wrap:
             score = wrapper(score, **options)
         made[part.label] = (part.weight, score)
@@ -77,7 +77,10 @@ def _build(parts: Sequence[Part]) -> Score:
     return only if not others and weight == 1 else Weighted(made)
 
 
-def _with(score: Score, options: Mapping[str, Any]) -> Score:
+def _made(score: Score, options: Mapping[str, Any]) -> Score:
+    if inspect.isclass(score):
+        made: Any = score
+        return cast(Score, made(**options))
     return functools.partial(score, **options) if options else score
 
 

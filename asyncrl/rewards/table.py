@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from asyncrl.rewards.answers import exact_match, f1, gsm8k, json_schema, multiple_choice
+from asyncrl.rewards.code_tests import CodeTests
+from asyncrl.rewards.judge import Judge
 from asyncrl.rewards.mathematics import Math
 from asyncrl.rewards.processes import InProcesses
+from asyncrl.rewards.reward_model import RewardModel
 from asyncrl.rewards.score import Score
 from asyncrl.rewards.wrappers import Batched, OverlongPenalty, RateLimited
 
 REWARDS: dict[str, Score] = {
+    "code_tests": CodeTests,
     "exact_match": exact_match,
     "f1": f1,
     "gsm8k": gsm8k,
     "json_schema": json_schema,
+    "judge": Judge,
     "math": Math,
     "multiple_choice": multiple_choice,
+    "reward_model": RewardModel,
 }
 """A function is the score itself, a class is made one with its options."""
 

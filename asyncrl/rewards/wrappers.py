@@ -28,12 +28,16 @@ class Batched:
         "extra_info": "extra_infos",
     }
 
-    def __init__(self, score: Score, *, size: int = 64, wait_s: float = 0.05) -> None:
+    def __init__(
+        self, score: Score, *, size: int = 64, wait_s: float = 0.05, plural: dict[str, str] | None = None
+    ) -> None:
         """
         Args:
             size: calls scored together, at most.
             wait_s: how long the first of them waits for others.
+            plural: column -> the score's name for the list of them, where it is not verl's.
         """
+        self._plural = plural or self._PLURAL
         self._score, self._size, self._wait_s = score, size, wait_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: list[tuple[Mapping[str, Any], asyncio.Future[Any]]] = []
@@ -63,7 +67,7 @@ class Batched:
             task.add_done_callback(self._running.discard)
 
     async def _run(self, batch: Sequence[tuple[Mapping[str, Any], asyncio.Future[Any]]]) -> None:
-        plural = {many: [columns[one] for columns, _ in batch] for one, many in self._PLURAL.items()}
+        plural = {many: [columns[one] for columns, _ in batch] for one, many in self._plural.items()}
         try:
             results = list(await call(self._score, plural))
             if len(results) != len(batch):

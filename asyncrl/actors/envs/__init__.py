@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncrl.actors.envs.agent import provided_by_actor
+from asyncrl.actors.envs.calculator_env import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.protocol import Env
+from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
 from asyncrl.actors.envs.tool_env import ToolEnv
 
 __all__ = ["ENVIRONMENTS", "provided_by_actor"]
 
 ENVIRONMENTS: dict[str, Callable[..., Env]] = {
+    "calculator": CalculatorEnv,
     "lookup": LookupEnv,
+    "python_tool": PythonToolEnv,
     "single_turn": SingleTurnEnv,
     "tools": ToolEnv,
 }

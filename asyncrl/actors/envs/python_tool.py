@@ -1,0 +1,52 @@
+"""An agent that may run Python in the sandbox, and is scored for its final text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.rewards import ScoreSpec
+from asyncrl.rewards.sandbox import Run, SandboxFailed, open_sandbox
+
+
+class PythonToolEnv(ToolEnv):
+    """Each call of `python` is a fresh process: nothing stays from one to the next."""
+
+    def __init__(
+        self,
+        score: ScoreSpec = "exact_match",
+        *,
+        sandbox: dict[str, Any] | None = None,
+        timeout_s: float = 6.0,
+        max_turns: int = 6,
+        max_tool_chars: int = 4000,
+    ) -> None:
+        """
+        Args:
+            score, max_turns, max_tool_chars: as in `tools`.
+            sandbox: `{url: ...}` of a SandboxFusion service or `asyncrl sandbox`, or options of the local sandbox.
+            timeout_s: of one run.
+        """
+        self._sandbox, self._timeout_s = open_sandbox(sandbox), timeout_s
+        # A call may wait for its turn in the sandbox: only a sandbox that hangs runs into this deadline.
+        super().__init__(
+            (self.python,),
+            score,
+            max_turns=max_turns,
+            tool_timeout_s=10 * timeout_s + 30,
+            max_tool_chars=max_tool_chars,
+        )
+
+    async def python(self, code: str) -> str:
+        """Run Python code and read what it prints. Every call starts anew; there is no network.
+
+        Args:
+            code: a whole program; print what you want to see
+        """
+        result = await self._sandbox.run(Run(code, run_timeout=self._timeout_s))
+        if result.status == "SandboxError" or result.run is None:
+            raise SandboxFailed(result.message)
+        said = result.run.stdout + (f"\n{result.run.stderr[-1500:]}" if result.run.stderr else "")
+        if result.status == "Failed":
+            said += f"\n[{result.message}]"
+        return said.strip() or "[nothing was printed]"

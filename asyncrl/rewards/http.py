@@ -1,0 +1,58 @@
+"""JSON over HTTP to a service that may be busy, limited or away: a score's way out of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+_BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
+
+
+class ServiceFailed(Exception):
+    """Names the address, what came of the last attempt, and how many there were."""
+
+
+async def post(
+    url: str,
+    body: Mapping[str, Any],
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 30.0,
+    retries: int = 3,
+    backoff_s: float = 0.5,
+) -> Any:
+    """The JSON answer of `url`. Tried again, after a growing pause or what Retry-After says, when nobody answers, the
+    answer is no JSON, or its status is one of a busy service. Raises ServiceFailed."""
+    for attempt in range(retries + 1):
+        try:
+            return await asyncio.to_thread(_post, url, body, dict(headers or {}), timeout_s)
+        except urllib.error.HTTPError as error:
+            said = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
+            if error.code not in _BUSY:
+                raise ServiceFailed(f"{url} refused: {said}") from error
+            pause = _retry_after(error.headers.get("Retry-After"))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            said, pause = f"{type(error).__name__}: {error}", None
+        if attempt < retries:
+            await asyncio.sleep(min(pause or backoff_s * 2**attempt * random.uniform(0.5, 1.5), 60.0))
+    raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {said}")
+
+
+def _post(url: str, body: Mapping[str, Any], headers: dict[str, str], timeout_s: float) -> Any:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        return json.loads(answer.read())
+
+
+def _retry_after(header: str | None) -> float | None:
+    try:
+        return max(0.0, float(header)) if header else None
+    except ValueError:
+        return None

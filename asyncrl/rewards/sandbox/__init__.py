@@ -1,0 +1,26 @@
+"""Untrusted code, run behind walls: here, or by a service with SandboxFusion's contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.rewards.sandbox.contract import Ran, Result, Run, Sandbox, SandboxFailed
+from asyncrl.rewards.sandbox.local import LocalSandbox
+from asyncrl.rewards.sandbox.remote import HttpSandbox
+
+__all__ = ["HttpSandbox", "LocalSandbox", "Ran", "Result", "Run", "Sandbox", "SandboxFailed", "open_sandbox"]
+
+
+def open_sandbox(options: dict[str, Any] | None) -> Sandbox:
+    """`{url: ...}` is a service, anything else the local sandbox's options. One object per process and options.
+
+    Raises TypeError for options that neither knows.
+    """
+    key = repr(sorted((options or {}).items()))
+    if key not in _opened:
+        kind = HttpSandbox if options and "url" in options else LocalSandbox
+        _opened[key] = kind(**(options or {}))
+    return _opened[key]
+
+
+_opened: dict[str, Sandbox] = {}

@@ -1,0 +1,297 @@
+"""The local sandbox's walls, as a program of its own: `python -I -S jail.py PLAN_FD REPORT_FD`.
+
+    asyncrl ──starts──> supervisor ──forks──> init, pid 1 of its namespace ──forks──> the code, unprivileged
+                        waits for init        limits, watches, reports               rlimits, no new privileges
+
+Under `isolation: full` the code sees a root of its own: an in-memory folder with the programs bound read-only, no
+network, no other process, nothing of the host's disks. When init ends the kernel kills whatever is left inside. Each
+layer dies with the one to its left (PR_SET_PDEATHSIG). Under `isolation: process` there are the limits, an unprivileged
+user where this runs as root, and the hunt for children, nothing else.
+
+It imports only what starts in milliseconds, and nothing of asyncrl.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import math
+import os
+import resource
+import signal
+import stat
+import sys
+import time
+from typing import Any, NoReturn
+
+NEW_NAMESPACES = 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # mount, pid, net, ipc, uts
+NEW_USER = 0x10000000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+SYS_MOUNT_SETATTR = 442
+NOBODY = 65534
+FIRST_UID = 2_000_000_000
+"""Users that no machine has; each jail takes one of its own, since the kernel counts processes per user."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+
+
+def main() -> None:
+    plan_fd, report_fd = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(plan_fd) as file:
+        plan = json.load(file)
+    _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if os.getppid() != plan["parent"]:
+        return
+    uid = FIRST_UID + os.getpid() if os.geteuid() == 0 else None
+    try:
+        if plan["isolation"] == "full":
+            _enter_namespaces()
+        init = os.fork()
+    except OSError as error:
+        _report(report_fd, {"error": f"{error.strerror}: {error.filename}"})
+        return
+    if init == 0:
+        _init(plan, report_fd, uid)
+    os.waitpid(init, 0)
+
+
+def _enter_namespaces() -> None:
+    outer_uid, outer_gid = os.getuid(), os.getgid()
+    flags = NEW_NAMESPACES | (0 if os.geteuid() == 0 else NEW_USER)
+    _check(_libc.unshare(flags), "unshare (namespaces)")
+    if flags & NEW_USER:
+        for file, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{NOBODY} {outer_uid} 1"),
+            ("gid_map", f"{NOBODY} {outer_gid} 1"),
+        ):
+            with open(f"/proc/self/{file}", "w") as mapping:
+                mapping.write(text)
+
+
+def _init(plan: dict[str, Any], report_fd: int, uid: int | None) -> NoReturn:
+    """Pid 1 of the jail: it cannot be killed from inside, and its end is the end of everything inside."""
+    report: dict[str, Any] = {}
+    try:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        os.setsid()
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # if the machine runs out of memory, this is what should go
+        full = plan["isolation"] == "full"
+        if full:
+            _build_root(plan)
+        folder = "/sandbox" if full else plan["folder"]
+        _write_files(folder, plan["files"], uid)
+        started = time.monotonic()
+        failed, failing = os.pipe()  # closed unwritten when the code takes over
+        code = os.fork()
+        if code == 0:
+            _become(plan, folder, uid, failing)
+        os.close(failing)
+        report = _watch(code, plan, started)
+        _kill_all(full)
+        if error := os.read(failed, 1000):
+            raise ValueError(f"the code could not be started: {error.decode()}")
+        report["files"] = _fetch(folder, plan["fetch_files"], plan["file_mb"] << 20)
+    except (OSError, ValueError) as error:
+        report = {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        _report(report_fd, report or {"error": "the jail's init failed"})
+        os._exit(0)
+
+
+def _build_root(plan: dict[str, Any]) -> None:
+    root = plan["folder"]
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['disk_mb']}m,nr_inodes=8192,mode=755")
+    for path in plan["visible"]:
+        _show(path, root)
+    for name, mode in (("proc", 0o555), ("sandbox", 0o700), ("tmp", 0o777)):
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+        os.chmod(f"{root}/{name}", mode)
+    _mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | 8)
+    # Not pivot_root: inside a chroot the kernel refuses new user namespaces, and with them half of its attack surface.
+    os.chroot(root)
+    os.chdir("/")
+
+
+def _show(path: str, root: str) -> None:
+    """`path` of the host, read-only, at the same place inside."""
+    target = root + path
+    if os.path.lexists(target) or not os.path.lexists(path):
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    _mount(path, target, None, MS_BIND | MS_REC)
+    read_only = (ctypes.c_uint64 * 4)(1 | 2, 0, 0, 0)  # MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, with all below
+    result = _libc.syscall(SYS_MOUNT_SETATTR, -100, target.encode(), 0x8000, ctypes.byref(read_only), 32)
+    _check(result, f"mount_setattr {path}")
+
+
+def _write_files(folder: str, files: dict[str, str], uid: int | None) -> None:
+    for name, data in files.items():
+        path = os.path.normpath(os.path.join(folder, name))
+        if not path.startswith(folder + "/"):
+            raise ValueError(f"file {name!r} lies outside the sandbox")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(data))
+    if uid is not None:
+        for parent, _, names in os.walk(folder):
+            for path in (parent, *(os.path.join(parent, name) for name in names)):
+                os.chown(path, uid, uid)
+
+
+def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) -> NoReturn:
+    try:
+        os.setsid()
+        os.dup2(failing, 3, inheritable=False)
+        os.closerange(4, 4096)
+        os.chdir(folder)  # while its parents may still be passed
+        mb = 1 << 20
+        seconds = math.ceil(plan["timeout"]) + 1
+        for what, most in (
+            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_AS, 2 * plan["memory_mb"] * mb),
+            (resource.RLIMIT_FSIZE, plan["file_mb"] * mb),
+            (resource.RLIMIT_NOFILE, plan["open_files"]),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_MEMLOCK, 0),
+        ):
+            resource.setrlimit(what, (most, most))
+        os.nice(5)
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        # After the user has changed: a count of that user's processes, init not among them.
+        resource.setrlimit(resource.RLIMIT_NPROC, (plan["processes"], plan["processes"]))
+        _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(plan["command"][0], plan["command"], plan["environment"])
+    except BaseException as error:
+        os.write(3, f"{type(error).__name__}: {error}".encode())
+    os._exit(126)
+
+
+def _watch(code: int, plan: dict[str, Any], started: float) -> dict[str, Any]:
+    """Until the code ends, or time or memory does."""
+    why, status = "", None
+    while not why:
+        pid, ended = _reap()
+        if pid == code:
+            status = ended
+            break
+        if time.monotonic() - started > plan["timeout"]:
+            why = "time"
+        elif _resident() > plan["memory_mb"] << 20:
+            why = "memory"
+        elif pid == 0:
+            time.sleep(0.01)
+    return {
+        "why": why,
+        "return_code": -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def _reap() -> tuple[int, int]:
+    try:
+        return os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+
+
+def _descendants() -> list[int]:
+    """Of this process, those included whose parent died: they became its children."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue  # it ended meanwhile
+    found: set[int] = set()
+    new = {os.getpid()}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found |= new
+    return sorted(found)
+
+
+def _resident() -> int:
+    """Bytes of memory of all that runs inside, what is shared with files aside."""
+    total = 0
+    for pid in _descendants():
+        try:
+            with open(f"/proc/{pid}/statm") as file:
+                _, resident, shared, *_ = map(int, file.read().split())
+        except (OSError, ValueError):
+            continue
+        total += (resident - shared) * resource.getpagesize()
+    return total
+
+
+def _kill_all(full: bool) -> None:
+    """Nothing of the code is left when this returns. Killing faster than they fork: each round stops all it sees."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        left = _descendants()
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in left:
+                try:
+                    os.kill(-1 if full else pid, number)
+                except ProcessLookupError:
+                    continue
+        while _reap()[0]:
+            pass
+        if not left:
+            return
+        time.sleep(0.002)
+
+
+def _fetch(folder: str, names: list[str], most: int) -> dict[str, str]:
+    found = {}
+    for name in names:
+        path = os.path.realpath(os.path.join(folder, name))
+        if not path.startswith(folder + "/"):
+            continue
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        with os.fdopen(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                found[name] = base64.b64encode(file.read(most)).decode()
+    return found
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    encoded = (x if x is None else x.encode() for x in (source, target, kind))
+    _check(_libc.mount(*encoded, flags, None if data is None else data.encode()), f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def _report(fd: int, report: dict[str, Any]) -> None:
+    os.write(fd, json.dumps(report).encode())
+
+
+if __name__ == "__main__":
+    main()
