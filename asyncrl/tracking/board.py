@@ -20,6 +20,8 @@ Record = dict[str, float]
 SAMPLED = "reward/held_out_success_sampled"
 GREEDY = "reward/held_out_success_greedy"
 
+MAX_ROLES = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -98,6 +100,8 @@ class Board:
         """One message of a Reporter; the event in it, if it is one. Raises KeyError, TypeError, ValueError when
         it is malformed."""
         role, t, kind = str(message["role"]), float(message["t"]), str(message["kind"])
+        if role not in self.roles and len(self.roles) >= MAX_ROLES:
+            raise ValueError(f"{MAX_ROLES} roles have reported already")
         state = self.roles.setdefault(role, RoleState(role, since=t))
         if int(message["pid"]) != state.pid:
             state.waits_before, state.waits = state.waited(state.heard), {}

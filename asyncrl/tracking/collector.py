@@ -17,17 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import zmq
 
 from asyncrl.sockets import Listener
-from asyncrl.tracking import jsonl
+from asyncrl.tracking import jsonl, messages
 from asyncrl.tracking.board import GREEDY, SAMPLED, Board, Event, Record
 from asyncrl.tracking.live import Terminal
 from asyncrl.tracking.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink
 from asyncrl.tracking.system import Usage
 from asyncrl.tracking.view import Waiting
+from asyncrl.wire import WireError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -179,10 +179,8 @@ class Collector:
             except zmq.Again:
                 return
             try:
-                message = msgpack.unpackb(frame)
-                if not isinstance(message, dict):
-                    raise ValueError(f"expected a map, got {type(message).__name__}")
-            except ValueError as error:  # msgpack's own errors are ValueErrors too
+                message = messages.decode(frame)
+            except WireError as error:
                 self._refuse(error)
                 continue
             yield message
@@ -190,7 +188,7 @@ class Collector:
     def _take(self, message: dict[str, Any]) -> None:
         try:
             event = self.board.take(message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             self._refuse(error)
             return
         if event is None:

@@ -157,7 +157,9 @@ _TABLE: list[Series] = [
     Series("correction/sequence_ess", "share", "the same over rows, each weighing the product of its tokens' ratios"),
     Series("correction/mismatch_kl", "nats", "KL(behaviour || proximal), k3 estimate over trained tokens"),
     Series("correction/engine_mismatch_kl", "nats", "the same over tokens of staleness 0: engine against learner"),
-    Series("correction/engine_mismatch_mean", "nats", "|engine's logprob - learner's|, mean over tokens of staleness 0"),
+    Series(
+        "correction/engine_mismatch_mean", "nats", "|engine's logprob - learner's|, mean over tokens of staleness 0"
+    ),
     Series("correction/engine_mismatch_max", "nats", "its largest value", "max"),
     Series("correction/engine_mismatch_tokens", "tokens", "the tokens of staleness 0 in the batch, which it is over"),
     Series("correction/ratio_mean", "ratio", "proximal / behaviour, mean over trained tokens"),
