@@ -80,4 +80,5 @@ def on_tokens(batch: Batch, parts: Sequence[Tensor], pieces: Sequence[Tensor]) -
 
 
 def _cut(batch: Batch, rows: Tensor, limit: int, ranks: int) -> list[Tensor]:
-    return [rows[torch.tensor(part)] for part in pack(batch.lengths[rows].tolist(), limit, ranks) if part]
+    packed = pack(batch.lengths[rows].tolist(), limit, ranks, batch.groups[rows].tolist())
+    return [rows[torch.tensor(part)] for part in packed if part]

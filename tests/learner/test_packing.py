@@ -25,6 +25,25 @@ def test_few_micro_batches(lengths: list[int], limit: int) -> None:
     assert len([rows for rows in pack(lengths, limit) if rows]) <= 2 * fewest
 
 
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 5)), max_size=60), st.integers(1, 400), st.integers(1, 5))
+def test_groups_stay_together_as_far_as_they_fit(rows: list[tuple[int, int]], limit: int, ranks: int) -> None:
+    lengths, groups = [length for length, _ in rows], [group for _, group in rows]
+    packed = pack(lengths, limit, ranks, groups)
+    assert sorted(i for part in packed for i in part) == list(range(len(rows)))
+    assert len(packed) % ranks == 0
+    for part in packed:
+        assert sum(lengths[i] for i in part) <= limit or len(part) == 1
+    for group in set(groups):
+        members = [i for i in range(len(rows)) if groups[i] == group]
+        if ranks == 1 and sum(lengths[i] for i in members) <= limit:
+            assert any(set(members) <= set(part) for part in packed)
+
+
+def test_groups_are_parted_where_ranks_would_wait_for_each_other() -> None:
+    packed = pack([100] * 32, 8192, ranks=4, groups=[i // 16 for i in range(32)])
+    assert [len(part) for part in packed] == [8, 8, 8, 8]
+
+
 def test_balanced() -> None:
     lengths = [80 + i % 61 for i in range(192)]
     costs = [sum(row_cost(lengths[i]) for i in rows) for rows in pack(lengths, 4096)]
