@@ -206,5 +206,31 @@ def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
     assert json.loads(folder.summary.read_text())["held_out_success_end"] >= 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_ppo_with_a_critic(launch: Launch, critic: str) -> None:
+    launcher, run = launch(
+        learner__advantage="gae",
+        learner__critic=critic,
+        learner__critic_lr=1e-3,
+        learner__critic_warmup_steps=1,
+        learner__steps=4,
+        learner__checkpoint_every=2,
+        eval__tasks=0,
+    )
+    out, _ = launcher.communicate(timeout=SLOW_S)
+    assert launcher.returncode == 0, out
+    records = [r for r in by_step(run.metrics) if "weights/value_loss" in r]
+    assert [int(r["step"]) for r in records] == [1, 2, 3, 4]
+    assert [r["weights/lr"] > 0 for r in records] == [False, True, True, True]
+    assert records[0]["weights/value_mean"] == 0.0
+    assert records[-1]["weights/value_mean"] != 0.0
+    assert (run.checkpoints / "step-000004" / "critic" / "head.pt").is_file()
+    # Policy and critic go on from the checkpoint exactly as they did.
+    words = [sys.executable, "-m", "asyncrl", "replay", str(run.path), "--from-step", "2"]
+    assert subprocess.run(words, timeout=SLOW_S, stdout=subprocess.DEVNULL).returncode == 0
+
+
 def audited(run: RunFolder) -> int:
     return audit(run, step=None, format="json", out=run.path / "audit.json")
