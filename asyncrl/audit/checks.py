@@ -1,6 +1,7 @@
 """What must hold between the witnesses of a run. Pure: every check yields a sentence for each contradiction.
 
 draws             each draw was made once, none was skipped, and each is the task that the data seed says
+curriculum        each draw, and each state, is what the curriculum makes of what was before it (drawing.py)
 rows              the ledger names no trajectory, attempt or use of a group that it does not have
 equation          every group is in the one state that its trajectories and batches say
 uses              batches are whole, in one line, and hold no group more often than allowed
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
+from asyncrl.audit.drawing import curriculum
 from asyncrl.audit.ledger import GroupRow, LedgerRows
 from asyncrl.audit.payloads import payloads
 from asyncrl.audit.witnesses import Ack, AckLines, Evidence, LearnerList, Limits
@@ -40,6 +42,7 @@ def violations(evidence: Evidence) -> Iterator[Violation]:
     found: dict[str, Iterator[str]] = {
         "rows": rows(ledger),
         "draws": draws(ledger, evidence.task_of),
+        "curriculum": curriculum(ledger, evidence.curriculum),
         "acknowledgements": (text for log in evidence.acks for text in acknowledgements(ledger, log)),
         "equation": equation(ledger),
         "uses": uses(ledger, limits),
@@ -91,7 +94,7 @@ def draws(ledger: LedgerRows, task_of: Callable[[int], str]) -> Iterator[str]:
     first: dict[int, int] = {}
     again: dict[int, int] = {}
     for group in ledger.groups.values():
-        if (expected := task_of(group.draw)) != group.task_id:
+        if (expected := task_of(group.task)) != group.task_id:
             yield f"group {group.number} (draw {group.draw}) is of task {group.task_id!r}; the seed says {expected!r}"
         if group.replaces is None:
             if group.draw in first:

@@ -37,6 +37,9 @@ class GroupRow:
     number: int
     branch: int
     draw: int
+    task: int
+    curriculum: int
+    measured: int | None
     replaces: int | None
     task_id: str
     size: int
@@ -106,6 +109,15 @@ class BatchRow:
         return self.version + (self.outcome == "applied")
 
 
+@dataclass(frozen=True, slots=True)
+class CurriculumRow:
+    serial: int
+    batch: int
+    version: int
+    state: str
+    released: bool
+
+
 @dataclass(frozen=True)
 class LedgerRows:
     branches: dict[int, BranchRow]
@@ -121,6 +133,8 @@ class LedgerRows:
     counters: dict[tuple[int, str], int]
     """By (branch, name)."""
     next_draw: int
+    curriculum: dict[int, CurriculumRow]
+    """Its states by serial, in order."""
 
     @cached_property
     def line(self) -> list[BatchRow]:
@@ -200,8 +214,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         groups={
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload"))
             for row in read(
-                "SELECT number, branch, draw, replaces, task_id, size, state, reason, weight, uses, put_back, payload "
-                "FROM groups ORDER BY number"
+                "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
+                "weight, uses, put_back, payload FROM groups ORDER BY number"
             )
         },
         attempts=dict(attempts),
@@ -219,6 +233,10 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         published={(b, v): digest for b, v, digest in read("SELECT branch, version, digest FROM published")},
         counters={(branch, name): value for branch, name, value in read("SELECT branch, name, value FROM counters")},
         next_draw=int(next_draw[0][0]) if next_draw else 0,
+        curriculum={
+            row["serial"]: CurriculumRow(**_with_bools(row, "released"))
+            for row in read("SELECT serial, batch, version, state, released FROM curriculum ORDER BY serial")
+        },
     )
 
 

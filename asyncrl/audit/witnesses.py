@@ -16,8 +16,9 @@ from pathlib import Path
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
-from asyncrl.buffer.cursor import open_source
+from asyncrl.buffer.cursor import open_curriculum, open_source
 from asyncrl.config import Config
+from asyncrl.data.base import Curriculum
 from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints import Done, complete, read_list
 from asyncrl.run_folder import RunFolder
@@ -78,7 +79,8 @@ class Evidence:
     lists: list[LearnerList]
     """Oldest first."""
     task_of: Callable[[int], str]
-    """Id of the task at a draw, recomputed from the data seed."""
+    """Id of the task at an index, recomputed from the data seed."""
+    curriculum: Curriculum
     payload: Callable[[TrajectoryRow], bytes]
     limits: Limits
 
@@ -90,7 +92,8 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     lists = [found for path in complete(run.checkpoints) if (found := _list(path)) is not None]
     source = open_source(config)
     ledger = read_ledger(buffer_folder(run, config))
-    return Evidence(ledger, acks, lists, lambda draw: str(source.task(draw)["id"]), payloads.read, Limits.of(config))
+    task_of, curriculum = lambda index: str(source.task(index)["id"]), open_curriculum(config, source)
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Limits.of(config))
 
 
 def buffer_folder(run: RunFolder, config: Config) -> Path:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.cursor import open_source
+from asyncrl.buffer.cursor import open_curriculum, open_source
 from asyncrl.buffer.database import Database
 from asyncrl.buffer.measures import series
 from asyncrl.buffer.restore import restore
@@ -32,7 +32,7 @@ def main(path: Path) -> None:
     if restored is not None:
         log.warning("no ledger in %s: restored from %s; what came after it is drawn again", folder, restored)
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
-    buffer = Buffer(database, rules, source, time.monotonic())
+    buffer = Buffer(database, rules, source, time.monotonic(), open_curriculum(config, source))
     buffer.commit(time.monotonic())
     if buffer.lost_to_disk:
         log.warning("%d trajectories were cut off the disk and are generated again", buffer.lost_to_disk)

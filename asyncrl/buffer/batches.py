@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
+from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.group import Group, Outcome
 from asyncrl.buffer.history import Batch, Incarnation
 from asyncrl.buffer.ledger import Ledger
@@ -42,8 +43,9 @@ class BatchAnswer:
 
 
 class Batches:
-    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets) -> None:
+    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, drawing: Drawing) -> None:
         self._ledger = ledger
+        self._drawing = drawing
         self._rules = rules
         self._tickets = tickets
         self._served = False
@@ -213,9 +215,11 @@ class Batches:
             ledger.fix(b, batch.version, [ledger.live[number] for number in batch.groups])
         groups = [ledger.live[number] for number in batch.groups]
         ledger.finish(b, outcome, {g.number for g in groups if g.uses + 1 < self._rules.max_uses})
+        self._drawing.finished(b, ledger.history.line[b].version_after)
 
     def _fork(self, b: int, version: int, why: str) -> None:
         self._ledger.fork(b, version, why)
+        self._drawing.forked(b)
         self._tickets.forget_dropped()
 
     # The disk

@@ -19,6 +19,7 @@ from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches, Start
 from asyncrl.buffer.database import Database
+from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalReply, EvalSets
 from asyncrl.buffer.group import Outcome
 from asyncrl.buffer.leases import Leases
@@ -29,7 +30,8 @@ from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.shares import share
 from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tickets import Put, Tickets
-from asyncrl.data.base import TaskSource
+from asyncrl.data.base import Curriculum, TaskSource
+from asyncrl.data.curriculum import InOrder
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 
 Held = Sequence[tuple[TicketId, int]]
@@ -37,7 +39,10 @@ Held = Sequence[tuple[TicketId, int]]
 
 
 class Buffer:
-    def __init__(self, database: Database, rules: Rules, source: TaskSource, now: float) -> None:
+    def __init__(
+        self, database: Database, rules: Rules, source: TaskSource, now: float, curriculum: Curriculum | None = None
+    ) -> None:
+        """`curriculum`: in what order the tasks come; by default the source's."""
         self.database = database
         self.rules = rules
         self.ledger = Ledger(database)
@@ -46,8 +51,9 @@ class Buffer:
         """Trajectories whose bytes were gone at opening, to be generated again."""
         self._retention.sweep()
         self.leases = Leases(rules.lease_s)
-        self.tickets = Tickets(self.ledger, rules, source, self.leases, now)
-        self.batches = Batches(self.ledger, rules, self.tickets)
+        drawing = Drawing(self.ledger, curriculum or InOrder())
+        self.tickets = Tickets(self.ledger, rules, source, drawing, self.leases, now)
+        self.batches = Batches(self.ledger, rules, self.tickets, drawing)
         self.evals = EvalSets(database, rules, source, self.leases)
         self.stopping = False
         self._sweep_due = False

@@ -1,19 +1,20 @@
-"""The seeded order of draws: a draw is (epoch, position), and everything about it follows from its index.
+"""The tasks of a run: the source, and the curriculum that says which of its tasks draw 0, 1, 2 ... is.
 
-The task source owns the order within an epoch (seeded by `data.seed`), so the ledger keeps one number, the index of
-the next draw, and an audit recomputes every task from it.
+Both are seeded by `data.seed`, so the ledger keeps the number of the next draw and the curriculum's states, and an
+audit recomputes every task from them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.data import SOURCES
-from asyncrl.data.base import TaskSource
+from asyncrl.data.base import Curriculum, TaskSource
+from asyncrl.data.curriculum import CURRICULA
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 
@@ -38,16 +39,37 @@ def open_source(config: Config) -> TaskSource:
 
     Raises ConfigError.
     """
-    name = config.data.source
+    given = {"seed": config.data.seed, "model": config.model.path}
+    source: TaskSource = _make(config.data.source, SOURCES, "source", config.data.options, "options", given)
+    if source.train_size is not None and source.train_size < 1:
+        raise ConfigError(
+            f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."
+        )
+    return source
+
+
+def open_curriculum(config: Config, source: TaskSource) -> Curriculum:
+    """`data.curriculum` with `data.curriculum_options`; gets `data.seed` as `seed` and the source's `train_size` if it
+    takes them. Raises ConfigError."""
+    given = {"seed": config.data.seed, "train_size": source.train_size}
+    name, options = config.data.curriculum, config.data.curriculum_options
+    curriculum: Curriculum = _make(name, CURRICULA, "curriculum", options, "curriculum_options", given)
+    return curriculum
+
+
+def _make(
+    name: str,
+    table: Mapping[str, Callable[..., Any]],
+    field: str,
+    options: Mapping[str, Any],
+    of: str,
+    given: dict[str, Any],
+) -> Any:
     try:
-        make: Callable[..., Any] = resolve(name, SOURCES, "data.source")
+        make: Callable[..., Any] = resolve(name, table, f"data.{field}")
         parameters = inspect.signature(make).parameters
-        given = {"seed": config.data.seed, "model": config.model.path}
-        provided = {n: value for n, value in given.items() if n in parameters and n not in config.data.options}
-        check_options(make, config.data.options, "data.options", provided)
+        provided = {n: value for n, value in given.items() if n in parameters and n not in options}
+        check_options(make, options, f"data.{of}", provided)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
-    source: TaskSource = make(**provided, **config.data.options)
-    if source.train_size is not None and source.train_size < 1:
-        raise ConfigError(f"data.source {name!r} has {source.train_size} training tasks; at least one is needed.")
-    return source
+    return make(**provided, **options)

@@ -81,6 +81,12 @@ class Group:
     """0: a filter would have dropped it, but the learner was starving; trained with advantage 0."""
     uses: int = 0
     """In applied batches."""
+    task: int = 0
+    """Index into the task source."""
+    curriculum: int = 0
+    """Serial of the curriculum's state that chose it."""
+    measured: int | None = None
+    """Serial of the first one that knows its rewards."""
     attempts: list[int] = field(default_factory=list)
     """[size] lendings of each ticket so far; the last one has number attempts - 1."""
     failures: list[int] = field(default_factory=list)

@@ -41,16 +41,19 @@ class Ledger:
         ):
             self._counts[branch, _name(state, reason)] += n
             self._issued[branch] += n
+        self.completed = [self.live.get(number) or self._load(number) for number in self._unmeasured()]
+        """Groups of which the curriculum does not know yet."""
         self.counters: Counter[tuple[int, str]] = Counter()
         for branch, name, value in database.read("SELECT branch, name, value FROM counters"):
             self.counters[branch, name] = value
 
     # Groups
 
-    def issue(self, size: int, task_id: str, put_back: Group | None = None) -> Group:
+    def issue(self, size: int, task_id: str, task: int, curriculum: int, put_back: Group | None = None) -> Group:
         """-> in flight. The next draw, or the prompt of a dropped group drawn again."""
         draw = self.next_draw if put_back is None else put_back.draw
         group = Group(self._next_number, self.history.branch, draw, task_id, size, "in_flight")
+        group.task, group.curriculum = task, curriculum
         group.attempts, group.failures, group.stored = [0] * size, [0] * size, [None] * size
         if put_back is None:
             self.next_draw += 1
@@ -105,6 +108,8 @@ class Ledger:
         self.bias.generated(r)
         if group.complete:
             self._move(group, "waiting")
+            if group.measured is None:
+                self.completed.append(group)
 
     def lose(self, group: Group, index: int) -> None:
         """The disk lost a stored trajectory: its ticket is lent again, and a group that waited is in flight."""
@@ -116,6 +121,7 @@ class Ledger:
             raise IllegalTransition(f"trajectory {group.number}.{index} is not stored")
         self.bias.generated(lost, -1)
         group.stored[index] = None
+        self.completed = [g for g in self.completed if g is not group]
         self.db.write("DELETE FROM trajectories WHERE grp = ? AND idx = ?", (group.number, index))
         self.db.write(
             "UPDATE attempts SET ended = 'lost' WHERE grp = ? AND idx = ? AND ended = 'stored'", (group.number, index)
@@ -149,6 +155,29 @@ class Ledger:
         """Groups that filters dropped since the last batch was fixed."""
         rows = self.db.read("SELECT count(*) FROM groups WHERE filling = ?", (len(self.history.line),))
         return int(next(iter(rows))[0])
+
+    # What the curriculum knows
+
+    def measure(self, group: Group, serial: int) -> None:
+        """The rewards of a complete group are known to the curriculum's state `serial`."""
+        group.measured = serial
+        self.db.write("UPDATE groups SET measured = ? WHERE number = ?", (serial, group.number))
+
+    def unmeasure(self, serial: int) -> None:
+        """States after `serial` are void: live groups that they knew are to be told again."""
+        self.completed = [group for group in self.completed if group.reason != "discarded_branch"]
+        for group in self.live.values():
+            if group.measured is not None and group.measured > serial:
+                group.measured = None
+                self.db.write("UPDATE groups SET measured = NULL WHERE number = ?", (group.number,))
+                self.completed.append(group)
+
+    def _unmeasured(self) -> list[int]:
+        rows = self.db.read(
+            "SELECT number FROM groups g WHERE measured IS NULL AND reason IS NOT 'discarded_branch' "
+            "AND (SELECT count(*) FROM trajectories WHERE grp = number) = size"
+        )
+        return [row[0] for row in rows]
 
     # Batches
 

@@ -9,7 +9,7 @@ from asyncrl.buffer.database import Database
 from asyncrl.buffer.group import Group, Received
 from asyncrl.buffer.payloads import Location
 
-_GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses"
+_GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured"
 _TRAJECTORY = (
     "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, "
     "reward, env, stop_reason"
@@ -18,7 +18,8 @@ _TRAJECTORY = (
 
 def insert_group(db: Database, g: Group) -> None:
     values = (g.number, g.branch, g.draw, g.task_id, g.size, g.state, g.replaces, g.reason, g.weight, g.uses)
-    db.write(f"INSERT INTO groups({_GROUP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    drawn = (g.task, g.curriculum, g.measured)
+    db.write(f"INSERT INTO groups({_GROUP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, *drawn))
 
 
 def insert_trajectory(db: Database, number: int, index: int, r: Received) -> None:

@@ -21,7 +21,9 @@ CREATE TABLE branches (
 CREATE TABLE groups (
     number INTEGER PRIMARY KEY,     -- unique over all branches, in issue order
     branch INTEGER NOT NULL,
-    draw INTEGER NOT NULL,          -- index into the task source: (epoch, position) = divmod(draw, its size)
+    draw INTEGER NOT NULL,          -- 0, 1, 2 ... without gaps; a prompt that was put back keeps its draw
+    task INTEGER NOT NULL,          -- index into the task source
+    curriculum INTEGER NOT NULL,    -- serial of the state that chose it
     replaces INTEGER,               -- the dropped group whose prompt was put back
     task_id TEXT NOT NULL,
     size INTEGER NOT NULL,
@@ -32,10 +34,12 @@ CREATE TABLE groups (
     ended_batch INTEGER,            -- a checkpoint at this batch number or later covers the end of the group
     filling INTEGER,                -- of filtered: the batch that was being filled
     put_back INTEGER NOT NULL DEFAULT 0,    -- 1: its prompt waits to be drawn again
-    payload INTEGER NOT NULL DEFAULT 1      -- 0: reclaimed
+    payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
+    measured INTEGER                -- serial of the first curriculum state that knows its rewards
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
 CREATE INDEX groups_payload ON groups(ended_batch) WHERE payload = 1;
+CREATE INDEX groups_measured ON groups(measured);
 CREATE INDEX groups_put_back ON groups(number) WHERE put_back = 1;
 CREATE TABLE attempts (
     grp INTEGER NOT NULL,
@@ -95,6 +99,16 @@ CREATE TABLE incarnations (
     holds INTEGER,                  -- the batch handed to it and not finished: at its death, the suspect
     caused INTEGER NOT NULL DEFAULT 0       -- 1: it was told to stop or killed on purpose
 );
+CREATE TABLE curriculum (
+    serial INTEGER PRIMARY KEY,
+    batch INTEGER NOT NULL,         -- the first batch number at which it is in force
+    version INTEGER NOT NULL,       -- of the policy then
+    state TEXT NOT NULL,            -- JSON
+    released INTEGER NOT NULL DEFAULT 0     -- 1: on a part of history that was left
+);
+CREATE VIEW difficulty AS           -- what was measured per task, trained on or not
+    SELECT g.task_id, count(DISTINCT g.number) AS groups, count(*) AS trajectories, avg(t.reward) AS mean_reward
+    FROM groups g JOIN trajectories t ON t.grp = g.number WHERE g.reason IS NOT 'discarded_branch' GROUP BY g.task_id;
 CREATE TABLE published (
     branch INTEGER NOT NULL,
     version INTEGER NOT NULL,

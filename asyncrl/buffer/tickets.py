@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from asyncrl.buffer.cursor import ticket_seed
+from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.group import Group, Reason, received, version_counts
 from asyncrl.buffer.leases import Key, Lease, Leases
 from asyncrl.buffer.ledger import Ledger
@@ -23,10 +24,13 @@ Put = Literal["stored", "duplicate", "late"]
 
 
 class Tickets:
-    def __init__(self, ledger: Ledger, rules: Rules, source: TaskSource, leases: Leases, now: float) -> None:
+    def __init__(
+        self, ledger: Ledger, rules: Rules, source: TaskSource, drawing: Drawing, leases: Leases, now: float
+    ) -> None:
         self._ledger = ledger
         self._rules = rules
         self._source = source
+        self._drawing = drawing
         self._leases = leases
         self._tasks: dict[int, Mapping[str, Any]] = {}
         self._free: list[Key] = []
@@ -92,15 +96,19 @@ class Tickets:
 
     def _issue(self) -> Group:
         put_back = self._ledger.put_back()
-        draw = self._ledger.next_draw if put_back is None else put_back.draw
-        task = self._source.task(draw)
-        group = self._ledger.issue(self._rules.group_size, str(task["id"]), put_back)
+        if put_back is None:
+            draw = self._drawing.next()
+            index, curriculum = draw.task, draw.curriculum
+        else:
+            index, curriculum = put_back.task, put_back.curriculum
+        task = self._source.task(index)
+        group = self._ledger.issue(self._rules.group_size, str(task["id"]), index, curriculum, put_back)
         self._tasks[group.number] = task
         return group
 
     def _task(self, group: Group) -> Mapping[str, Any]:
         if group.number not in self._tasks:
-            self._tasks[group.number] = self._source.task(group.draw)
+            self._tasks[group.number] = self._source.task(group.task)
         return self._tasks[group.number]
 
     def _why_no_group(self) -> str:

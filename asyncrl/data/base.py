@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 Message = dict[str, Any]
@@ -32,6 +33,46 @@ class TaskSource(Protocol):
 
     def held_out(self, index: int) -> Task:
         """The held-out task at 0 <= `index` < `held_out_size`; IndexError beyond."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What a complete group showed, trained on or not."""
+
+    index: int
+    """Of its task in the source."""
+    task_id: str
+    rewards: tuple[float, ...]
+    """[group_size]"""
+
+
+class Curriculum(Protocol):
+    """Which task comes next, from what was measured so far. Called by the buffer, never by two threads at once.
+
+    Its state changes in `update` only, so a draw follows from (state, number) alone. The buffer keeps every state with
+    the batch after which it came to be: a run that goes on after a crash, or from an earlier step, has the state of
+    that step, and an audit draws everything again.
+    """
+
+    def draw(self, number: int) -> int:
+        """Index >= 0 of the task (`TaskSource.task`) for draw `number` = 0, 1, 2 ... of the run. Changes nothing."""
+        ...
+
+    def update(self, version: int, results: Sequence[GroupResult]) -> None:
+        """A batch ended and the policy is at `version` now; `results`: groups completed since the last time, by number.
+
+        Groups that filters or age dropped are among them: what is all solved or never solved is never trained on.
+        """
+        ...
+
+    def state(self) -> Any:
+        """As JSON has it: mappings with string keys, lists, texts, numbers. One per training step is kept, so it
+        should stay small (some kB)."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """To what `state` returned, in this or in another process."""
         ...
 
 

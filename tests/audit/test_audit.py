@@ -127,9 +127,13 @@ TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         lambda run: sql(run, "UPDATE groups SET reason = 'whim' WHERE number = 0"),
         "equation: group 0 is trained: whim, which is no state with a named reason",
     ),
+    "a task": (
+        lambda run: sql(run, "UPDATE groups SET task = 1 WHERE number = 2"),
+        "draws: group 2 (draw 2) is of task 'lookup-0-train-2'; the seed says 'lookup-0-train-1'",
+    ),
     "a draw": (
         lambda run: sql(run, "UPDATE groups SET draw = 1 WHERE number = 2"),
-        "draws: group 2 (draw 1) is of task 'lookup-0-train-2'; the seed says 'lookup-0-train-1'",
+        "draws: draw 1 was made twice: groups 1 and 2",
     ),
     "the cursor": (
         lambda run: sql(run, "UPDATE kv SET value = '99' WHERE key = 'next_draw'"),

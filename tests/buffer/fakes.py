@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
+from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 
 RULES: dict[str, Any] = {"steps": 100, "groups_per_step": 2, "group_size": 2, "capacity": 64, "max_staleness": 1}
@@ -29,12 +31,39 @@ class FakeSource:
         return {"id": f"held-out-{index}", "prompt": "?"}
 
 
+class FakeCurriculum:
+    """Draws from the first `width` tasks; every solved group widens it."""
+
+    def __init__(self) -> None:
+        self.width = 1
+        self.told: list[tuple[int, list[GroupResult]]] = []
+
+    def draw(self, number: int) -> int:
+        return number % self.width
+
+    def update(self, version: int, results: Sequence[GroupResult]) -> None:
+        self.told.append((version, list(results)))
+        self.width += sum(min(r.rewards) > 0 for r in results)
+
+    def state(self) -> Any:
+        return {"width": self.width}
+
+    def restore(self, state: Any) -> None:
+        self.width = state["width"]
+
+
 def rules(**changes: Any) -> Rules:
     return Rules(**(RULES | changes))
 
 
-def open_buffer(folder: Path, now: float = 0.0, source: FakeSource | None = None, **changes: Any) -> Buffer:
-    buffer = Buffer(Database(folder), rules(**changes), source or FakeSource(), now)
+def open_buffer(
+    folder: Path,
+    now: float = 0.0,
+    source: FakeSource | None = None,
+    curriculum: Curriculum | None = None,
+    **changes: Any,
+) -> Buffer:
+    buffer = Buffer(Database(folder), rules(**changes), source or FakeSource(), now, curriculum)
     buffer.commit(now)
     return buffer
 
