@@ -1,14 +1,15 @@
 """Checkpoints: complete under their name, or not there.
 
     checkpoints/step-000020/   hf/            weights and tokenizer, loadable by transformers (float32)
-                               optimizer.pt   AdamW
+                               optimizer.pt   AdamW; learner.backend fsdp2: dcp/, the shards of model and AdamW
                                rng.pt         torch's random state
                                batches.jsonl  every batch so far: number, outcome, each group's digest and weights
                                state.json     version, batch, branch, threads; digests of the files above
                                buffer/        the buffer's own part: its ledger, the payloads still needed
 
-All of it is written under a temporary name, flushed to the disk, and renamed last. A process killed on the way leaves
-the checkpoint before this one as the newest, and a folder that the next start removes.
+What it holds is copied at once and written beside the training, under a temporary name, flushed to the disk, and
+renamed last. A process killed on the way leaves the checkpoint before this one as the newest, and a folder that the
+next start removes. One is written at a time, and the buffer keeps what two need, so the one before stays usable.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import RunError
+from asyncrl.learner.background import Background
 
 _UNFINISHED = ".unfinished-"
 _STATE = "state.json"
 _BATCHES = "batches.jsonl"
+_BUFFER = "buffer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +70,93 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self._keep = folder, keep
+        self._writing = Background()
+        self._there: list[tuple[int, Path]] = []
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(unfinished)
 
-    def write(
-        self, state: State, done: list[Done], save: Callable[[Path], None], announce: Callable[[Path], None]
-    ) -> Path:
-        """`save` puts weights, tokenizer and optimizer into the folder it is given; then `announce` lets the buffer add
-        its part. Removes the oldest beyond `keep`. Raises RunError when the disk is full. A checkpoint that is
-        there already (its batches were redone) stays as it is."""
-        import torch  # the audit reads lists without it
+    def begin(
+        self,
+        state: State,
+        done: list[Done],
+        save: Callable[[Path], Callable[[], None]],
+        announce: Callable[[Path], None],
+    ) -> None:
+        """Begins a checkpoint, once the one before it is there; it is written beside the training.
 
+        `save` copies what the folder that it is given is to hold, and gives the function that writes it; then
+        `announce` lets the buffer add its part, which is of this moment too. Afterwards the oldest beyond `keep` go.
+        Raises RunError when the disk is full, now or at the next call of any method. A checkpoint that is there already
+        (its batches were redone) stays as it is.
+        """
+        self.settle()
         final = self.folder / state.name
         if final.exists():
-            return final
+            return
+        import torch  # the audit reads lists without it
+
         unfinished = self.folder / f"{_UNFINISHED}{state.name}"
-        try:
+        with self._written_whole(final, unfinished):
             unfinished.mkdir()
-            save(unfinished)
+            write = save(unfinished)
             torch.save(torch.get_rng_state(), unfinished / "rng.pt")
             lines = (json.dumps([d.batch, d.outcome, d.groups, d.weights]) for d in done)
             (unfinished / _BATCHES).write_text("".join(f"{line}\n" for line in lines))
-            files = {str(p.relative_to(unfinished)): _digest(p) for p in sorted(unfinished.rglob("*")) if p.is_file()}
-            said = {**asdict(state), "files": files}
-            (unfinished / _STATE).write_text(json.dumps({**said, "digest": _digest_of(said)}, indent=1))
             announce(unfinished)
-            _flush(unfinished)
-            os.rename(unfinished, final)
-            _flush_entry(self.folder)
+
+        def finish() -> None:
+            with self._written_whole(final, unfinished):
+                write()
+                self._finish(state, unfinished, final)
+
+        self._writing.begin(finish)
+
+    def write(
+        self,
+        state: State,
+        done: list[Done],
+        save: Callable[[Path], Callable[[], None]],
+        announce: Callable[[Path], None],
+    ) -> Path:
+        """`begin`, and wait until it is there."""
+        self.begin(state, done, save, announce)
+        self.settle()
+        return self.folder / state.name
+
+    def settle(self) -> None:
+        """Waits for the checkpoint that is being written. Raises RunError when it could not be."""
+        self._writing.settle()
+
+    def there(self) -> list[tuple[int, Path]]:
+        """Version and folder of those that were completed since the last call."""
+        if not self._writing.busy:
+            self.settle()
+        found, self._there = self._there, []
+        return found
+
+    def _finish(self, state: State, unfinished: Path, final: Path) -> None:
+        there = {p.relative_to(unfinished): p for p in sorted(unfinished.rglob("*")) if p.is_file()}
+        files = {str(name): _digest(p) for name, p in there.items() if name.parts[0] != _BUFFER}
+        said = {**asdict(state), "files": files}
+        (unfinished / _STATE).write_text(json.dumps({**said, "digest": _digest_of(said)}, indent=1))
+        _flush(unfinished)
+        os.rename(unfinished, final)
+        _flush_entry(self.folder)
+        for old in complete(self.folder)[: -self._keep]:
+            _remove(old)
+        self._there.append((state.version, final))
+
+    @contextmanager
+    def _written_whole(self, final: Path, unfinished: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise RunError(
                 f"the checkpoint {final} cannot be written: {error.strerror or error}. Free space there, or lower "
                 "learner.keep_checkpoints; then go on with --resume."
             ) from error
-        for old in complete(self.folder)[: -self._keep]:
-            _remove(old)
-        return final
 
 
 def complete(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.errors import RunError
+from asyncrl.learner.background import Background
 from asyncrl.learner.outages import through_outages
 from asyncrl.learner.ranks import Order, Ranks
 from asyncrl.learner.trainer import Trainer
@@ -29,6 +30,7 @@ class Follower:
         """`patience_s`: how long an outage of the buffer is sat out."""
         self._trainer, self._ranks, self._buffer, self._reporter = trainer, ranks, buffer, reporter
         self._patience_s = patience_s
+        self._writing = Background()
 
     def run(self) -> None:
         """Returns at the order to end. Raises RunError."""
@@ -42,13 +44,14 @@ class Follower:
                 case "load":
                     self._trainer.load(Path(order.path))
                 case "save":
-                    self._trainer.save(Path(order.path))
+                    self._writing.begin(self._trainer.snapshot(Path(order.path)))
                 case "publish":
                     for _ in self._trainer.backend.weights():
                         pass
                 case "train":
                     self._trainer.step(self._ranks.whole(self._share(order)), order.version)
             self._reporter.waiting("orders", "learner")
+        self._writing.settle()
 
     def _share(self, order: Order) -> BatchReply:
         rank, size = self._ranks.rank, self._ranks.size

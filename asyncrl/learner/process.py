@@ -95,11 +95,11 @@ class Learner:
             self._evaluate("start")
         why = self._train()
         if why is None:
-            self._checkpoint()
+            self._checkpoint(wait=True)
             log.info("stopped at version %d, batch %d", self._version, self._batch)
             return
         self._publish()
-        self._checkpoint()
+        self._checkpoint(wait=True)
         self._evaluate("end")
         if self._stopping:
             return
@@ -136,6 +136,7 @@ class Learner:
         """Why the run is over, or None when told to stop."""
         why = ""
         while not self._stopping:
+            self._tell_checkpoints()
             self._reporter.waiting("batch", why or "buffer")
             reply = self._ask(self._request)
             why = reply.why
@@ -233,28 +234,43 @@ class Learner:
         self._reporter.metrics(published | {"weights/published_version": self._version})
         self._reporter.event("published", step=self._version, branch=self._branch, digest=sent.digest)
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, *, wait: bool = False) -> None:
+        """Begins one, unless the newest is of this batch; `wait`: until it is there."""
         if self._batch == self._saved:
+            self._checkpoints.settle()
+            self._tell_checkpoints()
             return
         self._reporter.waiting("checkpoint")
         state = State(
             self._version, self._batch, self._branch, self._config.learner.threads, self._config.learner.ranks
         )
 
-        def save(folder: Path) -> None:
+        def save(folder: Path) -> Callable[[], None]:
             self._ranks.order(Order("save", str(folder)))
-            self._trainer.save(folder)
-            self._save_tokenizer(folder / "hf")
+            write = self._trainer.snapshot(folder)
+
+            def whole() -> None:
+                write()
+                self._save_tokenizer(folder / "hf")
+
+            return whole
 
         def announce(folder: Path) -> None:
             arguments = (self._incarnation, self._version, self._batch, str(folder))
             self._ask(lambda: self._buffer.checkpointed(*arguments))
 
-        path = self._checkpoints.write(state, self._done, save, announce)
+        self._checkpoints.begin(state, self._done, save, announce)
         self._saved = self._batch
+        if wait:
+            self._checkpoints.settle()
         self._reporter.waiting(None)
-        self._reporter.event("checkpoint", step=self._version, path=str(path))
-        log.info("checkpoint %s", path)
+        self._tell_checkpoints()
+
+    def _tell_checkpoints(self) -> None:
+        """Those that have become complete."""
+        for version, path in self._checkpoints.there():
+            self._reporter.event("checkpoint", step=version, path=str(path))
+            log.info("checkpoint %s", path)
 
     def _evaluate(self, label: str) -> None:
         """Play the held-out set on the version that was just published, and report it."""

@@ -44,5 +44,10 @@ class Trainer:
         self._companions.load(folder)
 
     def save(self, folder: Path) -> None:
-        self.backend.save(folder)
+        self.snapshot(folder)()
+
+    def snapshot(self, folder: Path) -> Callable[[], None]:
+        """What is saved is copied now; the function given writes it into `folder`, in any thread."""
+        write = self.backend.snapshot()
         self._companions.save(folder)
+        return lambda: write(folder)

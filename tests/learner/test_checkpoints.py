@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,9 +18,9 @@ from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, grou
 from tests.learner.tiny import tiny_config, tiny_model
 
 
-def save(folder: Path) -> None:
+def save(folder: Path) -> Callable[[], None]:
     (folder / "hf").mkdir()
-    (folder / "hf" / "weights").write_bytes(bytes(range(256)))
+    return lambda: (folder / "hf" / "weights").write_bytes(bytes(range(256))) and None
 
 
 def announce(folder: Path) -> None:
@@ -97,13 +99,41 @@ def test_damage_is_found_and_the_remedy_named(tmp_path: Path, file: str, how: st
 def test_a_failing_save_leaves_the_one_before(tmp_path: Path) -> None:
     (path,) = written(tmp_path, 2)
 
-    def full(_: Path) -> None:
+    def full(*_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    for saving, announcing in ((full, announce), (save, full)):
+    for saving, announcing in ((full, announce), (lambda _: full, announce), (save, full)):
         with pytest.raises(RunError, match="No space left on device"):
             Checkpoints(tmp_path, 2).write(State(4, 4, 0, 1), DONE, saving, announcing)
         assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_it_is_written_beside_the_training_and_one_at_a_time(tmp_path: Path) -> None:
+    go_on, checkpoints = threading.Event(), Checkpoints(tmp_path, 2)
+
+    def slow(folder: Path) -> Callable[[], None]:
+        written = save(folder)
+        return lambda: written() if go_on.wait(20) else None
+
+    checkpoints.begin(State(2, 2, 0, 1), DONE, slow, announce)
+    assert checkpoints.there() == []
+    assert latest_complete(tmp_path) is None, "nothing has its name before all of it is there"
+    go_on.set()
+    checkpoints.begin(State(4, 4, 0, 1), DONE, slow, announce)
+    assert (2, tmp_path / "step-000002") in checkpoints.there()
+    checkpoints.settle()
+    assert [p.name for p in complete(tmp_path)] == ["step-000002", "step-000004"]
+
+
+def test_a_failure_beside_the_training_is_raised(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.begin(State(4, 4, 0, 1), DONE, lambda _: full, announce)
+    with pytest.raises(RunError, match="No space left on device"):
+        checkpoints.settle()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_cut_off_is_no_checkpoint_and_is_swept_up(tmp_path: Path) -> None:
@@ -119,9 +149,12 @@ def test_what_was_cut_off_is_no_checkpoint_and_is_swept_up(tmp_path: Path) -> No
 
 
 def write_for_ever(folder: Path, told: Connection) -> None:
-    def saving(target: Path) -> None:
-        for i in range(20):
-            (target / f"part{i}").write_bytes(bytes(20_000))
+    def saving(target: Path) -> Callable[[], None]:
+        def write() -> None:
+            for i in range(20):
+                (target / f"part{i}").write_bytes(bytes(20_000))
+
+        return write
 
     checkpoints = Checkpoints(folder, 2)
     for v in range(100_000):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ from tests.learner.tiny import tiny_config, tiny_model
 
 class Killed(BaseException):
     """Stands for kill -9: nothing in the learner catches it."""
+
+
+def checkpointed(folder: Path) -> None:
+    """Waits for a checkpoint that is written beside the training."""
+    deadline = time.monotonic() + 20
+    while not complete(folder / "checkpoints"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def a_config(**learner: Any) -> Config:
@@ -95,6 +104,7 @@ def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path, learne
 
     def kill(b: int) -> None:
         if b == 3:
+            checkpointed(tmp_path / "parts")
             raise Killed
 
     buffer.on_batch = kill

@@ -22,7 +22,7 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.weights.shm import ShmPublisher
 from tests.learner.fake_buffer import FakeBuffer, FakeReporter
 from tests.learner.ranks import on_ranks
-from tests.learner.test_loop import Killed
+from tests.learner.test_loop import Killed, checkpointed
 from tests.learner.test_loop import played as alone
 from tests.learner.tiny import tiny_config, tiny_model
 
@@ -61,6 +61,7 @@ def rank(
 
     def killed(b: int) -> None:
         if b == die_at:
+            checkpointed(folder)
             ranks.order(Order("train", incarnation=buffer.incarnation, batch=b, version=b))
             raise Killed
 

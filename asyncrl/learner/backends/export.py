@@ -13,12 +13,8 @@ from transformers import PreTrainedModel
 FILE_BYTES = 2 << 30
 
 
-def export(model: PreTrainedModel, named: Iterator[tuple[str, Tensor]], folder: Path, *, writes: bool = True) -> None:
-    """Config, weights and index. A rank that does not write goes through the stream all the same."""
-    if not writes:
-        for _ in named:
-            pass
-        return
+def export(model: PreTrainedModel, named: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """Config, weights and index."""
     folder.mkdir(parents=True)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)

@@ -12,6 +12,7 @@ With `model.dtype: bfloat16` layers compute in it, gradients are reduced in floa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.protocol import Packed, Scores, Want
 from asyncrl.learner.backends.scorer import Scorer, check, layers, scorer_of
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.backends.torch import TorchBackend, on_cpu
 from asyncrl.learner.packing import rounds, row_cost
 
 # Sharded modules find the tensors of their output, whose gradients they wait for, by this.
@@ -55,6 +56,7 @@ class Fsdp2Backend(TorchBackend):
         if device is None and torch.cuda.is_available():
             device = f"cuda:{self.rank % torch.cuda.device_count()}"
             torch.cuda.set_device(device)
+        self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.collective_s))
         super().__init__(config, model, device=device)
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
@@ -88,12 +90,20 @@ class Fsdp2Backend(TorchBackend):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stream(self._dtype)
 
-    def save(self, folder: Path) -> None:
-        export(self._model, self._stream(torch.float32), folder / "hf", writes=self.rank == 0)
-        try:
-            state_dict_saver.save(self._state(), checkpoint_id=folder / SHARDS)
-        except CheckpointException as error:
-            raise OSError(f"{_first_failure(error)}") from error
+    def snapshot(self) -> Callable[[Path], None]:
+        state = on_cpu(self._state())
+        names = [name for name, _ in self._model.named_parameters()]
+
+        def write(folder: Path) -> None:
+            try:
+                # In a group of its own: training goes on in the others meanwhile.
+                state_dict_saver.save(state, checkpoint_id=folder / SHARDS, process_group=self._writers)
+            except CheckpointException as error:
+                raise OSError(_first_failure(error)) from error
+            if self.rank == 0:
+                export(self._model, _read_back(folder / SHARDS, names), folder / "hf")
+
+        return write
 
     def load(self, folder: Path) -> None:
         state = self._state()
@@ -221,6 +231,17 @@ def _cut(hidden: Tensor | None, part: Packed, flat: Tensor) -> Scores:
     logprobs, entropy, *rest = torch.split(flat[: _numbers(hidden, part)], _sizes(hidden, part))
     squares = rest.pop(0) if "sum_pi_sq" in part.wants else None
     return Scores(logprobs, entropy, None if hidden is None else rest[0].view(-1, hidden.shape[1]), squares)
+
+
+def _read_back(shards: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The model's parameters, each put together from the shards of all ranks, one at a time."""
+    saved = FileSystemReader(shards).read_metadata().state_dict_metadata
+    for name in names:
+        about = saved[f"model.model.{name}"]
+        assert isinstance(about, TensorStorageMetadata)
+        whole = torch.empty(about.size, dtype=about.properties.dtype)
+        state_dict_loader.load({"model": {f"model.{name}": whole}}, checkpoint_id=shards, no_dist=True)
+        yield name, whole
 
 
 def _first_failure(error: CheckpointException) -> str:

@@ -103,6 +103,11 @@ class Backend(Protocol):
         a new checkpoint's folder."""
         ...
 
+    def snapshot(self) -> Callable[[Path], None]:
+        """A copy of all that `save` writes, and the function that writes it while training goes on: once, on every
+        rank, in any thread. Raises OSError, like `save`, when the disk is full."""
+        ...
+
     def load(self, folder: Path) -> None:
         """The inverse of `save`, at any number of ranks. Raises RunError when the checkpoint is damaged or of another
         model."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
@@ -84,10 +85,20 @@ class TorchBackend:
                 yield name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def save(self, folder: Path) -> None:
-        self._model.save_pretrained(folder / "hf")
-        torch.save(self._optimizer.state_dict(), folder / "optimizer.pt")
-        if self._reference is not None and self._reference_every:
-            torch.save(self._reference.state_dict(), folder / "reference.pt")
+        self.snapshot()(folder)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        weights, optimizer = on_cpu(self._model.state_dict()), on_cpu(self._optimizer.state_dict())
+        keeps = self._reference is not None and self._reference_every
+        reference = on_cpu(self._reference.state_dict()) if self._reference is not None and keeps else None
+
+        def write(folder: Path) -> None:
+            self._model.save_pretrained(folder / "hf", state_dict=weights)
+            torch.save(optimizer, folder / "optimizer.pt")
+            if reference is not None:
+                torch.save(reference, folder / "reference.pt")
+
+        return write
 
     def load(self, folder: Path) -> None:
         saved = load_folder(folder / "hf", torch.float32, f"the checkpoint {folder} is asked for").state_dict()
@@ -107,6 +118,21 @@ class TorchBackend:
         scorer = scorer_of(config, model, autocast=self._dtype == torch.bfloat16)
         check(scorer, config)
         return scorer.to(self.device)
+
+
+def on_cpu(state: Any) -> Any:
+    """A copy of every tensor in it; those that share memory share it in the copy too."""
+    copies: dict[Any, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        key: Any = id(tensor)
+        if type(tensor) is Tensor and tensor.numel():
+            key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
+        if key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    return tree_map_only(Tensor, copied, state)
 
 
 def _shape(state: dict[str, Tensor], name: str) -> tuple[int, ...] | None:
