@@ -101,12 +101,13 @@ def launch(words: list[str]) -> int:
 
 
 def evaluate(words: list[str]) -> int:
-    """Plays the held-out tasks with a checkpoint: success with a confidence interval."""
+    """Plays the held-out tasks with a checkpoint: success and reward with confidence intervals, pass@k."""
     from asyncrl.config_sources import load
 
     @dataclass(frozen=True)
     class Eval:
         checkpoint: Annotated[Path, Arg(help="A checkpoint of a run, or a Hugging Face folder.", metavar="FOLDER")]
+        out: Annotated[Path | None, Arg(help="Write the figures here as JSON, too.", metavar="FILE")] = None
         config: Annotated[Path | None, Arg(help="YAML file; flags come on top of it.", metavar="FILE")] = None
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 
@@ -117,7 +118,7 @@ def evaluate(words: list[str]) -> int:
     start.check(config)
     from asyncrl.evaluation import evaluate as play
 
-    return play(config, options.checkpoint)
+    return play(config, options.checkpoint, options.out)
 
 
 def dashboard(words: list[str]) -> int:

@@ -1,16 +1,18 @@
 """`asyncrl eval`: the held-out tasks played with a checkpoint, in this process, without buffer and learner.
 
-The episodes are those of the evaluations in a run: the same tasks, the same seeds.
+The episodes are those of the evaluations in a run: the same tasks, the same seeds. What they showed is told for each
+data source of the tasks, where there are several, and for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -42,25 +44,53 @@ class Success:
     episodes: int
     failed: int
     """Episodes that their environment did not let finish: not counted."""
+    reward: float
+    """Mean over tasks of their mean reward."""
+    reward_half: float
+    """Half its 95% interval."""
+    pass_at: Mapping[int, float]
+    """By k: the chance that at least one of k episodes of a task succeeds; for k = 2, 4, 8, ... up to the episodes."""
 
     def __str__(self) -> str:
         told = (
             f"{self.share:.1%}  (95%: {self.low:.1%} to {self.high:.1%}; {self.episodes} episodes, {self.tasks} tasks"
         )
-        return f"{told}, {self.failed} failed in their environment)" if self.failed else f"{told})"
+        told = f"{told}, {self.failed} failed in their environment)" if self.failed else f"{told})"
+        passes = "".join(f"  pass@{k} {share:.1%}" for k, share in self.pass_at.items())
+        return f"{told}  reward {self.reward:.3f} ± {self.reward_half:.3f}{passes}"
 
 
-def evaluate(config: Config, checkpoint: Path) -> int:
-    """Prints held-out success of the model in `checkpoint`, a run's or a Hugging Face folder; gives the exit code."""
-    console = Console()
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One held-out task's episode."""
+
+    source: str
+    """`data_source` of the task, or the environment where it has none."""
+    trajectory: Trajectory | None
+    """None: its environment failed."""
+
+
+def evaluate(config: Config, checkpoint: Path, out: Path | None = None) -> int:
+    """Prints held-out success of the model in `checkpoint`, a run's or a Hugging Face folder; gives the exit code.
+
+    `out`: a file that gets the same figures as JSON.
+    """
+    console = Console(soft_wrap=True)
     config = with_model(config, checkpoint)
     if config.eval.tasks == 0:
         raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
     sampled, greedy = asyncio.run(played(config, console))
     console.print(f"held-out success of {checkpoint}", highlight=False)
-    console.print(f"  at temperature {config.actors.temperature:g}  {sampled}", highlight=False)
-    if greedy is not None:
-        console.print(f"  greedy            {greedy}", highlight=False)
+    ways = {f"at temperature {config.actors.temperature:g}": sampled} | ({"greedy": greedy} if greedy else {})
+    found = {way: by_source(episodes, config.eval.success) for way, episodes in ways.items()}
+    width = max(len(f"{way}, {source}") for way, sources in found.items() for source in sources)
+    for way, sources in found.items():
+        for source, measured in sources.items():
+            name = way if source == ALL else f"{way}, {source}"
+            console.print(f"  {name:<{width}}  {measured}", highlight=False)
+    if out is not None:
+        told = {way: {source: asdict(measured) for source, measured in each.items()} for way, each in found.items()}
+        out.write_text(json.dumps({"checkpoint": str(checkpoint)} | told, indent=2) + "\n")
     return 0
 
 
@@ -75,9 +105,9 @@ def with_model(config: Config, checkpoint: Path) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder.absolute())})})
 
 
-async def played(config: Config, console: Console) -> tuple[Success, Success | None]:
-    """Success at the training temperature, and greedily if `eval.greedy`. Raises ConfigError without held-out tasks,
-    RunError when no episode finished."""
+async def played(config: Config, console: Console) -> tuple[list[Played], list[Played]]:
+    """The episodes at the training temperature, and the greedy ones if `eval.greedy`. Raises ConfigError without
+    held-out tasks."""
     source = open_source(config)
     if source.held_out_size == 0:
         raise ConfigError(
@@ -113,10 +143,27 @@ async def played(config: Config, console: Console) -> tuple[Success, Success | N
                 results = await asyncio.gather(*(one(play, task, index, bar, line) for task, index in every))
         finally:
             await engine.close()
-    sampled = [t for (_, index), t in zip(every, results, strict=True) if index < config.eval.samples]
-    greedy = [t for (_, index), t in zip(every, results, strict=True) if index >= config.eval.samples]
-    reward = config.eval.success
-    return success(sampled, reward), success(greedy, reward) if greedy else None
+    names = [str(source.held_out(task).get("data_source") or config.env.name) for task in range(tasks)]
+    found = [(index, Played(names[task], t)) for (task, index), t in zip(every, results, strict=True)]
+    samples = config.eval.samples
+    return [p for index, p in found if index < samples], [p for index, p in found if index >= samples]
+
+
+ALL = "all"
+
+
+def by_source(episodes: Sequence[Played], reward: str) -> dict[str, Success]:
+    """Success by data source, where there are several, and of all. A source of which every episode failed is left out.
+
+    Raises RunError when all failed.
+    """
+    sources = sorted({episode.source for episode in episodes})
+    found = {}
+    for source in sources if len(sources) > 1 else ():
+        own = [episode.trajectory for episode in episodes if episode.source == source]
+        if any(t is not None for t in own):
+            found[source] = success(own, reward)
+    return {ALL: success([episode.trajectory for episode in episodes], reward)} | found
 
 
 def success(trajectories: Sequence[Trajectory | None], reward: str) -> Success:
@@ -126,10 +173,39 @@ def success(trajectories: Sequence[Trajectory | None], reward: str) -> Success:
     if not finished:
         raise RunError(f"all {len(trajectories)} episodes failed in their environment: see above for why.")
     share = statistics.fmean(t.rewards.get(reward, t.reward) >= 1 for t in finished)
-    tasks = len({t.task_id for t in finished})
+    by_task: dict[str, list[Trajectory]] = {}
+    for t in finished:
+        by_task.setdefault(t.task_id, []).append(t)
     # Several samples of one task are not independent: as if they were one, the interval is rather too wide.
-    low, high = wilson(share, tasks)
-    return Success(share, low, high, tasks, len(finished), len(trajectories) - len(finished))
+    low, high = wilson(share, len(by_task))
+    means = [statistics.fmean(t.reward for t in own) for own in by_task.values()]
+    half = Z_95 * statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    counts = [(len(own), sum(t.rewards.get(reward, t.reward) >= 1 for t in own)) for own in by_task.values()]
+    failed = len(trajectories) - len(finished)
+    return Success(
+        share, low, high, len(by_task), len(finished), failed, statistics.fmean(means), half, passes_at(counts)
+    )
+
+
+def passes_at(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
+    """pass@k for k = 2, 4, 8, ... as far as any task has so many episodes, over the tasks that have.
+
+    `counts`: (episodes, successes) of each task.
+    """
+    found, k = {}, 2
+    while k <= max(n for n, _ in counts):
+        found[k] = statistics.fmean(pass_at(k, n, c) for n, c in counts if n >= k)
+        k *= 2
+    return found
+
+
+def pass_at(k: int, n: int, c: int) -> float:
+    """Chance that k episodes, drawn from n of which c succeeded, hold a success: unbiased (Chen et al., 2107.03374).
+
+    >>> pass_at(1, 4, 1), pass_at(2, 4, 2), pass_at(3, 4, 2)
+    (0.25, 0.8333333333333334, 1.0)
+    """
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def wilson(share: float, n: int, z: float = Z_95) -> tuple[float, float]:

@@ -66,7 +66,7 @@ def test_a_dry_run_prints_every_value_with_its_source_and_starts_nothing(
         (["--data.source", "lookupp"], "data.source: 'lookupp'"),
         (["--env.name", "no_such_module:Env"], "env.name: 'no_such_module:Env'"),
         (["--env.name", "json:NoSuchEnv"], "env.name: 'json:NoSuchEnv'"),
-        (["--env.name", "broken_env.py:Env"], "env.name is 'broken_env.py:Env'"),
+        (["--env.name", "broken_env.py:Env"], "broken_env.py:Env', which fails when it is imported"),
         (["--env.options", "{tool_latency: 1}"], "env.options.tool_latency"),
         (["--model.path", "./no/such/model"], "model.path is './no/such/model'"),
         (["--model.path", "./empty"], "config.json"),

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from pathlib import Path
 
 import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.evaluation import evaluate, success, wilson, with_model
+from asyncrl.evaluation import Played, by_source, evaluate, pass_at, passes_at, success, wilson, with_model
 from tests.learner.tiny import random_trajectory
 
 
@@ -32,6 +34,27 @@ def test_success_counts_ones_of_the_named_reward_and_leaves_failures_out() -> No
 def test_samples_of_one_task_do_not_narrow_the_interval() -> None:
     ones = [dataclasses.replace(t, task_id="same") for t in earning(1.0, 1.0, 1.0, 1.0)]  # type: ignore[type-var]
     assert success(ones, "success").low == wilson(1.0, 1)[0]  # type: ignore[arg-type]
+
+
+def test_pass_at_k_is_the_mean_over_all_ways_to_draw_k() -> None:
+    for n, c in ((5, 2), (4, 0), (4, 4), (6, 1)):
+        for k in range(1, n + 1):
+            draws = list(itertools.combinations(range(n), k))
+            share = sum(any(i < c for i in draw) for draw in draws) / len(draws)
+            assert pass_at(k, n, c) == pytest.approx(share)
+    assert passes_at([(4, 1), (4, 0), (1, 1)]) == {2: 0.25, 4: 0.5}, "a task with too few episodes is left out"
+    assert passes_at([(1, 1)]) == {}
+
+
+def test_each_data_source_is_told_apart() -> None:
+    wins, losses = earning(1.0, 1.0), earning(0.0, None)  # type: ignore[arg-type]
+    episodes = [Played("a", t) for t in wins] + [Played("b", t) for t in losses]  # type: ignore[arg-type]
+    found = by_source([*episodes, Played("c", None)], "success")
+    assert {source: (s.share, s.episodes, s.failed) for source, s in found.items()} == {
+        "all": (2 / 3, 3, 2), "a": (1.0, 2, 0), "b": (0.0, 1, 1),
+    }  # fmt: skip
+    assert (found["a"].reward, found["a"].reward_half) == (9.0, 0.0)
+    assert list(by_source(episodes[:2], "success")) == ["all"]
 
 
 def test_all_failed_is_no_number() -> None:
@@ -69,8 +92,10 @@ def test_held_out_tasks_are_played(tmp_path: Path, capsys: pytest.CaptureFixture
     config = Config.model_validate(
         {"eval": {"tasks": 4}, "env": {"max_tokens": 160, "max_turns": 2}, "actors": {"max_new_tokens": 8, "slots": 3}}
     )
-    assert evaluate(config, tmp_path) == 0
+    assert evaluate(config, tmp_path, tmp_path / "out.json") == 0
     said = capsys.readouterr().out
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert told["greedy"]["all"]["episodes"] == 4
     assert "0.0%" in said
     assert "4 episodes, 4 tasks" in said
     assert "greedy" in said

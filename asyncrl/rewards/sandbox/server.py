@@ -67,7 +67,7 @@ def make_server(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -
 
 
 def serve(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -> int:
-    """Until it is interrupted; gives the exit code. Raises RunError when it does not work here, or the port is taken."""
+    """Until it is interrupted; gives the exit code. Raises RunError when it cannot work here."""
     probe = sandbox.run_now(Run("print(1)"))
     if probe.status != "Success":
         raise RunError(f"the sandbox does not work here: {probe.message}")
