@@ -32,8 +32,8 @@ class _Layer:
     norm_in: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
-    norm_q: torch.Tensor | None
-    norm_k: torch.Tensor | None
+    norm_qk: torch.Tensor | None
+    """[heads + kv_heads, dim]"""
     out: torch.Tensor
     out_bias: torch.Tensor | None
     norm_mlp: torch.Tensor
@@ -52,12 +52,13 @@ class FusedForward:
         with torch.inference_mode():
             positions = torch.arange(cache.scratch + 1)[None]
             cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=model.dtype), positions)
-        self._cos, self._sin = cos[0, :, None], sin[0, :, None]
+        # Both halves of a head turn by the same angles.
+        self._cos, self._sin = (x[0, :, None, : self._dim // 2].contiguous() for x in (cos, sin))
         self.refresh()
 
     def refresh(self) -> None:
         with torch.inference_mode():
-            self._layers = [_fuse(layer) for layer in self._model.model.layers]
+            self._layers = [_fuse(layer, self._heads, self._kv_heads) for layer in self._model.model.layers]
             self._embed = self._model.get_input_embeddings().weight
             self._norm = self._model.model.norm.weight
             self._head = self._model.get_output_embeddings()
@@ -66,34 +67,34 @@ class FusedForward:
     def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
         """All that works token by token runs over the N tokens of all parts at once; attention, part by part."""
         tokens, positions = (torch.cat([x.reshape(-1) for x in xs]) for xs in _columns(parts))
-        index = torch.cat([self._cache.index[p.rows].repeat_interleave(p.tokens.shape[1]) for p in parts])
+        slots = torch.cat([self._cache.index[p.rows].repeat_interleave(p.tokens.shape[1]) for p in parts])
+        place = slots * (self._cache.scratch + 1) + positions
         masks = [attention_mask(p, self._embed.dtype) for p in parts]
+        sizes = [p.tokens.numel() for p in parts]
         cos, sin = self._cos[positions], self._sin[positions]
-        heads = (self._heads, self._kv_heads, self._kv_heads)
         x = F.embedding(tokens, self._embed)
         for i, layer in enumerate(self._layers):
-            h = _linear(self._rms(x, layer.norm_in), layer.qkv, layer.qkv_bias)
-            q, k, v = h.view(len(tokens), sum(heads), self._dim).split_with_sizes(heads, 1)
-            if layer.norm_q is not None and layer.norm_k is not None:
-                q, k = self._rms(q, layer.norm_q), self._rms(k, layer.norm_k)
-            qk = torch.cat((q, k), 1)
-            a, b = qk.chunk(2, -1)
-            q, k = (qk * cos + torch.cat((-b, a), -1) * sin).split_with_sizes(heads[:2], 1)
+            h = _linear(self._rms(x, layer.norm_in), layer.qkv, layer.qkv_bias).view(len(tokens), -1, self._dim)
+            self._turn(h[:, : self._heads + self._kv_heads], layer.norm_qk, cos, sin)
+            self._cache.kv[i].flatten(2).flatten(0, 1).index_copy_(0, place, h[:, self._heads :].flatten(1))
             keys, values = self._cache.k[i], self._cache.v[i]
-            keys[index, :, positions] = k
-            values[index, :, positions] = v
             y = [
                 self._attend(own, keys[p.rows, :, : p.longest], values[p.rows, :, : p.longest], mask)
-                for own, p, mask in zip(
-                    q.split_with_sizes([p.tokens.numel() for p in parts]), parts, masks, strict=True
-                )
+                for own, p, mask in zip(h[:, : self._heads].split_with_sizes(sizes), parts, masks, strict=True)
             ]
             x = _linear(torch.cat(y) if len(y) > 1 else y[0], layer.out, layer.out_bias, x)
             gate, up = _linear(self._rms(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = _linear(F.silu(gate) * up, layer.down, layer.down_bias, x)
+            x = _linear(F.silu(gate).mul_(up), layer.down, layer.down_bias, x)
         x = x[_last(parts)]
         logits: torch.Tensor = self._head(self._rms(x, self._norm))
         return logits.float()
+
+    def _turn(self, qk: torch.Tensor, weight: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Normalise queries and keys [N, heads + kv_heads, dim] and rotate them to their positions, in place."""
+        a, b = (qk.clone() if weight is None else self._rms(qk, weight)).chunk(2, -1)
+        left, right = qk.chunk(2, -1)
+        torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=right).addcmul_(a, sin)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """q [B * L, heads, dim], k and v [B, kv_heads, T, dim], mask [B, 1, L, T]; returns [B * L, heads * dim]."""
@@ -107,7 +108,7 @@ class FusedForward:
 
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.dtype is torch.float32:
-            return F.rms_norm(x, weight.shape, weight, self._eps)
+            return F.rms_norm(x, x.shape[-1:], None, self._eps).mul_(weight)
         wide = x.float()  # as the models do it: normalised in float32, scaled in the model's format
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(x.dtype)
 
@@ -129,20 +130,23 @@ def _last(parts: Sequence[Part]) -> torch.Tensor:
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x @ weight + bias + residual."""
-    y = x @ weight if residual is None else torch.addmm(residual, x, weight)
-    return y if bias is None else y + bias
+    """x @ weight + bias + residual, which is overwritten."""
+    y = x @ weight if residual is None else residual.addmm_(x, weight)
+    return y if bias is None else y.add_(bias)
 
 
-def _fuse(layer: Any) -> _Layer:
+def _fuse(layer: Any, heads: int, kv_heads: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv, qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up, gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
     out, out_bias = _joined(attention.o_proj)
     down, down_bias = _joined(mlp.down_proj)
     norm_q, norm_k = (getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm"))
+    norm_qk = None
+    if norm_q is not None and norm_k is not None:
+        norm_qk = torch.cat((norm_q.expand(heads, -1), norm_k.expand(kv_heads, -1)))
     return _Layer(
-        layer.input_layernorm.weight, qkv, qkv_bias, norm_q, norm_k, out, out_bias,
+        layer.input_layernorm.weight, qkv, qkv_bias, norm_qk, out, out_bias,
         layer.post_attention_layernorm.weight, gate_up, gate_up_bias, down, down_bias,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ Rows = slice | torch.Tensor
 
 
 class KVCache:
-    """Keys and values of every slot: [layers, slots, kv_heads, length + 1, head_dim].
+    """Keys and values of every slot, what belongs to one position side by side: one write per token, one copy per slot.
 
     The last position is scratch: what must be written somewhere, and is read by nobody, goes there.
     """
@@ -24,16 +24,16 @@ class KVCache:
     def __init__(self, model: Any, slots: int, length: int) -> None:
         c = model.config
         head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        shape = (c.num_hidden_layers, slots, c.num_key_value_heads, length + 1, head_dim)
-        self.k = torch.zeros(shape, dtype=model.dtype)
-        self.v = torch.zeros(shape, dtype=model.dtype)
+        heads = c.num_key_value_heads
+        self.kv = torch.zeros(c.num_hidden_layers, slots, length + 1, 2 * heads, head_dim, dtype=model.dtype)
+        self.k, self.v = (half.transpose(2, 3) for half in (self.kv[:, :, :, :heads], self.kv[:, :, :, heads:]))
+        """Views: [layers, slots, kv_heads, length + 1, head_dim]"""
         self.slots, self.scratch = slots, length
         self.index = torch.arange(slots)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """The first `length` positions of one slot to another."""
-        self.k[:, target, :, :length] = self.k[:, source, :, :length]
-        self.v[:, target, :, :length] = self.v[:, source, :, :length]
+        self.kv[:, target, :length] = self.kv[:, source, :length]
 
 
 @dataclass(frozen=True, slots=True)
