@@ -9,14 +9,22 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config import LearnerConfig
 from asyncrl.learner.advantages import ESTIMATORS
 from asyncrl.learner.aggregation import AGGREGATIONS
 from asyncrl.learner.corrections import CORRECTIONS
-from asyncrl.learner.kl import KL
+from asyncrl.learner.kl import CONTROLLERS, KL
 from asyncrl.learner.losses import LOSSES
+from asyncrl.learner.shaping import SHAPING
 
 TEXT = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
-SECTIONS = {"Advantages": ESTIMATORS, "Objectives": LOSSES, "Corrections": CORRECTIONS, "Aggregation": AGGREGATIONS}
+SECTIONS = {
+    "Advantages": ESTIMATORS,
+    "Objectives": LOSSES,
+    "Corrections": CORRECTIONS,
+    "Aggregation": AGGREGATIONS,
+    "Rewards,": SHAPING,
+}
 
 
 def options(fn: Callable[..., Any]) -> list[str]:
@@ -38,3 +46,12 @@ def test_every_name_and_option(section: str) -> None:
 def test_every_kl() -> None:
     text = TEXT.split("\n## KL ")[1].split("\n## ")[0]
     assert all(f"`{name}`" in text for name in KL)
+
+
+def test_every_field_that_chooses_what_is_trained_on() -> None:
+    fields = list(LearnerConfig.model_fields)
+    of_the_objective = fields[fields.index("advantage") : fields.index("min_ess") + 1]
+    assert len(of_the_objective) > 20
+    missing = [f for f in of_the_objective if not any(said in TEXT for said in (f"learner.{f}", f"`{f}`", f"  {f}:"))]
+    assert missing == []
+    assert all(f"`{name}`" in TEXT for name in CONTROLLERS)
