@@ -76,6 +76,8 @@ def _keys(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[byte
     key = hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16)
     keys = []
     for message in messages:
-        key.update(json.dumps(message, sort_keys=True).encode() + b"\n")
+        # Most agents do not send back what the model thought.
+        told = {name: value for name, value in message.items() if name != "reasoning_content"}
+        key.update(json.dumps(told, sort_keys=True).encode() + b"\n")
         keys.append(key.copy().digest())
     return keys

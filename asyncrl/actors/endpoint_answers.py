@@ -48,7 +48,8 @@ def message_json(message: Message) -> dict[str, Any]:
         for call in message.get("tool_calls") or []
     ]
     content = message["content"] or None if calls else message["content"]
-    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+    thought = {name: message[name] for name in ("reasoning_content",) if name in message}
+    return {"role": "assistant", "content": content, **thought} | ({"tool_calls": calls} if calls else {})
 
 
 def _as_text(arguments: Any) -> str:
