@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -40,6 +41,8 @@ class Clients:
         self._async: Any = None
         self._sync: Any = None
         if self._openai is not None:
+            for name in ("httpx", "httpx2"):  # a line per request, with the episode's URL, which is its secret
+                logging.getLogger(name).setLevel(logging.WARNING)
             options = {"base_url": "http://127.0.0.1/", "api_key": API_KEY, "timeout": timeout_s}
             self._async, self._sync = self._openai.AsyncOpenAI(**options), self._openai.OpenAI(**options)
 
