@@ -39,6 +39,7 @@ class DatasetSource:
         revision: str | None = None,
         columns: dict[str, str] | None = None,
         drop_columns: list[str] | None = None,
+        where: dict[str, Any] | None = None,
         prompt_template: str | None = None,
         system_prompt: str | None = None,
         constants: dict[str, Any] | None = None,
@@ -57,6 +58,7 @@ class DatasetSource:
             name, split, revision: of a hub dataset; `split` of a saved folder too.
             columns, prompt_template, system_prompt, constants: see `row_task`.
             drop_columns: columns left out, e.g. images, which a ticket cannot carry.
+            where: only rows with these values, by column: `{ability: code}`.
             held_out_size: how many rows, drawn by `seed`, are kept out of training.
             held_out_path, held_out_split: the held-out rows' own files, or split; all of them, or the first
                 `held_out_size`.
@@ -73,13 +75,13 @@ class DatasetSource:
             "constants": constants,
         }
         self._options = options
-        dropped = drop_columns or []
-        self._tables = [_Table(_open(path, name, split, revision), _stem(path, split), dropped)]
+        dropped, only = drop_columns or [], where or {}
+        self._tables = [_Table(_open(path, name, split, revision), _stem(path, split), dropped, only)]
         if held_out_path or held_out_split:
             other = _open(held_out_path or path, name, held_out_split or split, revision)
             stem = _stem(held_out_path or path, held_out_split or split)
             same = stem == self._tables[0].stem
-            self._tables.append(_Table(other, f"held_out/{stem}" if same else stem, dropped))
+            self._tables.append(_Table(other, f"held_out/{stem}" if same else stem, dropped, only))
         prompts = [[row_task(*table[row], **options)["prompt"] for row in range(len(table))] for table in self._tables]
         kept, self._cut = _fitting(self._tables, prompts, max_prompt_tokens, over_long, workers, model)
         train, self._held_out = _split(kept, len(self._tables), held_out_size, seed)
@@ -110,7 +112,11 @@ class DatasetSource:
 class _Table:
     """Rows and what they are called."""
 
-    def __init__(self, rows: Dataset, stem: str, dropped: Sequence[str]) -> None:
+    def __init__(self, rows: Dataset, stem: str, dropped: Sequence[str], only: Mapping[str, Any]) -> None:
+        for column in only:
+            if column not in rows.column_names:
+                raise ConfigError(f"data.options.where names {column!r}: {stem} has {', '.join(rows.column_names)}.")
+        self._numbers = _matching(rows, only) if only else range(len(rows))
         if unknown := sorted(set(dropped) - set(rows.column_names)):
             raise ConfigError(
                 f"data.options.drop_columns names {unknown[0]!r}: {stem} has {', '.join(rows.column_names)}."
@@ -122,16 +128,20 @@ class _Table:
                     f"{stem}: column {column!r} holds {kind}, which a ticket cannot carry: name it in "
                     "data.options.drop_columns."
                 )
-        if not len(self.rows):
-            raise ConfigError(f"{stem} holds no row; expected one task per row.")
+        if not self._numbers:
+            raise ConfigError(f"{stem} holds no row{f' with {dict(only)}' if only else ''}; expected one task per row.")
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._numbers)
 
     def __getitem__(self, row: int) -> tuple[dict[str, Any], str]:
-        if not 0 <= row < len(self.rows):
-            raise IndexError(row)
-        return self.rows[row], f"{self.stem}:{row}"
+        """The row, and what it is called: by its number in the file, whatever `where` left out."""
+        return self.rows[self._numbers[row]], f"{self.stem}:{self._numbers[row]}"
+
+
+def _matching(rows: Dataset, only: Mapping[str, Any]) -> Sequence[int]:
+    columns = [rows[column] for column in only]
+    return [i for i, values in enumerate(zip(*columns, strict=True)) if list(values) == list(only.values())]
 
 
 def _open(path: str | list[str], name: str | None, split: str, revision: str | None) -> Dataset:

@@ -79,6 +79,17 @@ def test_columns_are_mapped_and_prompts_are_built(tmp_path: Path) -> None:
     assert msgpack.unpackb(msgpack.packb(task)) == task
 
 
+def test_only_rows_with_given_values(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{i}", "ability": "code" if i % 2 else "math", "level": i // 4} for i in range(8)]
+    path = lines(tmp_path / "mixed.jsonl", rows)
+    source = DatasetSource(path, where={"ability": "code", "level": 1})
+    assert sorted(source.task(i)["id"] for i in range(2)) == ["mixed.jsonl:5", "mixed.jsonl:7"]
+    with pytest.raises(ConfigError, match=r"holds no row with \{'ability': 'art'\}"):
+        DatasetSource(path, where={"ability": "art"})
+    with pytest.raises(ConfigError, match="where names 'kind'"):
+        DatasetSource(path, where={"kind": 1})
+
+
 def test_json_lines_arrow_and_saved_folders_hold_the_same_rows(tmp_path: Path) -> None:
     import datasets
 
