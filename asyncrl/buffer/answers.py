@@ -21,6 +21,8 @@ from asyncrl.wire import Frame, WireError, ticket_id
 
 log = logging.getLogger(__name__)
 
+MAX_WAIT_S = 60.0
+"""How long a request may be held, whatever it asks for."""
 Header = Mapping[str, Any]
 Answer = tuple[dict[str, Any], Sequence[Frame]]
 """Fields of the reply's header, and its buffers."""
@@ -59,7 +61,7 @@ class Answers:
             integer(header, "b")
             if not integer(header, "dp_rank") < integer(header, "dp_size", 1):
                 raise WireError(f"dp_rank is {header['dp_rank']}, expected less than dp_size = {header['dp_size']}")
-        return seconds(header, "wait_s")
+        return min(seconds(header, "wait_s"), MAX_WAIT_S)
 
     def tickets(self, header: Header, last_chance: bool) -> Answer | None:
         """None: there is none yet, and it may wait."""

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _MAX_FRAME_BYTES = 256 << 20
 _MAX_HELD = 16384
+_MAX_HELD_OF_ONE = 64
 _REMEMBERED = 4096
 _AT_ONCE = 256
 _RETRY_HELD_S = 0.05
@@ -68,6 +69,8 @@ class Service:
         self._listener = Listener(zmq.ROUTER, address, _MAX_FRAME_BYTES, {zmq.ROUTER_MANDATORY: 1, zmq.LINGER: 2000})
         self._socket = self._listener.socket
         self._held: OrderedDict[tuple[bytes, int], _Held] = OrderedDict()
+        self._waiting: Counter[bytes] = Counter()
+        """How many of them are of each peer."""
         self._retry_at = 0.0
         self._outbox: list[tuple[bytes, list[Frame]]] = []
         self._outbox_since = 0.0
@@ -159,8 +162,10 @@ class Service:
         """Checks a request that may have to wait; it is answered with the others that wait."""
         wait_s = self._answers.admit(header)
         if (peer, n) not in self._held:
-            if len(self._held) >= _MAX_HELD:
-                raise Refused("busy", f"{_MAX_HELD} requests are waiting already")
+            if len(self._held) >= _MAX_HELD or self._waiting[peer] >= _MAX_HELD_OF_ONE:
+                held = f"{len(self._held)} requests are waiting, {self._waiting[peer]} of them of this peer"
+                raise Refused("busy", held)
+            self._waiting[peer] += 1
             self._held[peer, n] = _Held(peer, n, header, self._clock() + wait_s)
 
     def _answer_held(self, now: float) -> None:
@@ -176,20 +181,26 @@ class Service:
                 else:
                     answer = self._answers.tickets(header, last_chance)
             except Refused as error:
-                del self._held[key]
+                self._no_longer_held(key)
                 self._refuse(request.peer, request.n, error.code, str(error))
                 continue
             if answer is None:
                 if header["op"] == "tickets":
                     in_vain.add(tuple(header["held"]))
                 continue
-            del self._held[key]
+            self._no_longer_held(key)
             self._reply(request.peer, request.n, *answer)
             if header["op"] == "tickets":
                 self._remember(request.peer, request.n)
             else:
                 self._urgent = True
         self.counts["held"] = len(self._held)
+
+    def _no_longer_held(self, key: tuple[bytes, int]) -> None:
+        del self._held[key]
+        self._waiting[key[0]] -= 1
+        if not self._waiting[key[0]]:
+            del self._waiting[key[0]]
 
     # Answers
 

@@ -189,7 +189,7 @@ class Server:
         self.delta_bytes = 0
         made = None
         if old is not None and old.file is not None and (not self._full_every or self._since_full < self._full_every):
-            made = delta.make(old.data, old.file.entries, file.map, file.entries)
+            made = self._changes(old.data, old.file, file)
         if old is not None and made is not None and len(made) < WORTH * len(file.map):
             name = f"{new.name}<{old.id.digest}"
             self._deltas.append(_Payload(name, new.id, made, old.id.digest, digest(made)))
@@ -201,6 +201,10 @@ class Server:
             self._previous.append(old)
             while len(self._previous) > 2:
                 self._forget(self._previous[0])
+
+    def _changes(self, data: Any, old: File, new: File) -> bytes | None:
+        alike = len(data) == len(new.map) and delta.worth_making(data, new.map, new.entries)
+        return delta.make(data, old.entries, new.map, new.entries) if alike else None
 
     def _forget(self, old: _Payload) -> None:
         self._previous.remove(old)
