@@ -1,0 +1,280 @@
+"""1 to 512 simulated actors against one real buffer process on this machine, and a simulated learner.
+
+An actor holds `--slots` episodes at once. An episode of n tokens takes n / `--speed` seconds and is then put, as real
+actors put it; lengths are log-normal, with a long tail. There is no engine and no model: the actors only sleep, ask for
+tickets, and put. The learner takes batch after batch, as fast as there are any, and every batch is a new version. All
+of it goes through the sockets, the ledger and the disk that a run uses.
+
+    trajectories/s   put and acknowledged, in a window after the warm-up; what the actors would have made is `offered`
+    put              from the call to the acknowledgement, median and 99th percentile
+    batch            a batch that is complete, asked for once more: the buffer's own time and the way
+    staleness        the largest of any trajectory in any batch; the bound is `--max-staleness`
+    memory           of the buffer at the window's begin and end; cores of it, and of those that simulate
+
+Where the buffer takes a whole core, it is saturated; where those that simulate do, they are. From the buffer's CPU per
+trajectory follows how many GPUs one buffer carries. Prints a table, writes bench/results/scale.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient
+from asyncrl.config import Config
+from asyncrl.run_folder import RunFolder
+from asyncrl.trajectory import CONTEXT, Row, Ticket, Trajectory
+
+ROOT = Path(__file__).parents[2]
+GROUP_SIZE = 8
+LONGEST = 16_384
+GPUS, GPU_TOKENS_PER_S = 1000, 1670
+"""What 1,000 GPUs generate: 20 MB/s of trajectories at 12 bytes a token."""
+Found = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", type=int, nargs="*", default=[1, 8, 32, 64, 128, 256, 512])
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--speed", type=float, default=1000.0, help="tokens per second of one episode")
+    parser.add_argument("--tokens", type=float, default=2000.0, help="mean length of an episode")
+    parser.add_argument("--sigma", type=float, default=1.0, help="of the log-normal lengths")
+    parser.add_argument("--max-staleness", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of the window")
+    parser.add_argument("--warm-up", type=float, default=8.0)
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that simulate")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "scale.json")
+    options = parser.parse_args()
+    rows = []
+    for actors in options.actors:
+        rows.append(measured(actors, options))
+        print(line(rows[-1]), flush=True)
+    found = {"machine": machine(), "options": vars(options) | {"out": str(options.out)}, "rows": rows}
+    found["estimate"] = estimate(rows, options.tokens)
+    print(json.dumps(found["estimate"], indent=1))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def measured(actors: int, options: argparse.Namespace) -> Found:
+    at_once = actors * options.slots
+    # Enough groups for all slots, and half as many to wait.
+    groups = max(2, math.ceil(1.5 * at_once / (GROUP_SIZE * (options.max_staleness + 1))))
+    config = Config.model_validate(
+        {
+            "learner": {"groups_per_step": groups, "group_size": GROUP_SIZE, "steps": 10**9},
+            "buffer": {
+                "capacity": 8 * at_once + 64 * GROUP_SIZE * groups,
+                "max_staleness": options.max_staleness,
+                "lease_s": 600.0,
+                "max_disk_gb": 1000,
+            },
+            "eval": {"tasks": 0},
+        }
+    )
+    context = multiprocessing.get_context("spawn")
+    with started(config) as (run, buffer):
+        version, go, stop = context.Value("i", 0), context.Event(), context.Event()
+        results: Any = context.Queue()
+        learner = context.Process(target=learn, args=(run.path, version, go, stop, results), daemon=True)
+        shares = [range(i, actors, options.processes) for i in range(options.processes)]
+        simulate = [
+            context.Process(target=play, args=(run.path, share, vars(options), version, go, stop, results), daemon=True)
+            for share in shares
+            if len(share)
+        ]
+        processes = [learner, *simulate]
+        for process in processes:
+            process.start()
+        time.sleep(options.warm_up)
+        theirs = [psutil.Process(process.pid) for process in simulate]
+        go.set()
+        began, rss = time.perf_counter(), buffer.memory_info().rss
+        cpu, simulated = sum(buffer.cpu_times()[:2]), sum(sum(p.cpu_times()[:2]) for p in theirs)
+        time.sleep(options.seconds)
+        seconds = time.perf_counter() - began
+        cpu = sum(buffer.cpu_times()[:2]) - cpu
+        simulated = sum(sum(p.cpu_times()[:2]) for p in theirs) - simulated
+        rss_end = buffer.memory_info().rss
+        stop.set()
+        said = [results.get(timeout=120) for _ in processes]
+        for process in processes:
+            process.join(30)
+        with closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=60)) as client:
+            status = client.status()
+    puts = np.concatenate([s["puts"] for s in said if "puts" in s])
+    learned = next(s for s in said if "batches" in s)
+    return {
+        "actors": actors,
+        "offered_per_s": at_once * options.speed / options.tokens,
+        "trajectories_per_s": len(puts) / seconds,
+        "put_ms": quantiles(puts),
+        "batch_ms": quantiles(np.array(learned["batches"] or [math.nan])),
+        "batch_trajectories": groups * GROUP_SIZE,
+        "versions": learned["versions"],
+        "staleness_max": learned["staleness"],
+        "dropped": {k: v for k, v in status["equation"]["0"].items() if "dropped" in k or "stale" in k},
+        "buffer_cores": cpu / seconds,
+        "simulating_cores": simulated / seconds,
+        "buffer_us_per_trajectory": 1e6 * cpu / max(1, len(puts)),
+        "rss_mb": [rss / 1e6, rss_end / 1e6],
+    }
+
+
+def play(path: Path, mine: range, options: Found, version: Any, go: Event, stop: Event, results: Any) -> None:
+    """The actors of one process."""
+    done: list[float] = []
+
+    async def episode(client: AsyncBufferClient, name: str, ticket: Ticket, length: int, held: int) -> None:
+        await asyncio.sleep(length / options["speed"])
+        made = trajectory(ticket, name, length, held)
+        began = time.perf_counter()
+        await client.put(made)
+        if go.is_set() and not stop.is_set():
+            done.append(time.perf_counter() - began)
+
+    async def actor(i: int) -> None:
+        name, lengths = f"actor-{i}", np.random.default_rng(i)
+        client = AsyncBufferClient(run.address("buffer"), identity=name, deadline_s=120)
+        playing: set[asyncio.Task[None]] = set()
+        await client.hello("actor")
+        while not stop.is_set():
+            playing = {task for task in playing if not task.done()}
+            free = options["slots"] - len(playing)
+            tickets = []
+            if free:
+                held = version.value
+                tickets = (await client.tickets(name, (0, held), free, [], 0.1)).tickets
+            for ticket in tickets:
+                length = int(min(max(lengths.lognormal(*shape(options)), 16), LONGEST))
+                playing.add(asyncio.create_task(episode(client, name, ticket, length, held)))
+            if not tickets:
+                await asyncio.sleep(0.02)
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+        await client.close()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(actor(i) for i in mine))
+
+    run = RunFolder.existing(path)
+    asyncio.run(all_of_them())
+    results.put({"puts": np.array(done)})
+
+
+def shape(options: Found) -> tuple[float, float]:
+    """(mu, sigma) of the log-normal of that mean."""
+    return math.log(options["tokens"]) - options["sigma"] ** 2 / 2, options["sigma"]
+
+
+def trajectory(ticket: Ticket, name: str, length: int, held: int) -> Trajectory:
+    mask = np.arange(length) >= length // 8
+    row = Row(
+        np.arange(length, dtype=np.int32),
+        mask,
+        np.where(mask, np.float32(-0.5), np.float32(0)),
+        np.where(mask, held, CONTEXT).astype(np.int32),
+    )
+    reward = float(ticket.id.index % 2)
+    task = str(ticket.task["id"])
+    return Trajectory(ticket.id, ticket.attempt, "train", name, task, "fake", (row,), reward, {}, 1, "done")
+
+
+def learn(path: Path, version: Any, go: Event, stop: Event, results: Any) -> None:
+    run = RunFolder.existing(path)
+    batches: list[float] = []
+    staleness = versions = b = 0
+    with closing(BufferClient(run.address("buffer"), identity="learner", deadline_s=120)) as buffer:
+        incarnation = buffer.start(0, 0, None).incarnation
+        buffer.published(incarnation, 0, 0, "0")
+        while not stop.is_set():
+            reply = buffer.batch(incarnation, b, 0, 1, wait_s=0.5)
+            if reply.state != "ready":
+                continue
+            began = time.perf_counter()
+            again = buffer.batch(incarnation, b, 0, 1, wait_s=0.5)
+            if go.is_set():
+                batches.append(time.perf_counter() - began)
+                versions += 1
+            staleness = max(staleness, *(again.version - t.oldest_version for t in again.trajectories))
+            now = buffer.finished(incarnation, b, "applied", {})
+            buffer.published(incarnation, 0, now, str(now))
+            version.value = now
+            b += 1
+    results.put({"batches": batches, "staleness": staleness, "versions": versions})
+
+
+@contextmanager
+def started(config: Config) -> Iterator[tuple[RunFolder, psutil.Process]]:
+    """The buffer process."""
+    work = Path(tempfile.mkdtemp(prefix="asyncrl-scale-"))
+    run = RunFolder.create(work / "run", config)
+    with (work / "log").open("ab") as log:
+        process = subprocess.Popen([sys.executable, "-m", "asyncrl.buffer", str(run.path)], stderr=log)
+    try:
+        with closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=120)) as client:
+            client.status()
+        yield run, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(60)
+        run.remove_temporary()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def estimate(rows: list[Found], tokens: float) -> Found:
+    """How far one buffer goes, from its CPU per trajectory where it had most to do."""
+    busiest = max(rows, key=lambda r: r["trajectories_per_s"])
+    needed = GPUS * GPU_TOKENS_PER_S / tokens
+    of_a_core = 1e6 / busiest["buffer_us_per_trajectory"]
+    return {
+        "gpus": GPUS,
+        "tokens_per_gpu_and_s": GPU_TOKENS_PER_S,
+        "needed_trajectories_per_s": needed,
+        "seen_trajectories_per_s": busiest["trajectories_per_s"],
+        "of_one_core_trajectories_per_s": of_a_core,
+        "gpus_of_one_buffer_seen": GPUS * busiest["trajectories_per_s"] / needed,
+        "gpus_of_one_buffer_at_a_whole_core": GPUS * of_a_core / needed,
+    }
+
+
+def quantiles(seconds: np.ndarray) -> list[float]:
+    return [round(1e3 * float(np.quantile(seconds, q)), 2) for q in (0.5, 0.99)] if len(seconds) else []
+
+
+def line(r: Found) -> str:
+    return (
+        f"{r['actors']:4} actors  offered {r['offered_per_s']:7.1f}/s  put {r['trajectories_per_s']:7.1f}/s  "
+        f"put {r['put_ms']} ms  batch of {r['batch_trajectories']} {r['batch_ms']} ms  versions {r['versions']}  "
+        f"staleness {r['staleness_max']}  {r['dropped']}  cores: buffer {r['buffer_cores']:.2f}, simulating "
+        f"{r['simulating_cores']:.2f}  {r['buffer_us_per_trajectory']:.0f} us  RSS {r['rss_mb'][0]:.0f} -> "
+        f"{r['rss_mb'][1]:.0f} MB"
+    )
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    main()
