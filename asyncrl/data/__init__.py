@@ -9,12 +9,14 @@ from asyncrl.data.generated import GeneratedSource
 from asyncrl.data.hugging_face import DatasetSource
 from asyncrl.data.json_lines import JsonLinesSource
 from asyncrl.data.lookup import LookupSource
+from asyncrl.data.reasoning_gym import ReasoningGymSource
 
 SOURCES: dict[str, Callable[..., TaskSource]] = {
     "datasets": DatasetSource,
     "generated": GeneratedSource,
     "json_lines": JsonLinesSource,
     "lookup": LookupSource,
+    "reasoning_gym": ReasoningGymSource,
 }
 """A config names one of these, or gives an import path `package.module:name`. Called with the options, and with `seed`
 and `model` (`model.path`) where it takes them."""

@@ -7,6 +7,7 @@ from asyncrl.rewards.code_tests import CodeTests
 from asyncrl.rewards.judge import Judge
 from asyncrl.rewards.mathematics import Math
 from asyncrl.rewards.processes import InProcesses
+from asyncrl.rewards.reasoning_gym import reasoning_gym
 from asyncrl.rewards.reward_model import RewardModel
 from asyncrl.rewards.score import Score
 from asyncrl.rewards.wrappers import Batched, OverlongPenalty, RateLimited
@@ -20,6 +21,7 @@ REWARDS: dict[str, Score] = {
     "judge": Judge,
     "math": Math,
     "multiple_choice": multiple_choice,
+    "reasoning_gym": reasoning_gym,
     "reward_model": RewardModel,
 }
 """A function is the score itself, a class is made one with its options."""
