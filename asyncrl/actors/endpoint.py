@@ -64,6 +64,7 @@ class Endpoint:
         self._server = _Server(
             uvicorn.Config(
                 self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
+                proxy_headers=False,
                 # Longer than any client keeps an idle connection: it is never the server that closes one under it.
                 timeout_keep_alive=3600,
             )

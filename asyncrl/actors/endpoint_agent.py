@@ -102,7 +102,8 @@ class AgentPlayer:
             finally:
                 playing.cancel()
                 await session.calls.close()
-                session.broken.cancel()
+                if not session.broken.cancel():
+                    session.broken.exception()  # seen, whether or not it was raised
         if not len(session.rows):
             raise EpisodeFailed("env_error", f"agent {self._env_name} ended without an answer of the policy")
         result = Result(session.rows.freeze(), reward, rewards, {}, session.turns, session.stop_reason())
