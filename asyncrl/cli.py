@@ -66,17 +66,26 @@ def launch(words: list[str]) -> int:
         resume: Annotated[
             Path | None, Arg(help="Go on with this run folder, from its last checkpoint.", metavar="RUN")
         ] = None
+        fork: Annotated[
+            Path | None, Arg(help="A new run from a checkpoint of this one; flags come on its config.", metavar="RUN")
+        ] = None
+        at_step: Annotated[
+            int | None, Arg(help="With --resume --fresh or --fork: at the checkpoint of this step.", metavar="K")
+        ] = None
+        fresh: Annotated[
+            bool, Arg(help="With --resume: do not redo what was recorded after the checkpoint; a new branch begins.")
+        ] = False
         dry_run: Annotated[bool, Arg(help="Print the configuration with the source of each value; start nothing.")] = (
             False
         )
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 
     options, given = _parse(Launch, words, "launch")
-    run = None
-    if options.resume is not None:
-        if options.config is not None:
-            raise ConfigError("--config and --resume cannot go together: a run goes on with the config in its folder.")
-        run = RunFolder.existing(options.resume)
+    _check_origin(options)
+    before = options.resume or options.fork
+    run = RunFolder.existing(before) if before else None
+    if options.fork is not None:
+        given = {"launch.name": None} | given  # the old run's is taken
     sourced = load(run.config if run else options.config, given)
     from asyncrl.launch import start
 
@@ -90,11 +99,15 @@ def launch(words: list[str]) -> int:
     open_source(sourced.config)
     from rich.console import Console
 
+    fresh = None
     if run is None:
-        run, resume = start.new_run(sourced.config, options.config.stem if options.config else "run"), False
+        run = start.new_run(sourced.config, options.config.stem if options.config else "run")
+    elif options.fork is not None:
+        run = start.fork_run(run, sourced.config, options.at_step)
     else:
-        run, resume = start.old_run(run, sourced.config), True
-    outcome = start.play(run, sourced.config, Console(), resume=resume)
+        fresh = start.checkpoint_at(run, options.at_step) if options.fresh else None
+        run = start.old_run(run, sourced.config)
+    outcome = start.play(run, sourced.config, Console(), resume=before is not None, fresh=fresh)
     if outcome.exit_code:
         print(f"asyncrl: {outcome.why}", file=sys.stderr)
     return outcome.exit_code
@@ -300,6 +313,22 @@ def _parse(options: type[Any], words: list[str], command: str) -> tuple[Any, dic
     if unknown:
         raise ConfigError(f"{unknown[0]!r} belongs to no flag: `asyncrl {command} --help` lists them all.")
     return parsed, given_flags(parsed)
+
+
+def _check_origin(options: Any) -> None:
+    """Raises ConfigError for options of `launch` that do not go together."""
+    if options.resume is not None and options.fork is not None:
+        raise ConfigError("--resume and --fork cannot go together: go on with the run, or begin a new one from it.")
+    if options.config is not None and (options.resume or options.fork):
+        raise ConfigError(
+            "--config cannot go with --resume or --fork: a run goes on with the config in its folder. Flags change it."
+        )
+    if options.fresh and options.resume is None:
+        raise ConfigError("--fresh goes with --resume RUN: it begins a new branch of that run's history.")
+    if options.at_step is not None and not (options.fresh or options.fork):
+        raise ConfigError(
+            "--at-step goes with --resume RUN --fresh, or with --fork RUN: what came after that step is not redone."
+        )
 
 
 def _usage() -> str:

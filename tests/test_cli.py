@@ -13,6 +13,7 @@ import yaml
 from asyncrl import cli
 from asyncrl.config import Config
 from asyncrl.launch.processes import this_process
+from asyncrl.learner.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -164,3 +165,31 @@ def test_status_of_a_run_that_is_over(capsys: pytest.CaptureFixture[str], here: 
 def test_the_command_is_installed() -> None:
     out = subprocess.check_output([sys.executable, "-m", "asyncrl", "--version"], text=True, timeout=60, cwd=ROOT)
     assert out.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resume", "a", "--fork", "b"], "--resume and --fork cannot go together"),
+        (["--fork", "a", "--config", "b.yaml"], "--config cannot go with --resume or --fork"),
+        (["--fresh"], "--fresh goes with --resume RUN"),
+        (["--resume", "a", "--at-step", "3"], "--at-step goes with --resume RUN --fresh, or with --fork RUN"),
+    ],
+)
+def test_where_a_run_begins_is_one_place(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    code, _, err = call(capsys, "launch", *words)
+    assert code == 2
+    assert said in sentence(err)
+
+
+def test_a_step_without_a_checkpoint_is_named_with_those_there_are(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    run = RunFolder.create(here / "run", Config())
+    code, _, err = call(capsys, "launch", "--fork", "run", "--at-step", "3")
+    assert (code, "has no checkpoint" in sentence(err)) == (2, True)
+    Checkpoints(run.checkpoints, 2).write(State(2, 2, 0, 1), [], lambda _: lambda: None, lambda _: None)
+    code, _, err = call(capsys, "launch", "--resume", "run", "--fresh", "--at-step", "3")
+    assert code == 2
+    assert "--at-step is 3, and there is no such checkpoint: expected one of 2." in sentence(err)
+    run.remove_temporary()

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -47,13 +48,13 @@ ORDER = ("actor", "learner", "buffer", "weights")
 """In which the roles are stopped: nothing is generated for a buffer or a learner that is gone."""
 
 
-def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
-    """The processes of a run, in the order in which they start."""
+def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
+    """The processes of a run, in the order in which they start. `fresh`: the checkpoint where a new branch begins."""
     folder = str(run.path)
     actors = [f"actor-{i}" for i in range(config.actors.count)]
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
-        *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
+        *(_learner(folder, config, rank, resume=resume, fresh=fresh) for rank in range(config.learner.ranks)),
         *(Role(a, python("asyncrl.actors", folder, "--name", a), (), _threads(config.actors.threads)) for a in actors),
     ]
     if (server := channel(config).server) is not None:
@@ -62,15 +63,18 @@ def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
     return [replace(role, cpus=cpus.get(role.name, cpus.get(role.kind, ()))) for role in started]
 
 
-def _learner(folder: str, config: Config, rank: int, *, resume: bool) -> Role:
+def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
     first = python("asyncrl.learner", folder, *(("--rank", str(rank)) if rank else ()))
     again = (*first, "--resume")
+    begin = again if resume else first
+    if fresh is not None:
+        begin = (*again, "--fresh", str(fresh))
     environment = _threads(config.learner.threads)
     if config.learner.ranks > 1:  # they are on one host, whose name may lead anywhere
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         environment |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
-    return Role(name, again if resume else first, again, environment, leader=leader)
+    return Role(name, begin, again, environment, leader=leader)
 
 
 class Launcher:

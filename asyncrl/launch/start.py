@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from operator import attrgetter
 from pathlib import Path
@@ -47,18 +48,56 @@ def old_run(run: RunFolder, config: Config) -> RunFolder:
     differs in what cannot change."""
     check_disk(run.path)
     refuse_live(run)
-    before = run.load_config()
-    for field in FIXED:
-        was, now = attrgetter(field)(before), attrgetter(field)(config)
-        if was != now:
-            raise ConfigError(f"{field} cannot change with --resume: it was {was!r}, now {now!r}. Start a new run.")
+    _check_fixed(run.load_config(), config, "--resume")
     run.save_config(config)
     run.open()
     return run
 
 
-def play(run: RunFolder, config: Config, console: Console, *, resume: bool) -> Outcome:
-    """Runs it to its end and leaves summary.json and the report. Raises RunError when it cannot start."""
+def _check_fixed(before: Config, config: Config, how: str) -> None:
+    for field in FIXED:
+        was, now = attrgetter(field)(before), attrgetter(field)(config)
+        if was != now:
+            raise ConfigError(f"{field} cannot change with {how}: it was {was!r}, now {now!r}. Start a new run.")
+
+
+def checkpoint_at(run: RunFolder, step: int | None) -> Path:
+    """The checkpoint after training step `step`; None: the newest. Raises ConfigError when there is none."""
+    from asyncrl.learner.checkpoints import complete, read_list
+
+    found = {}
+    for path in complete(run.checkpoints):
+        found[read_list(path)[0].version] = path
+    if not found:
+        raise ConfigError(f"{run.path} has no checkpoint: nothing to begin from. Start a new run.")
+    if step is None:
+        return complete(run.checkpoints)[-1]
+    if step not in found:
+        known = ", ".join(map(str, sorted(found)))
+        raise ConfigError(f"--at-step is {step}, and there is no such checkpoint: expected one of {known}.")
+    return found[step]
+
+
+def fork_run(source: RunFolder, config: Config, step: int | None) -> RunFolder:
+    """A new run that begins with a copy of `source`'s checkpoint at `step`, its ledger in it. Raises ConfigError."""
+    checkpoint = checkpoint_at(source, step)
+    before = source.load_config()
+    if config.buffer.dir is not None and config.buffer.dir == before.buffer.dir:
+        raise ConfigError(
+            f"buffer.dir is {config.buffer.dir!r}, which holds the ledger of {source.path}: give another."
+        )
+    # Named alike, it would be the same folder; that it is another one is all that was to be checked.
+    moved = config.buffer.model_copy(update={"dir": before.buffer.dir})
+    _check_fixed(before, config.model_copy(update={"buffer": moved}), "--fork")
+    run = new_run(config, source.name)
+    shutil.copytree(checkpoint, run.checkpoints / checkpoint.name)
+    shutil.copytree(source.acks, run.acks, dirs_exist_ok=True)  # who was told what, of what the ledger in it remembers
+    return run
+
+
+def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fresh: Path | None = None) -> Outcome:
+    """Runs it to its end and leaves summary.json and the report. `fresh`: the checkpoint at which a new branch begins.
+    Raises RunError when it cannot start."""
     from asyncrl.tracking.collector import Collector
 
     with run.hold():
@@ -75,7 +114,9 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool) -> O
             ) from error
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
-            outcome = local.Launcher(run, config, local.roles(run, config, resume=resume), collector).supervise()
+            outcome = local.Launcher(
+                run, config, local.roles(run, config, resume=resume, fresh=fresh), collector
+            ).supervise()
         except RunError as error:
             outcome = Outcome("failed", 1, str(error))
         finally:

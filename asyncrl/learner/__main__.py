@@ -43,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncrl.learner", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    parser.add_argument("--fresh", type=Path, help="begin a new branch at this checkpoint instead")
     parser.add_argument("--rank", type=int, default=0, help="which of learner.ranks this is; 0 leads the others")
     arguments = parser.parse_args()
     run = RunFolder.existing(arguments.run)
@@ -66,7 +67,7 @@ def main() -> None:
         if arguments.rank:
             follow(config, trainer, ranks, buffer, reporter)
         else:
-            lead(run, config, trainer, ranks, buffer, weights, reporter, resume=arguments.resume)
+            lead(run, config, trainer, ranks, buffer, weights, reporter, resume=arguments.resume, fresh=arguments.fresh)
         ranks.leave()
     finally:
         reporter.close()
@@ -83,6 +84,7 @@ def lead(
     reporter: Reporter,
     *,
     resume: bool,
+    fresh: Path | None,
 ) -> None:
     learner = Learner(
         config,
@@ -97,7 +99,7 @@ def lead(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: learner.stop())
     settle()
-    learner.run(resume=resume)
+    learner.run(resume=resume, fresh=fresh)
 
 
 def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient, reporter: Reporter) -> None:

@@ -22,15 +22,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
 
-from asyncrl.buffer.client import BatchReply, BufferClient
+from asyncrl.buffer.client import BatchReply, BufferClient, BufferRefused, Start
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.learner.checkpoints import Checkpoints, Done, State, group_digests, latest_complete, read
+from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, group_digests, read, read_list
 from asyncrl.learner.episodes import trajectory_weights
 from asyncrl.learner.evaluate import success
 from asyncrl.learner.outages import through_outages
@@ -79,13 +80,14 @@ class Learner:
     def stop(self) -> None:
         self._stopping = True
 
-    def run(self, *, resume: bool) -> None:
-        """Returns at the end of the run, or after a checkpoint when told to stop. Raises RunError."""
-        self._play(resume)
+    def run(self, *, resume: bool, fresh: Path | None = None) -> None:
+        """Returns at the end of the run, or after a checkpoint when told to stop. `fresh`: the checkpoint at which a
+        new branch begins. Raises RunError."""
+        self._play(resume, fresh)
         self._ranks.order(Order("end"))
 
-    def _play(self, resume: bool) -> None:
-        self._start(resume)
+    def _play(self, resume: bool, fresh: Path | None) -> None:
+        self._start(resume, fresh)
         latest = self._publisher.latest()
         if self._published < 0 or latest is None or latest.order < (self._branch, self._published):
             # Nothing was ever published on this branch, or what was has gone with the memory that held it.
@@ -106,31 +108,46 @@ class Learner:
         self._reporter.event("ended", step=self._version, why=why)
         log.info("ended at version %d: %s", self._version, why)
 
-    def _start(self, resume: bool) -> None:
-        branch = None
-        newest = latest_complete(self._checkpoints.folder) if resume else None
-        if newest is not None:
-            state, self._done = read(newest)
-            self._ranks.order(Order("load", str(newest)))
-            self._trainer.load(newest)
-            self._version, self._batch, self._saved, branch = state.version, state.batch, state.batch, state.branch
-            if state.threads != self._config.learner.threads:
-                log.warning(
-                    "learner.threads is %d and was %d at the checkpoint: redone steps may differ in the last bits",
-                    self._config.learner.threads,
-                    state.threads,
-                )
+    def _start(self, resume: bool, fresh: Path | None) -> None:
         self._reporter.waiting("buffer", "buffer")
         self._ask(lambda: self._buffer.hello("learner"))
-        begun = self._ask(lambda: self._buffer.start(self._batch, self._version, branch))
+        origin, begun = self._begin(resume, fresh)
         self._incarnation, self._branch, self._published = begun.incarnation, begun.branch, begun.published
         self._reporter.waiting(None)
-        origin = newest or f"the model at model.path ({self._config.model.path})"
+        if origin is not None:
+            state, self._done = read(origin)
+            self._ranks.order(Order("load", str(origin)))
+            self._trainer.load(origin)
+            self._version, self._batch, self._saved = state.version, state.batch, state.batch
+            self._warn_of(state)
+            self._reporter.event("resumed", step=self._version, checkpoint=str(origin))
+        where = origin or f"the model at model.path ({self._config.model.path})"
         log.info(
-            "incarnation %d at version %d, batch %d, from %s", begun.incarnation, self._version, self._batch, origin
+            "incarnation %d at version %d, batch %d, from %s", begun.incarnation, self._version, self._batch, where
         )
-        if newest is not None:
-            self._reporter.event("resumed", step=self._version, checkpoint=str(newest))
+
+    def _begin(self, resume: bool, fresh: Path | None) -> tuple[Path | None, Start]:
+        """Where this incarnation starts from: the newest checkpoint that is a point of the ledger's history. Those of a
+        line that was left are passed over."""
+        candidates: list[Path | None] = [*reversed(complete(self._checkpoints.folder))] if resume else []
+        for path in [fresh] if fresh else candidates or [None]:
+            state = read_list(path)[0] if path else State(0, 0, 0, 1)
+            branch = state.branch if path else None
+            call = partial(self._buffer.start, state.batch, state.version, branch, fresh is not None)
+            try:
+                return path, self._ask(call)
+            except BufferRefused as error:
+                if error.code != "unknown_checkpoint" or path is None or path == candidates[-1]:
+                    raise
+                log.warning("%s is passed over: %s", path, error)
+        raise AssertionError("unreachable: the last candidate returns or raises")
+
+    def _warn_of(self, state: State) -> None:
+        for name in ("threads", "ranks"):
+            now, was = getattr(self._config.learner, name), getattr(state, name)
+            if now != was:
+                why = "redone steps may differ in the last bits"
+                log.warning("learner.%s is %d and was %d at the checkpoint: %s", name, now, was, why)
 
     def _train(self) -> str | None:
         """Why the run is over, or None when told to stop."""
@@ -276,8 +293,8 @@ class Learner:
         """Play the held-out set on the version that was just published, and report it."""
         if self._config.eval.tasks == 0 or self._stopping:
             return
-        # A run that is given more steps ends, and is evaluated, a second time.
-        name = label if label == "start" else f"{label}-{self._version}"
+        # A run that is given more steps, or begins a new branch, ends, and is evaluated, a second time.
+        name = label if label == "start" else f"{label}-{self._version}" + (f"-{self._branch}" if self._branch else "")
         patience_s = self._config.actors.episode_s
         self._reporter.waiting("evaluation", "actors")
         self._ask(lambda: self._buffer.evaluate((self._branch, self._version), name))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.buffer.batches import Start
-from asyncrl.buffer.client import BatchReply, BufferTimeout, EvalReply, EvalResult
+from asyncrl.buffer.client import BatchReply, BufferRefused, BufferTimeout, EvalReply, EvalResult
 from tests.learner.tiny import random_trajectory
 
 EVAL_TASKS = 4
@@ -36,6 +36,8 @@ class FakeBuffer:
         """How many are answered `waiting`"""
         self.poisoned: set[int] = set()
         self.fail_why = ""
+        self.off_line: set[int] = set()
+        """Batches at which no learner may resume"""
         self.on_batch: Any = None
         """Called with the number of the batch before it is answered"""
         self.on_evaluation: Any = None
@@ -48,8 +50,14 @@ class FakeBuffer:
         return sum(outcome == "applied" for n, outcome in self.outcomes.items() if n < b)
 
     def start(self, resume_batch: int, version: int, branch: int | None, fresh: bool = False) -> Start:
+        if resume_batch in self.off_line:
+            raise BufferRefused("start", "unknown_checkpoint", f"batch {resume_batch} is no point of the line")
         assert version == self.version_before(resume_batch)
         self.incarnation += 1
+        if fresh:
+            self.branch += 1
+            self.outcomes = {b: outcome for b, outcome in self.outcomes.items() if b < resume_batch}
+            self.handed = {b: reply for b, reply in self.handed.items() if b < resume_batch}
         published = max((v for br, v in self.published_versions if br == self.branch), default=-1)
         return Start(self.incarnation, self.branch, resume_batch, version, published)
 

@@ -251,6 +251,32 @@ def test_a_new_branch_is_published_at_once(tmp_path: Path) -> None:
     assert latest.order == (1, 3)
 
 
+def test_fresh_at_a_checkpoint_begins_a_branch_and_a_death_on_it_stays_there(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=4)
+    played(tmp_path, buffer)
+    at = tmp_path / "checkpoints" / "step-000002"
+    buffer.asked.clear()
+    buffer.on_batch = lambda b: (_ for _ in ()).throw(Killed()) if b == 3 else None
+    with pytest.raises(Killed):
+        a_learner(a_config(), tmp_path, buffer, FakeReporter())[0].run(resume=True, fresh=at)
+    assert buffer.asked == [2, 3]
+    assert buffer.published_versions[5:] == [(1, 2), (1, 3)]
+    buffer.on_batch, buffer.off_line = None, {4}
+    _, reporter = played(tmp_path, buffer, resume=True)
+    assert buffer.asked == [2, 3, 2, 3, 4], "the newest checkpoint is of the line that was left"
+    assert reporter.of("resumed")[0]["checkpoint"] == str(at)
+    assert [p.name for p in complete(tmp_path / "checkpoints")][-1] == "step-000004-b000004-br1"
+    assert buffer.evaluations["end-4-1"] == (1, 4), "evaluated again"
+
+
+def test_when_no_checkpoint_is_known_to_the_ledger_it_says_so(tmp_path: Path) -> None:
+    buffer = FakeBuffer(steps=4)
+    played(tmp_path, buffer)
+    buffer.off_line = {2, 4}
+    with pytest.raises(RunError, match="no point of the line"):
+        played(tmp_path, buffer, resume=True)
+
+
 def test_a_batch_of_another_version_is_refused(tmp_path: Path) -> None:
     buffer = FakeBuffer(steps=3)
     reply = buffer._made(0)
