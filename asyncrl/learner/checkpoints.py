@@ -2,6 +2,8 @@
 
     checkpoints/step-000020/   hf/            weights and tokenizer, loadable by transformers (float32)
                                optimizer.pt   AdamW; learner.backend fsdp2: dcp/, the shards of model and AdamW
+                               critic/        the same of a critic (learner.critic), and head.pt; reference.pt, kl.json
+                                              where the reference is refreshed, the KL term's weight steered
                                rng.pt         torch's random state
                                batches.jsonl  every batch so far: number, outcome, each group's digest and weights
                                state.json     version, batch, branch, threads; digests of the files above

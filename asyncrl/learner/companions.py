@@ -22,15 +22,22 @@ class Companions:
     kl: Controller
     critic: Critic | None = None
 
-    def save(self, folder: Path) -> None:
-        """Into a new checkpoint's folder; on several ranks each must call it."""
-        if not isinstance(self.kl, FixedKL) and leads():
-            (folder / _KL).write_text(json.dumps({"coefficient": self.kl.value}))
-        if self.critic is not None:
-            self.critic.save(folder)
+    def snapshot(self) -> Callable[[Path], None]:
+        """As `Backend.snapshot`."""
+        steered = not isinstance(self.kl, FixedKL) and leads()
+        kl = json.dumps({"coefficient": self.kl.value})
+        critic = None if self.critic is None else self.critic.snapshot()
+
+        def write(folder: Path) -> None:
+            if steered:
+                (folder / _KL).write_text(kl)
+            if critic is not None:
+                critic(folder)
+
+        return write
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`. Raises RunError for a checkpoint of a run without these companions."""
+        """The inverse of `snapshot`. Raises RunError for a checkpoint of a run without these companions."""
         if not isinstance(self.kl, FixedKL):
             if not (folder / _KL).is_file():
                 raise RunError(

@@ -62,15 +62,16 @@ class Critic:
         return found
 
     def read(self, hidden: Tensor | None) -> Tensor:
-        """[n] float32 from states [n, H]."""
+        """[n] float32 from states [n, H], with the head's gradient alone, and the same bits on every rank."""
         assert hidden is not None
-        values: Tensor = self._head(hidden.float())[:, 0]
+        # A copy lies where a new tensor lies: kernels round differently where one begins in the middle of another.
+        values: Tensor = self._head(hidden.detach().float().clone())[:, 0]
         return values
 
     def loss(self, hidden: Tensor | None, of_values: OfValues) -> Tensor:
         """What pulls the states, a scalar with their gradient; the head's own gradient is added on the way."""
         assert hidden is not None
-        of_values(self.read(hidden.detach())).backward()  # type: ignore[no-untyped-call]
+        of_values(self.read(hidden)).backward()  # type: ignore[no-untyped-call]
         weight, bias = self._head.weight.detach(), self._head.bias.detach()
         return of_values(functional.linear(hidden.float(), weight, bias)[:, 0])
 
@@ -117,16 +118,22 @@ class Critic:
         if self._trunk is not None:
             self._trunk.rollback()
 
-    def save(self, folder: Path) -> None:
-        """Into `critic/` of a checkpoint's folder."""
-        (folder / "critic").mkdir(exist_ok=True)
-        if leads():
-            torch.save([self._head.state_dict(), self._optimizer.state_dict()], folder / "critic" / "head.pt")
-        if self._trunk is not None:
-            self._trunk.save(folder / "critic")
+    def snapshot(self) -> Callable[[Path], None]:
+        """A copy of everything, and the function that writes it into `critic/` of a checkpoint's folder."""
+        head = copy.deepcopy([self._head.state_dict(), self._optimizer.state_dict()])
+        trunk = None if self._trunk is None else self._trunk.snapshot()
+
+        def write(folder: Path) -> None:
+            (folder / "critic").mkdir(exist_ok=True)
+            if leads():
+                torch.save(head, folder / "critic" / "head.pt")
+            if trunk is not None:
+                trunk(folder / "critic")
+
+        return write
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`. Raises RunError when the checkpoint has no critic of this kind."""
+        """The inverse of `snapshot`. Raises RunError when the checkpoint has no critic of this kind."""
         kept = folder / "critic"
         if not (kept / "head.pt").is_file() or (kept / "hf").is_dir() == self.shared:
             raise RunError(

@@ -48,6 +48,10 @@ class Trainer:
 
     def snapshot(self, folder: Path) -> Callable[[], None]:
         """What is saved is copied now; the function given writes it into `folder`, in any thread."""
-        write = self.backend.snapshot()
-        self._companions.save(folder)
-        return lambda: write(folder)
+        writes = self.backend.snapshot(), self._companions.snapshot()
+
+        def write() -> None:
+            for one in writes:
+                one(folder)
+
+        return write
