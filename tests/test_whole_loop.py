@@ -196,6 +196,26 @@ def test_either_of_two_ranks_killed_dead_and_both_go_on(launch: Launch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_branch_at_an_earlier_step_and_a_run_forked_from_it(launch: Launch) -> None:
+    launcher, run = launch(learner__steps=6, learner__checkpoint_every=3, eval__tasks=0)
+    assert launcher.wait(SLOW_S) == 0, output(launcher)
+
+    def again(*words: str) -> None:
+        command = [sys.executable, "-m", "asyncrl", "launch", *words]
+        subprocess.run(command, check=True, timeout=SLOW_S, stdout=subprocess.DEVNULL)
+
+    again("--resume", str(run.path), "--at-step", "3", "--fresh")
+    assert (run.checkpoints / "step-000006-b000006-br1").is_dir()
+    assert audited(run) == 0
+    again("--fork", str(run.path), "--launch.name", "forked", "--learner.steps", "8")
+    forked = RunFolder(run.path.with_name("forked"))
+    assert [int(r["step"]) for r in by_step(forked.metrics) if "reward/mean" in r] == [7, 8]
+    assert audited(forked) == 0
+    assert audited(run) == 0, "what it began from is as it was"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
