@@ -42,20 +42,23 @@ class Answers:
             "start": self._start,
             "finished": self._finished,
             "published": self._published,
-            "checkpointed": self._checkpointed,
             "evaluate": self._evaluate,
             "evaluation": self._evaluation,
             "status": self._status,
+            "caused": self._caused,
             "stop": self._stop,
         }
 
     # Requests that may have to wait
 
     def admit(self, header: Header) -> float:
-        """Checks a request for tickets or a batch; gives the seconds that it may be held."""
+        """Checks a request that may be held; gives for how many seconds."""
         if header["op"] == "tickets":
             text(header, "actor", 256), pair(header, "held"), integer(header, "credits")
             self._buffer.renew(self._clock(), header["actor"], held(header, "leased"))
+        elif header["op"] == "checkpointed":
+            integer(header, "incarnation"), integer(header, "version"), integer(header, "batch"), text(header, "path")
+            return float("inf")  # it ends by itself
         else:
             self._buffer.batches.check(integer(header, "incarnation"))
             integer(header, "b")
@@ -94,6 +97,12 @@ class Answers:
             "checkpoint": buffer.checkpoint_wanted,
         }
         return fields, [record for record, _, _ in share]
+
+    def checkpointed(self, header: Header, last_chance: bool) -> Answer | None:
+        """None: the ledger's copy is being written."""
+        numbers = header["incarnation"], header["version"], header["batch"]
+        written = self._buffer.checkpointed(self._clock(), *numbers, Path(header["path"]), wait=last_chance)
+        return ({}, ()) if written else None
 
     # Requests that are answered at once
 
@@ -153,11 +162,6 @@ class Answers:
         self._buffer.published(incarnation, branch, integer(header, "version"), text(header, "digest"))
         return {}, ()
 
-    def _checkpointed(self, header: Header, _: Sequence[Frame]) -> Answer:
-        numbers = (integer(header, "incarnation"), integer(header, "version"), integer(header, "batch"))
-        self._buffer.checkpointed(self._clock(), *numbers, Path(text(header, "path")))
-        return {}, ()
-
     def _evaluate(self, header: Header, _: Sequence[Frame]) -> Answer:
         self._buffer.evaluate(pair(header, "version"), text(header, "label", 256))
         return {}, ()
@@ -169,6 +173,10 @@ class Answers:
         status = self._buffer.status()
         status["service"] = dict(self._counts)
         return {"status": status}, ()
+
+    def _caused(self, header: Header, _: Sequence[Frame]) -> Answer:
+        self._buffer.caused()
+        return {}, ()
 
     def _stop(self, header: Header, _: Sequence[Frame]) -> Answer:
         self._buffer.stop()

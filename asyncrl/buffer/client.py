@@ -136,6 +136,10 @@ class BufferClient:
         """Counts by state and reason, staleness histograms, leases per actor, disk bytes, counts of the service."""
         return self._ask(messages.status())
 
+    def caused(self) -> None:
+        """Before the running learner is killed on purpose: the batch that it holds is not suspected for it."""
+        self._ask(messages.caused())
+
     def stop(self) -> None:
         """No further tickets; the buffer process ends after this answer."""
         self._ask(messages.stop())
@@ -229,6 +233,9 @@ class AsyncBufferClient:
 
     async def status(self) -> dict[str, Any]:
         return await self._ask(messages.status())
+
+    async def caused(self) -> None:
+        await self._ask(messages.caused())
 
     async def stop(self) -> None:
         await self._ask(messages.stop())

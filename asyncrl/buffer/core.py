@@ -3,7 +3,8 @@
     tickets.py      which tickets are lent, what becomes of a put
     batches.py      which groups make batch b, what its outcome means
     evaluation.py   the evaluation sets
-    retention.py    which payloads stay, the ledger in a checkpoint
+    retention.py    which payloads stay
+    snapshot.py     the ledger and its payloads in a checkpoint
     ledger.py       what is remembered; every change durable with `commit`
 
 Nothing that a method answers may leave the process before `commit` returned. Opening the same folder again after a
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches, Start
-from asyncrl.buffer.database import Database
+from asyncrl.buffer.database import Database, LedgerFailed
 from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalReply, EvalSets
 from asyncrl.buffer.group import Outcome
@@ -28,6 +30,7 @@ from asyncrl.buffer.payloads import PayloadLost
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.shares import share
+from asyncrl.buffer.snapshot import Snapshot
 from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tickets import Put, Tickets
 from asyncrl.data.base import Curriculum, TaskSource
@@ -57,6 +60,7 @@ class Buffer:
         self.evals = EvalSets(database, rules, source, self.leases)
         self.stopping = False
         self._sweep_due = False
+        self._snapshot: Snapshot | None = None
 
     def commit(self, now: float) -> None:
         """Everything decided so far is durable. Raises LedgerFailed, and the process must end."""
@@ -162,9 +166,33 @@ class Buffer:
             )
         history.publish(version, digest)
 
-    def checkpointed(self, now: float, incarnation: int, version: int, batch: int, path: Path) -> None:
-        """The learner's part lies at `path`; adds the buffer's. Commits. Raises Refused, LedgerFailed."""
-        current = self.batches.check(incarnation)
+    def checkpointed(
+        self, now: float, incarnation: int, version: int, batch: int, path: Path, wait: bool = True
+    ) -> bool:
+        """The learner's part lies at `path`; adds the buffer's. Commits. Raises Refused, LedgerFailed.
+
+        Without `wait` False as long as that is being written: ask again. Everything else goes on meanwhile.
+        """
+        self.batches.check(incarnation)
+        if self._snapshot is None or self._snapshot.key != (incarnation, batch, path):
+            self._check_checkpoint(version, batch, path)
+            if self._snapshot is not None:
+                with suppress(LedgerFailed):  # of a learner that is gone, and so perhaps its folder
+                    self._snapshot.result()
+            self.commit(now)
+            self._snapshot = Snapshot(self.database, incarnation, batch, path)
+        if not wait and not self._snapshot.done:
+            return False
+        snapshot, self._snapshot = self._snapshot, None
+        snapshot.result()
+        self.ledger.history.checkpoint(batch, version, str(path), self._retention.keep_checkpoints)
+        self._retention.mark()
+        self._sweep_due = True
+        self.commit(now)
+        return True
+
+    def _check_checkpoint(self, version: int, batch: int, path: Path) -> None:
+        current = self.ledger.history.incarnations[-1]
         if (batch, version) != (current.next_batch, current.version):
             raise Refused(
                 "bad_checkpoint",
@@ -178,13 +206,6 @@ class Buffer:
             raise Refused(
                 "bad_checkpoint", f"{path}/buffer holds the live ledger: a checkpoint has a folder of its own"
             )
-        self.commit(now)
-        self._retention.snapshot(path, batch)
-        # The learner gives a checkpoint its final name after this answer, so the one before it may yet be needed.
-        self.ledger.history.checkpoint(batch, version, str(path), max(2, self.rules.keep_checkpoints))
-        self._retention.mark()
-        self._sweep_due = True
-        self.commit(now)
 
     def evaluate(self, version: tuple[int, int], label: str) -> None:
         """Opens an evaluation set; what actors play for training is revoked, and wins if it is put all the same."""
@@ -199,11 +220,15 @@ class Buffer:
 
     # Anybody
 
+    def caused(self) -> None:
+        """The learner that is running is about to be ended on purpose: the batch that it holds is no suspect."""
+        if self.ledger.history.current is not None:
+            self.ledger.history.caused()
+
     def stop(self) -> None:
         """No further tickets. The learner that is running ends on purpose."""
         self.stopping = True
-        if self.ledger.history.current is not None:
-            self.ledger.history.caused()
+        self.caused()
 
     def status(self) -> dict[str, Any]:
         ledger, history = self.ledger, self.ledger.history

@@ -123,16 +123,6 @@ class Database:
         self._flushed_at = now
         self.unflushed = False
 
-    def snapshot(self, target: Path) -> None:
-        """A consistent copy of the committed ledger, through SQLite's backup API."""
-        try:
-            copy = sqlite3.connect(target)
-            with copy:
-                self._db.backup(copy)
-            copy.close()
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
-
     def get(self, key: str) -> str | None:
         row = next(iter(self.read("SELECT value FROM kv WHERE key = ?", (key,))), None)
         return None if row is None else str(row[0])

@@ -160,6 +160,10 @@ def status() -> Request[dict[str, Any]]:
     return Request("status", {}, lambda header, _: dict(header["status"]))
 
 
+def caused() -> Request[None]:
+    return Request("caused", {}, _nothing)
+
+
 def stop() -> Request[None]:
     return Request("stop", {}, _nothing)
 

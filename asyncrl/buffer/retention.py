@@ -1,4 +1,4 @@
-"""Which payloads stay on disk, and the copy of the ledger that every checkpoint carries.
+"""Which payloads stay on disk.
 
 A payload is reclaimed when its group has ended and the oldest checkpoint kept for resuming covers that end. A segment
 goes once nothing in it is needed. Payloads of skipped batches stay, oldest removed first within `buffer.max_disk_gb`.
@@ -6,15 +6,14 @@ goes once nothing in it is needed. Payloads of skipped batches stay, oldest remo
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-
-from asyncrl.buffer.database import Database, LedgerFailed
+from asyncrl.buffer.database import Database
 from asyncrl.buffer.ledger import Ledger
 from asyncrl.buffer.payloads import Location, PayloadLost
 from asyncrl.buffer.rules import Rules
+from asyncrl.buffer.snapshot import NEEDED
 
+ALMOST_FULL = 0.8
+"""Of `buffer.max_disk_gb`: from here on the learner writes a checkpoint after every step, so that payloads can go."""
 _SKIPPED = "('guard', 'poison')"
 
 
@@ -27,27 +26,15 @@ class Retention:
     @property
     def checkpoint_wanted(self) -> bool:
         """80% of the disk's allowance is used: an early checkpoint lets payloads go."""
-        return self._db.payloads.disk_bytes >= 0.8 * self._rules.max_disk_bytes
+        return self._db.payloads.disk_bytes >= ALMOST_FULL * self._rules.max_disk_bytes
 
-    def snapshot(self, path: Path, batch: int) -> None:
-        """Writes `path`/buffer: the committed ledger, and the payloads needed by a learner that resumes at `batch`."""
-        target = path / "buffer"
-        shutil.rmtree(target, ignore_errors=True)
-        try:
-            (target / "payloads").mkdir(parents=True)
-            self._db.payloads.seal()
-            self._db.snapshot(target / "ledger.sqlite")
-            for segment in self._needed(covered=batch):
-                source = self._db.payloads.path(segment)
-                copy = target / "payloads" / source.name
-                try:
-                    os.link(source, copy)  # sealed, so never written again: a link costs nothing
-                except OSError:
-                    shutil.copy2(source, copy)
-        except OSError as error:
-            raise LedgerFailed(
-                f"the ledger could not be written into the checkpoint {path}: {error}. Free space or fix the rights."
-            ) from error
+    @property
+    def keep_checkpoints(self) -> int:
+        """How many are kept for resuming: all but one of the older ones go when the disk is almost full.
+
+        Two at least, since the learner gives one its final name after it was announced: the one before may be needed.
+        """
+        return 2 if self.checkpoint_wanted else max(2, self._rules.keep_checkpoints)
 
     def mark(self) -> None:
         """Notes what no resume needs any more. The files go in `sweep`, after the commit."""
@@ -59,11 +46,16 @@ class Retention:
             f"(reason IS NULL OR reason NOT IN {_SKIPPED})",
             (oldest,),
         )
-        if self.checkpoint_wanted:
-            self._db.write(
-                f"UPDATE groups SET payload = 0 WHERE payload = 1 AND ended_batch <= ? AND reason IN {_SKIPPED}",
+        while self._kept_bytes() >= ALMOST_FULL * self._rules.max_disk_bytes:
+            skipped = self._db.read(
+                f"SELECT ended_batch FROM groups WHERE payload = 1 AND ended_batch <= ? AND reason IN {_SKIPPED} "
+                "ORDER BY ended_batch LIMIT 1",
                 (oldest,),
             )
+            first = next(iter(skipped), None)
+            if first is None:
+                return
+            self._db.write(f"UPDATE groups SET payload = 0 WHERE ended_batch = ? AND reason IN {_SKIPPED}", (first[0],))
 
     def sweep(self) -> None:
         """Removes the segments in which nothing is needed. Call it when everything is committed."""
@@ -71,14 +63,13 @@ class Retention:
         for segment in payloads.segments - self._needed() - {payloads.current}:
             payloads.remove(segment)
 
-    def _needed(self, covered: int = -1) -> set[int]:
-        """Segments that hold a payload, unless the end of its group is covered by a checkpoint at batch `covered`."""
-        rows = self._db.read(
-            "SELECT DISTINCT t.segment FROM groups g JOIN trajectories t ON t.grp = g.number "
-            "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?)",
-            (covered,),
-        )
-        return {row[0] for row in rows}
+    def _needed(self) -> set[int]:
+        return {row[0] for row in self._db.read(NEEDED, (-1,))}
+
+    def _kept_bytes(self) -> int:
+        """Of the segments that the next sweep leaves."""
+        payloads = self._db.payloads
+        return sum(payloads.size(segment) for segment in self._needed() | {payloads.current})
 
     def recover(self) -> int:
         """After opening: trajectories whose bytes a power cut took are taken out, so that they are generated again.

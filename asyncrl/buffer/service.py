@@ -41,6 +41,9 @@ _MAX_HELD_OF_ONE = 64
 _REMEMBERED = 4096
 _AT_ONCE = 256
 _RETRY_HELD_S = 0.05
+_RETRY_WRITING_S = 0.005
+_HELD = ("tickets", "batch", "checkpointed")
+"""Requests that may have to wait for their answer."""
 _IDLE_S = 0.25
 _COMMITTING = 0.5
 
@@ -120,7 +123,7 @@ class Service:
         if self._outbox:
             wait_s = max(0.0, min(self._outbox_since + self._commit_s, self._rested_at) - self._clock())
         elif self._held:
-            wait_s = _RETRY_HELD_S
+            wait_s = max(0.0, self._retry_at - self._clock())
         if not self._socket.poll(int(wait_s * 1000 + 0.999)):
             return 0
         for count in range(_AT_ONCE):
@@ -141,7 +144,7 @@ class Service:
             op = text(header, "op", 64)
             if peer in self._answered and self._answered[peer][0] == n:
                 self._post(peer, self._answered[peer][1])
-            elif op in ("tickets", "batch"):
+            elif op in _HELD:
                 self._hold(peer, n, header)
             elif op in self._answers.ops:
                 fields, buffers = self._answers.ops[op](header, frames[2:])
@@ -150,7 +153,7 @@ class Service:
                 if op == "start":
                     self._remember(peer, n)
             else:
-                raise WireError(f"op is {op!r}, expected one of tickets, batch, {', '.join(self._answers.ops)}")
+                raise WireError(f"op is {op!r}, expected one of {', '.join((*_HELD, *self._answers.ops))}")
         except WireError as error:
             self.counts["refused"] += 1
             log.warning("refused a message of %r: %s", peer, error)
@@ -169,13 +172,16 @@ class Service:
             self._held[peer, n] = _Held(peer, n, header, self._clock() + wait_s)
 
     def _answer_held(self, now: float) -> None:
-        self._retry_at = now + _RETRY_HELD_S
+        writing = any(request.header["op"] == "checkpointed" for request in self._held.values())
+        self._retry_at = now + (_RETRY_WRITING_S if writing else _RETRY_HELD_S)
         in_vain: set[tuple[int, ...]] = set()
         for key, request in list(self._held.items()):
             last_chance, header = now >= request.until, request.header
             try:
                 if header["op"] == "batch":
                     answer = self._answers.batch(header, last_chance)
+                elif header["op"] == "checkpointed":
+                    answer = self._answers.checkpointed(header, last_chance)
                 elif tuple(header["held"]) in in_vain and not last_chance:
                     continue  # somebody with the same weights got nothing just now
                 else:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import TicketId
 
@@ -317,62 +314,3 @@ def test_draws_are_neither_skipped_nor_repeated(tmp_path: Path) -> None:
         if b % 2:
             buffer = reopen(buffer, tmp_path, source=FakeSource(train_size=3))
     assert drawn == [f"task-{i % 3}" for i in range(len(drawn))]
-
-
-def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> None:
-    buffer = open_buffer(tmp_path / "buffer")
-    incarnation = learner(buffer)
-    payloads = buffer.database.payloads
-    for b in range(4):
-        play(buffer)
-        step(buffer, incarnation, b)
-        target = tmp_path / f"checkpoint-{b}"
-        target.mkdir()
-        buffer.checkpointed(0, incarnation, b + 1, b + 1, target)
-        buffer.checkpointed(0, incarnation, b + 1, b + 1, target)
-    with pytest.raises(Refused, match="the live ledger"):
-        buffer.checkpointed(0, incarnation, 4, 4, tmp_path)
-    assert len(payloads.segments) < 5
-    again = learner(buffer, version=3, batch=3, branch=0)
-    assert len(buffer.share(buffer.batch(0, again, 3), 0, 1)) == 4  # still needed
-    buffer.database.close()
-    restored = open_buffer(tmp_path / "checkpoint-3" / "buffer")
-    assert restored.lost_to_disk == 0
-    assert restored.ledger.history.version == 4
-    started = restored.start(4, 4, 0, fresh=True)
-    assert started.branch == 1
-    restored.published(started.incarnation, 1, 4, "d")
-    play(restored)
-    assert restored.batch(0, started.incarnation, 4).state == "ready"
-    restored.database.close()
-
-
-def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_path: Path) -> None:
-    live, checkpoints = tmp_path / "live", tmp_path / "checkpoints"
-    buffer = open_buffer(live)
-    incarnation = learner(buffer)
-    late = []
-    for b in range(4):
-        late = play(buffer)
-        step(buffer, incarnation, b)
-        folder = checkpoints / f"step-{b + 1}"
-        folder.mkdir(parents=True)
-        buffer.checkpointed(0, incarnation, b + 1, b + 1, folder)
-        (folder / "state.json").write_text(json.dumps({"version": b + 1, "batch": b + 1, "branch": 0}))
-    gone = play(buffer)
-    assert restore(checkpoints, live) is None
-    buffer.database.close()
-    shutil.rmtree(live)
-    assert restore(checkpoints, live) == checkpoints / "step-4"
-    again = open_buffer(live)
-    assert again.lost_to_disk == 0
-    started = again.start(4, 4, 0)
-    assert (started.branch, started.published) == (1, -1)
-    again.published(started.incarnation, 1, 4, "d")
-    assert put(again, trajectory(gone[0], (4,))) == "late"
-    assert put(again, trajectory(late[0], (3,), float(late[0].id.index))) in ("duplicate", "late")
-    play(again)
-    step(again, started.incarnation, 4)
-    assert again.start(4, 4, 0).branch == 1  # restored once, forked once
-    again.database.close()
-    assert restore(tmp_path / "nothing", tmp_path / "other") is None

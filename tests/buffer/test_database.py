@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,11 +30,29 @@ def test_a_network_filesystem_is_refused(tmp_path: Path) -> None:
     refuse_network_filesystem(Path("/elsewhere"), str(mounts))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(LedgerFailed, match="cannot be written"):
-        Database(tmp_path / "buffer")
+    """In a process of another user, since root may write anywhere."""
+    source = f"""
+import os
+from pathlib import Path
+from asyncrl.buffer.database import Database, LedgerFailed
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    Database(Path({str(tmp_path)!r}) / "buffer")
+except LedgerFailed as error:
+    print(error)
+"""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder not in map(Path, ("/", "/tmp")):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    tmp_path.chmod(0o555)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == (
+        f"{tmp_path}/buffer cannot be written: Permission denied. Make it writable, or set buffer.dir.\n"
+    )
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_a_million_to_a_real_buffer_which_lives_and_does_not_grow(tmp_path: Path
                     malformed += not said["ok"] and said["error"]["code"] == "malformed"
                 if i % 100_000 == 99_999:
                     sizes.append(process.memory_info().rss)
+                    assert process.status() != psutil.STATUS_ZOMBIE, buffer.log.read_text()[-2000:]
                     assert learner.status()["version"] >= 0, "alive"
         while raw.poll(3000):
             said = unpack(raw.recv_multipart()[0])

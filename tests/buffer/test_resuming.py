@@ -151,6 +151,21 @@ def test_deaths_that_were_caused_do_not_count(tmp_path: Path) -> None:
     assert buffer.batch(0, incarnation, 0).state == "ready"
 
 
+def test_a_learner_that_somebody_is_about_to_kill_is_no_suspect(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path, batch_retries=2)
+    incarnation = learner(buffer)
+    play(buffer)
+    for _ in range(4):
+        assert buffer.batch(0, incarnation, 0).state == "ready"
+        buffer.caused()
+        buffer = reopen(buffer, tmp_path, batch_retries=2)  # recorded: it outlives the buffer
+        incarnation = learner(buffer)
+    for _ in range(2):
+        assert buffer.batch(0, incarnation, 0).state == "ready"
+        incarnation = learner(buffer, publish=False)
+    assert buffer.batch(0, incarnation, 0).state == "skipped"  # nobody caused these two
+
+
 def test_a_run_killed_as_a_whole_suspects_no_batch(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, batch_retries=2)
     incarnation = learner(buffer)

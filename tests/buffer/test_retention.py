@@ -1,0 +1,198 @@
+"""Checkpoints, what they hold and release; the bound on the disk; a run that lost its ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.restore import restore
+from asyncrl.buffer.retention import ALMOST_FULL
+from asyncrl.buffer.rules import Refused
+
+from .fakes import learner, open_buffer, play, put, reopen, step, trajectory
+
+
+def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    payloads = buffer.database.payloads
+    for b in range(4):
+        play(buffer)
+        step(buffer, incarnation, b)
+        target = tmp_path / f"checkpoint-{b}"
+        target.mkdir()
+        buffer.checkpointed(0, incarnation, b + 1, b + 1, target)
+        buffer.checkpointed(0, incarnation, b + 1, b + 1, target)
+    with pytest.raises(Refused, match="the live ledger"):
+        buffer.checkpointed(0, incarnation, 4, 4, tmp_path)
+    assert len(payloads.segments) < 5
+    again = learner(buffer, version=3, batch=3, branch=0)
+    assert len(buffer.share(buffer.batch(0, again, 3), 0, 1)) == 4  # still needed
+    buffer.database.close()
+    restored = open_buffer(tmp_path / "checkpoint-3" / "buffer")
+    assert restored.lost_to_disk == 0
+    assert restored.ledger.history.version == 4
+    started = restored.start(4, 4, 0, fresh=True)
+    assert started.branch == 1
+    restored.published(started.incarnation, 1, 4, "d")
+    play(restored)
+    assert restored.batch(0, started.incarnation, 4).state == "ready"
+    restored.database.close()
+
+
+def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_path: Path) -> None:
+    live, checkpoints = tmp_path / "live", tmp_path / "checkpoints"
+    buffer = open_buffer(live)
+    incarnation = learner(buffer)
+    late = []
+    for b in range(4):
+        late = play(buffer)
+        step(buffer, incarnation, b)
+        folder = checkpoints / f"step-{b + 1}"
+        folder.mkdir(parents=True)
+        buffer.checkpointed(0, incarnation, b + 1, b + 1, folder)
+        (folder / "state.json").write_text(json.dumps({"version": b + 1, "batch": b + 1, "branch": 0}))
+    gone = play(buffer)
+    assert restore(checkpoints, live) is None
+    buffer.database.close()
+    shutil.rmtree(live)
+    assert restore(checkpoints, live) == checkpoints / "step-4"
+    again = open_buffer(live)
+    assert again.lost_to_disk == 0
+    started = again.start(4, 4, 0)
+    assert (started.branch, started.published) == (1, -1)
+    again.published(started.incarnation, 1, 4, "d")
+    assert put(again, trajectory(gone[0], (4,))) == "late"
+    assert put(again, trajectory(late[0], (3,), float(late[0].id.index))) in ("duplicate", "late")
+    play(again)
+    step(again, started.incarnation, 4)
+    assert again.start(4, 4, 0).branch == 1  # restored once, forked once
+    again.database.close()
+    assert restore(tmp_path / "nothing", tmp_path / "other") is None
+
+
+def test_a_checkpoint_is_written_beside_the_buffers_work_and_holds_its_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    play(buffer)
+    step(buffer, incarnation, 0)
+    target = tmp_path / "checkpoint"
+    target.mkdir()
+    go, link = threading.Event(), os.link
+
+    def slow(*args: Any) -> None:
+        assert go.wait(20)
+        link(*args)
+
+    monkeypatch.setattr(os, "link", slow)
+    arguments = (0, incarnation, 1, 1, target)
+    assert not buffer.checkpointed(*arguments, wait=False)
+    assert not buffer.checkpointed(*arguments, wait=False)  # the request sent again
+    assert play(buffer)  # meanwhile actors put and the ledger commits
+    step(buffer, incarnation, 1)
+    buffer.commit(0)
+    go.set()
+    assert buffer.checkpointed(*arguments)
+    restored = open_buffer(target / "buffer")
+    assert restored.lost_to_disk == 0
+    assert (restored.ledger.history.version, buffer.ledger.history.version) == (1, 2)
+    restored.database.close()
+    play(buffer)
+    step(buffer, incarnation, 2)
+
+
+def skip(buffer: Buffer, incarnation: int, b: int) -> int:
+    """Batch b is refused by the learner's guard; gives a group of it."""
+    play(buffer)
+    answer = buffer.batch(0, incarnation, b)
+    assert answer.batch is not None
+    buffer.finished(incarnation, b, "guard")
+    return answer.batch.groups[0]
+
+
+def checkpoint(buffer: Buffer, incarnation: int, folder: Path) -> None:
+    """After the last batch."""
+    history = buffer.ledger.history
+    path = folder / f"checkpoint-{len(history.line)}"
+    path.mkdir()
+    buffer.checkpointed(0, incarnation, history.version, len(history.line), path)
+
+
+def test_payloads_of_skipped_batches_go_oldest_first_and_no_more_than_the_disk_needs(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path / "buffer", max_skipped=9, keep_checkpoints=2)
+    incarnation = learner(buffer)
+    skipped = []
+    for b in range(4):
+        skipped.append(skip(buffer, incarnation, b))
+        checkpoint(buffer, incarnation, tmp_path)  # a segment ends with each
+    assert all(buffer.ledger.has_payload(number) for number in skipped)
+    assert not buffer.checkpoint_wanted
+    payloads = buffer.database.payloads
+    oldest = payloads.size(min(payloads.segments))
+    # Almost full, and below that again as soon as the oldest segment is gone: it holds batches 0 and 1.
+    buffer = reopen(
+        buffer, tmp_path / "buffer", max_skipped=9, max_disk_bytes=(payloads.disk_bytes - oldest / 2) / ALMOST_FULL
+    )
+    assert buffer.checkpoint_wanted
+    incarnation = learner(buffer, 0, 4, branch=0, publish=False)
+    buffer.checkpointed(0, incarnation, 0, 4, tmp_path / "checkpoint-4")
+    assert [buffer.ledger.has_payload(number) for number in skipped] == [False, False, True, True]
+    assert not buffer.checkpoint_wanted
+
+
+def test_almost_full_all_but_one_of_the_older_checkpoints_are_released(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path / "buffer", keep_checkpoints=4)
+    incarnation = learner(buffer)
+
+    def kept() -> list[int]:
+        return [r[0] for r in buffer.database.read("SELECT batch FROM checkpoints WHERE released = 0 ORDER BY batch")]
+
+    for b in range(5):
+        play(buffer)
+        step(buffer, incarnation, b)
+        checkpoint(buffer, incarnation, tmp_path)
+    assert kept() == [2, 3, 4, 5]
+    used = buffer.database.payloads.disk_bytes
+    buffer = reopen(buffer, tmp_path / "buffer", keep_checkpoints=4, max_disk_bytes=used / 0.9)
+    incarnation = learner(buffer, 5, 5, branch=0)
+    play(buffer)
+    answer = buffer.batch(0, incarnation, 5)
+    assert answer.state == "ready"
+    assert buffer.checkpoint_wanted  # the learner is told with every batch, and checkpoints after the step
+    buffer.finished(incarnation, 5, "applied")
+    checkpoint(buffer, incarnation, tmp_path)
+    assert kept() == [5, 6]
+    buffer.commit(0)
+    assert buffer.database.payloads.disk_bytes < used
+
+
+def test_a_full_disk_issues_no_group_trains_what_is_there_and_ends_with_the_size_needed(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    incarnation = learner(buffer)
+    tickets = play(buffer, credits=2)
+    begun = buffer.lend(0, "a", (0, 0), 1)[0]
+    buffer.commit(0)
+    used = buffer.database.payloads.disk_bytes
+    buffer = reopen(buffer, tmp_path, max_disk_bytes=used)
+    incarnation = learner(buffer, publish=False)
+    left, why = buffer.lend(0, "a", (0, 0), 9)
+    assert (
+        {t.id.group for t in left} == {begun[0].id.group} != {tickets[0].id.group}
+    )  # a group that is in flight goes on
+    assert why.startswith("disk: the payloads reach buffer.max_disk_gb")
+    for ticket in (*begun, *left):
+        assert put(buffer, trajectory(ticket)) == "stored"
+    assert step(buffer, incarnation, 0) == (0, 1)
+    buffer.commit(0)
+    ended = buffer.batch(0, incarnation, 1)
+    assert (ended.state, ended.failed) == ("ended", True)
+    assert "raise buffer.max_disk_gb above" in ended.why
