@@ -28,27 +28,9 @@ from asyncrl.learner.rehearsal import made_up
 from asyncrl.learner.rewards import OF_EPISODES, drawn, shaped
 from asyncrl.learner.shaping import SHAPING
 
-ROW_BY_ROW_LOSSES = frozenset(
-    {
-        "ppo",
-        "decoupled_ppo",
-        "gspo",
-        "luspo",
-        "gmpo",
-        "sapo",
-        "cispo",
-        "gpg",
-        "reinforce",
-        "topr",
-        "rollout_is",
-        "vespo",
-        "dro",
-        "dppo_tv",
-        "dppo_kl",
-    }
-)
 LINEAR_IN_ADVANTAGE = frozenset(("ppo", "decoupled_ppo", "gspo", "gmpo", "cispo", "sapo", "gpg", "reinforce", "topr"))
 """Losses of which a row with no advantage has neither value nor gradient."""
+ROW_BY_ROW_LOSSES = LINEAR_IN_ADVANTAGE | {"luspo", "rollout_is", "vespo", "dro", "dppo_tv", "dppo_kl"}
 ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
