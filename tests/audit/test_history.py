@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from asyncrl.audit.checks import acknowledgements, draws, equation, loss, rows, staleness, uses
+from asyncrl.audit.drawing import curriculum
 from asyncrl.audit.figures import account
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.restore import restore
-from tests.buffer.fakes import FakeSource, learner, open_buffer, play, put, step, trajectory
+from tests.buffer.fakes import FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 
 
@@ -25,6 +26,7 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> 
     ledger = read_ledger(folder)
     yield from rows(ledger)
     yield from draws(ledger, lambda draw: str(source.task(draw)["id"]))
+    yield from curriculum(ledger, FakeCurriculum())
     yield from equation(ledger)
     yield from uses(ledger, limits)
     yield from staleness(ledger, limits)
@@ -62,7 +64,7 @@ LIMITS = Limits(groups_per_step=2, max_uses=1, max_staleness=1, over_age="drop",
 def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) -> None:
     checkpoints, ledger = tmp_path / "checkpoints", tmp_path / "ledger"
     checkpoints.mkdir()
-    buffer = open_buffer(ledger)
+    buffer = open_buffer(ledger, curriculum=FakeCurriculum())
     incarnation = learner(buffer)
     tickets = play(buffer)
     step(buffer, incarnation, 0)
@@ -81,7 +83,7 @@ def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) 
     shutil.rmtree(ledger)  # the host is gone
 
     assert restore(checkpoints, ledger) == path
-    buffer = open_buffer(ledger)
+    buffer = open_buffer(ledger, curriculum=FakeCurriculum())
     learner(buffer, version=1, batch=1, branch=0)
     play(buffer)
     buffer.commit(0)
@@ -99,7 +101,7 @@ def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) 
 
 
 def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
-    buffer = open_buffer(tmp_path)
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
     learner(buffer)
     tickets = play(buffer, credits=2)
     buffer.commit(0)
@@ -107,7 +109,7 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
     (segment,) = (tmp_path / "payloads").glob("*.segment")
     with segment.open("r+b") as file:
         file.truncate(segment.stat().st_size - 10)
-    buffer = open_buffer(tmp_path)
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
     assert buffer.lost_to_disk == 1
     buffer.commit(0)
     buffer.database.close()

@@ -84,7 +84,7 @@ def test_trajectories_records_and_tickets() -> None:
 def service(tmp_path: Path) -> Iterator[Service]:
     buffer = open_buffer(tmp_path / "buffer")
     buffer.start(0, 0, None)
-    made = Service(buffer, f"ipc://{tmp_path}/s", 0.0)
+    made = Service(buffer, f"ipc://{tmp_path}/s", 0.0, checkpoints=tmp_path / "checkpoints")
     yield made
     made.close()
     buffer.database.close()

@@ -22,13 +22,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from asyncrl.audit.drawing import curriculum
+from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.filters import zero_variance
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.sampling import SAMPLERS
 from asyncrl.trajectory import Ticket, Trajectory
 
-from .fakes import FakeSource, open_buffer, put, trajectory
+from .fakes import FakeCurriculum, FakeSource, open_buffer, put, trajectory
 
 ACTORS = ("a", "b")
 
@@ -76,7 +78,7 @@ class Interleavings(RuleBasedStateMachine):
         self.start_learner(0, False, True)
 
     def open(self) -> Buffer:
-        return open_buffer(self.folder, self.now, self.source, **self.options)
+        return open_buffer(self.folder, self.now, self.source, FakeCurriculum(), **self.options)
 
     def commit(self) -> None:
         self.buffer.commit(self.now)
@@ -89,7 +91,12 @@ class Interleavings(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "buffer"):
             self.buffer.database.close()
+            ledger = read_ledger(self.folder)
             shutil.rmtree(self.folder)
+            # Through all crashes and forks: every draw, and every state of the curriculum, made again from the ledger.
+            assert list(curriculum(ledger, FakeCurriculum())) == []
+            last = [row for row in ledger.curriculum.values() if not row.released][-1]
+            assert last.batch == sum(batch.outcome is not None for batch in ledger.line)
 
     # Actors
 

@@ -71,8 +71,11 @@ def test_a_run_from_the_first_ticket_to_the_end(start: Start, tmp_path: Path) ->
         assert (again.groups, len(again.trajectories)) == (reply.groups, 2)
         assert learner.finished(incarnation, version, "applied", {"loss": 1.0}) == version + 1
         learner.published(incarnation, 0, version + 1, f"digest-{version + 1}")
-    folder = tmp_path / "checkpoint"
+    folder = buffer.run.checkpoints / "step-3"
     folder.mkdir()
+    for wrong in (tmp_path, buffer.run.checkpoints, "", "step-3", f"{folder}/../../..", "a\0b"):
+        with pytest.raises(BufferRefused, match="bad_checkpoint"):
+            learner.checkpointed(incarnation, 3, 3, str(wrong))
     learner.checkpointed(incarnation, 3, 3, str(folder))
     assert (folder / "buffer" / "ledger.sqlite").is_file()
     status = actor.status()

@@ -21,7 +21,14 @@ class Simulation:
     """Actors with slots, a learner, time in seconds. `duration` gives an episode's length; None: it never ends."""
 
     def __init__(
-        self, folder: Path, duration: Any, train_s: float = 4.0, slots: int = 6, every: int = 1, **options: Any
+        self,
+        folder: Path,
+        duration: Any,
+        train_s: float = 4.0,
+        slots: int = 6,
+        every: int = 1,
+        guard_every: int = 0,
+        **options: Any,
     ):
         self.options = {
             "steps": 12,
@@ -35,6 +42,7 @@ class Simulation:
         self.train_s = train_s
         self.slots = slots
         self.every = every
+        self.guard_every = guard_every
         self.events: list[tuple[float, int, Any]] = []
         self.serial = 0
 
@@ -74,9 +82,10 @@ class Simulation:
                 continue
             now, _, event = heapq.heappop(self.events)
             if event == "trained":
-                version = buffer.finished(incarnation, b, "applied")
+                skipped = self.guard_every and b % self.guard_every == self.guard_every - 1
+                version = buffer.finished(incarnation, b, "guard" if skipped else "applied")
                 b, training = b + 1, False
-                if version % self.every == 0:
+                if version % self.every == 0 and not skipped:
                     self.held = version
                     buffer.published(incarnation, 0, version, "d")
             else:
@@ -103,11 +112,13 @@ def test_equal_durations_in_issue_order_drop_nothing(tmp_path: Path) -> None:
     staleness=st.integers(0, 3),
     max_uses=st.integers(1, 2),
     deaths=st.sampled_from([0.0, 0.05]),
+    guard_every=st.sampled_from([0, 2]),
 )
 def test_every_policy_makes_progress(
-    tmp_path_factory: Any, seed: int, over_age: str, staleness: int, max_uses: int, deaths: float
+    tmp_path_factory: Any, seed: int, over_age: str, staleness: int, max_uses: int, deaths: float, guard_every: int
 ) -> None:
-    """Long-tailed episodes, dying actors: the run ends; nothing is dropped for a reason that is not the policy's."""
+    """Long-tailed episodes, dying actors, batches refused by the learner's guard: the run ends; nothing is dropped for a
+    reason that is not the policy's."""
     rng = random.Random(seed)
 
     def duration(ticket: Any) -> float | None:
@@ -115,10 +126,11 @@ def test_every_policy_makes_progress(
 
     folder = tmp_path_factory.mktemp("simulation")
     options: dict[str, Any] = {"over_age": over_age, "max_staleness": staleness, "max_uses": max_uses, "wait_s": 20.0}
-    counts = Simulation(folder, duration, **options).run(until=5000.0)
+    counts = Simulation(folder, duration, guard_every=guard_every, **options).run(until=5000.0)
     assert counts["version"] == 12
     dropped = {name.removeprefix("dropped: ") for name in counts if name.startswith("dropped")}
-    assert dropped <= ({"wait_deadline"} if over_age == "wait" else {"stale"})
+    assert dropped <= ({"wait_deadline"} if over_age == "wait" else {"stale"}) | ({"guard"} if guard_every else set())
+    assert not guard_every or "guard" in dropped or max_uses > 1
 
 
 def test_wait_drops_nothing_while_the_learner_can_wait_long_enough(tmp_path: Path) -> None:
