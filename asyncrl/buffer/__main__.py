@@ -36,7 +36,7 @@ def main(path: Path) -> None:
     buffer.commit(time.monotonic())
     if buffer.lost_to_disk:
         log.warning("%d trajectories were cut off the disk and are generated again", buffer.lost_to_disk)
-    service = Service(buffer, run.address("buffer"), config.buffer.commit_ms / 1000)
+    service = Service(buffer, run.address("buffer"), config.buffer.commit_ms / 1000, checkpoints=run.checkpoints)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     reporter = Reporter(run.address("launcher"), "buffer")

@@ -29,7 +29,10 @@ Answer = tuple[dict[str, Any], Sequence[Frame]]
 
 
 class Answers:
-    def __init__(self, buffer: Buffer, counts: Counter[str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, buffer: Buffer, counts: Counter[str], clock: Callable[[], float], checkpoints: Path | None
+    ) -> None:
+        self._checkpoints = checkpoints.resolve() if checkpoints is not None else None
         self._buffer = buffer
         self._counts = counts
         self._clock = clock
@@ -57,7 +60,8 @@ class Answers:
             text(header, "actor", 256), pair(header, "held"), integer(header, "credits")
             self._buffer.renew(self._clock(), header["actor"], held(header, "leased"))
         elif header["op"] == "checkpointed":
-            integer(header, "incarnation"), integer(header, "version"), integer(header, "batch"), text(header, "path")
+            integer(header, "incarnation"), integer(header, "version"), integer(header, "batch")
+            self._check_folder(text(header, "path"))
             return float("inf")  # it ends by itself
         else:
             self._buffer.batches.check(integer(header, "incarnation"))
@@ -103,6 +107,11 @@ class Answers:
         numbers = header["incarnation"], header["version"], header["batch"]
         written = self._buffer.checkpointed(self._clock(), *numbers, Path(header["path"]), wait=last_chance)
         return ({}, ()) if written else None
+
+    def _check_folder(self, path: str) -> None:
+        """What comes from a socket names no folder but one of the run's checkpoints."""
+        if "\0" in path or self._checkpoints is None or self._checkpoints not in Path(path).resolve().parents:
+            raise Refused("bad_checkpoint", f"{path[:200]!r} is no folder below {self._checkpoints}")
 
     # Requests that are answered at once
 

@@ -23,6 +23,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -65,7 +66,9 @@ class Service:
         address: Endpoint | str,
         commit_s: float,
         clock: Callable[[], float] = time.monotonic,
+        checkpoints: Path | None = None,
     ) -> None:
+        """`checkpoints`: the one folder below which a client may have a checkpoint written; None: nowhere."""
         self._buffer = buffer
         self._commit_s = commit_s
         self._clock = clock
@@ -85,7 +88,7 @@ class Service:
         """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began. held: now."""
         self.commit_seconds = 0.0
         self._stop = False
-        self._answers = Answers(buffer, self.counts, clock)
+        self._answers = Answers(buffer, self.counts, clock, checkpoints)
 
     def stop(self) -> None:
         """From a signal handler: the loop ends after its next commit."""
