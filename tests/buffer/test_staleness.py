@@ -117,8 +117,8 @@ def test_equal_durations_in_issue_order_drop_nothing(tmp_path: Path) -> None:
 def test_every_policy_makes_progress(
     tmp_path_factory: Any, seed: int, over_age: str, staleness: int, max_uses: int, deaths: float, guard_every: int
 ) -> None:
-    """Long-tailed episodes, dying actors, batches refused by the learner's guard: the run ends; nothing is dropped for a
-    reason that is not the policy's."""
+    """Long-tailed episodes, dying actors, batches refused by the learner's guard: the run ends, and nothing is dropped
+    for a reason that is not the policy's."""
     rng = random.Random(seed)
 
     def duration(ticket: Any) -> float | None:
