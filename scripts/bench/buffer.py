@@ -8,13 +8,15 @@
     Ray                object store, put and get of the same records
 
 and: peak memory, the time to restart with many waiting groups, the latency of a put at 200 a second. CPU is that of the
-process that is measured, without its clients. Prints tables, writes bench/results/buffer.json.
+process that is measured, without its clients. Prints tables and the targets, writes bench/results/buffer.json. About
+five minutes on two quiet cores; an interrupted run goes on where it was when it is started again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import os
@@ -25,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import timeit
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +38,7 @@ import buffer_rivals as rivals
 import numpy as np
 import psutil
 import zmq
+from buffer_report import AIM, Found, line, show, targets
 
 from asyncrl.buffer import messages
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
@@ -51,50 +55,103 @@ from asyncrl.wire import pack, unpack
 
 ROOT = Path(__file__).parents[2]
 GROUP, GROUPS_PER_STEP = 8, 8
-Found = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="all producers and modes at 4k tokens, 8 producers elsewhere"
-    )
-    parser.add_argument("--producers", type=int, nargs="+", help="these, for all of --tokens")
+    parser.add_argument("--producers", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096, 32768], help="per trajectory")
-    parser.add_argument("--mb", type=float, help="payload of one measurement; default 32 with --quick, else 400")
+    parser.add_argument("--mb", type=float, default=100, help="payload of one measurement; four times that at 4096 / 8")
+    parser.add_argument("--repeats", type=int, default=3, help="of the cell 4096 / 8, which the targets are about")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; default: a temporary one")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "buffer.json")
+    parser.add_argument("--again", action="store_true", help="measure everything, also what an interrupted run has")
     args = parser.parse_args()
-    mb = args.mb or (32 if args.quick else 400)
-    cells = [(p, t) for t in args.tokens for p in args.producers or (1, 8, 64)]
-    if args.quick and not args.producers:
-        cells = [(p, t) for p, t in cells if p == 8 or t == 4096]
+    settings = {name: str(getattr(args, name)) for name in ("producers", "tokens", "mb", "repeats", "folder")}
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=args.folder) as folder:
-        results = measured(Path(folder), cells, mb, groups=10_000, group_size=2 if args.quick else 8)
+        results = measured(Path(folder), args, Parts(args.out.with_suffix(".part.json"), settings, args.again))
+    results["targets"] = targets(results)
     results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
+    args.out.with_suffix(".part.json").unlink()
     show(results)
     print(f"\nwritten to {args.out}")
 
 
-def measured(folder: Path, cells: list[tuple[int, int]], mb: float, groups: int, group_size: int) -> dict[str, Any]:
+class Parts:
+    """What an interrupted run with the same settings has measured is not measured again."""
+
+    def __init__(self, path: Path, settings: dict[str, str], again: bool) -> None:
+        self._path = path
+        self._kept: dict[str, Any] = {"settings": settings}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not again:
+            found = json.loads(path.read_text())
+            self._kept = found if found["settings"] == settings else self._kept
+
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        if name not in self._kept:
+            self._kept[name] = measure()
+            self._path.write_text(json.dumps(self._kept))
+        return self._kept[name]
+
+
+def measured(folder: Path, args: argparse.Namespace, parts: Parts) -> dict[str, Any]:
     rows: list[Found] = []
-    for producers, tokens in cells:
-        n = trajectories(tokens, mb)
-        record = to_record(trajectory(TicketId(0, 0, 0), tokens))
-        found = [
-            through_the_buffer(folder / "run", producers, tokens, n, fsync) for fsync in ("commit", "interval", "off")
-        ]
-        found.append({"what": "bare ZeroMQ pipe", "in": rivals.pipe(folder, producers, record, n)})
-        found.append({"what": "disk, sequential", "in": rivals.disk(folder, record, n)})
-        found.append({"what": "Redis streams", **rivals.redis_streams(folder / "redis", producers, record, n)})
-        found.append({"what": "Ray object store", **rivals.ray_store(record, n)})
-        for row in found:
-            rows.append({"producers": producers, "tokens": tokens, "trajectories": n, "bytes": len(record) * n} | row)
-            print(line(rows[-1]), flush=True)
-    latencies = [latency(folder / "run", fsync) for fsync in ("commit", "interval")]
-    return {"throughput": rows, "latency": latencies, "restart": restart(folder / "run", groups, group_size)}
+    for tokens in args.tokens:
+        for producers in args.producers:
+            wanted = (tokens, producers) == AIM
+            n = trajectories(tokens, args.mb * (4 if wanted else 1))
+            for repeat in range(args.repeats if wanted else 1):
+
+                def measure(producers: int = producers, tokens: int = tokens, n: int = n) -> list[Found]:
+                    return cell(folder, producers, tokens, n)
+
+                rows += parts.get(f"{tokens} tokens, {producers} producers, {repeat}", measure)
+    for tokens in args.tokens:
+        n, record = trajectories(tokens, args.mb), to_record(trajectory(TicketId(0, 0, 0), tokens))
+
+        def store(n: int = n, record: bytes = record, tokens: int = tokens) -> list[Found]:
+            return [_row(1, tokens, n, record, {"what": "Ray object store", **rivals.ray_store(record, n)})]
+
+        rows += parts.get(f"{tokens} tokens, Ray", store)
+    return {
+        "throughput": rows,
+        "producer": parts.get("producer", lambda: [producer(tokens) for tokens in args.tokens]),
+        "latency": parts.get("latency", lambda: [latency(folder / "run", fsync) for fsync in ("commit", "interval")]),
+        "restart": parts.get("restart", lambda: restart(folder / "run", groups=10_000, group_size=2)),
+    }
+
+
+def cell(folder: Path, producers: int, tokens: int, n: int) -> list[Found]:
+    record = to_record(trajectory(TicketId(0, 0, 0), tokens))
+    found = [through_the_buffer(folder / "run", producers, tokens, n, fsync) for fsync in ("commit", "interval", "off")]
+    found.append({"what": "bare ZeroMQ pipe", "in": rivals.pipe(folder, producers, record, n)})
+    found.append({"what": "disk, sequential", "in": rivals.disk(folder, record, n)})
+    found.append({"what": "Redis streams", **rivals.redis_streams(folder / "redis", producers, record, n)})
+    return [_row(producers, tokens, n, record, row) for row in found]
+
+
+def _row(producers: int, tokens: int, n: int, record: bytes, found: Found) -> Found:
+    row = {"producers": producers, "tokens": tokens, "trajectories": n, "bytes": len(record) * n} | found
+    print(line(row), flush=True)
+    return row
+
+
+def producer(tokens: int) -> Found:
+    """CPU of one core that a client needs per trajectory, in us; what was sent above was made beforehand."""
+    made = trajectory(TicketId(0, 0, 0), tokens)
+    record = to_record(made)
+    work: dict[str, Callable[[], Any]] = {"encode": lambda: to_record(made), "digest": made.digest}
+    with contextlib.suppress(ImportError):
+        import redis
+
+        packed = redis.Connection()
+        work["redis: pack"] = lambda: packed.pack_command("XADD", "bench", "*", "record", record)
+    return {"tokens": tokens} | {
+        name: 1e6 * min(timeit.repeat(f, number=50, repeat=5)) / 50 for name, f in work.items()
+    }
 
 
 def trajectories(tokens: int, mb: float) -> int:
@@ -271,33 +328,6 @@ def restart(path: Path, groups: int, group_size: int) -> Found:
     with started(path, settings) as (_, process, seconds):
         rss = process.memory_info().rss / 1e6
     return {"groups": groups, "group_size": group_size, "seconds": seconds, "rss_mb": rss}
-
-
-def line(row: Found) -> str:
-    head = f"{row['tokens']:>6} {row['producers']:>4}  {row['what']:<24}"
-    if "missing" in row:
-        return f"{head}{row['missing']}"
-    parts = []
-    for way in ("in", "out"):
-        if way in row:
-            n, s = row["trajectories"], row[way]["seconds"]
-            cpu = f"{1e6 * row[way]['cpu_s'] / n:>8.0f}" if "cpu_s" in row[way] else f"{'-':>8}"
-            parts.append(f"{n / s:>9.0f}{row['bytes'] / 1e6 / s:>8.0f}{cpu}")
-    peak = f"{row['rss_peak_mb']:>8.0f}" if "rss_peak_mb" in row else ""
-    return head + "  ".join(parts) + peak
-
-
-def show(results: dict[str, Any]) -> None:
-    print(f"\n{'tokens':>6} {'from':>4}  {'':<24}{'in: traj/s':>9}{'MB/s':>7}{'us CPU':>8}   out: the same; peak MB")
-    for row in results["throughput"]:
-        print(line(row))
-    for row in results["latency"]:
-        print(
-            f"put at {row['per_s']}/s, fsync {row['fsync']}: p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, "
-            f"max {row['max_ms']:.1f} ms (commit interval {row['commit_ms']:g} ms)"
-        )
-    r = results["restart"]
-    print(f"restart with {r['groups']} waiting groups of {r['group_size']}: {r['seconds']:.2f} s, {r['rss_mb']:.0f} MB")
 
 
 if __name__ == "__main__":

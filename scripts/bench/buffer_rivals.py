@@ -158,13 +158,18 @@ def _xadd(port: int, producers: int, record: bytes, n: int, pipe: Connection) ->
 
 
 def ray_store(record: bytes, n: int) -> dict[str, Any]:
-    """From one process: Ray copies into shared memory and writes nothing to a disk."""
+    """Put and got by one process: Ray copies into shared memory and writes nothing to a disk."""
     try:
         import ray
     except ImportError:
-        return {"missing": "not installed"}
+        return {"missing": "not installed (pip install ray)"}
+    store = 2 * n * len(record) + (100 << 20)
     ray.init(
-        num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=2 * n * len(record) + (100 << 20)
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=store,
+        _node_ip_address="127.0.0.1",
     )
     try:
         begun = time.perf_counter()

@@ -1,0 +1,73 @@
+"""What the benchmark of the buffer prints, and the targets that its figures are held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+AIM = (4096, 8)
+"""Tokens and producers of the cell that the targets are about."""
+Found = dict[str, Any]
+
+
+def targets(results: dict[str, Any]) -> list[Found]:
+    """What is aimed at, beside what was measured: rates in MB/s of the same cell, one figure per repeat."""
+    rates: dict[str, list[float]] = {}
+    for row in results["throughput"]:
+        if (row["tokens"], row["producers"]) == AIM and "missing" not in row:
+            rates.setdefault(row["what"], []).append(row["bytes"] / 1e6 / row["in"]["seconds"])
+    ours = {fsync: rates.get(f"asyncrl, fsync {fsync}", []) for fsync in ("commit", "interval")}
+    found = []
+    for mode, rival, least in (("commit", "disk, sequential", 0.5), ("interval", "Redis streams", 1.5)):
+        ratios = [a / b for a, b in zip(ours[mode], rates.get(rival, []), strict=False)]
+        found.append({"what": f"fsync {mode} / {rival}", "measured": ratios, "at least": least})
+    ratios = [a / b for a, b in zip(ours["commit"], rates.get("Redis streams", []), strict=False)]
+    found.append({"what": "fsync commit / Redis streams", "measured": ratios, "at least": 1.5})
+    for row in results["latency"]:
+        what = f"put at {row['per_s']}/s, fsync {row['fsync']}, p99 in ms"
+        found.append({"what": what, "measured": [row["p99_ms"]], "at most": 50 + row["commit_ms"]})
+    what = f"seconds to restart with {results['restart']['groups']} waiting groups"
+    found.append({"what": what, "measured": [results["restart"]["seconds"]], "at most": 5})
+    room = [
+        row["rss_peak_mb"] / (2 * row["bytes"] / 1e6 + 200) for row in results["throughput"] if "rss_idle_mb" in row
+    ]
+    found.append({"what": "peak RSS / (2 * payloads + 200 MB)", "measured": [max(room, default=0)], "at most": 1})
+    return found
+
+
+def line(row: Found) -> str:
+    head = f"{row['tokens']:>6} {row['producers']:>4}  {row['what']:<24}"
+    if "missing" in row:
+        return f"{head}{row['missing']}"
+    parts = []
+    for way in ("in", "out"):
+        if way in row:
+            n, s = row["trajectories"], row[way]["seconds"]
+            cpu = f"{1e6 * row[way]['cpu_s'] / n:>8.0f}" if "cpu_s" in row[way] else f"{'-':>8}"
+            parts.append(f"{n / s:>9.0f}{row['bytes'] / 1e6 / s:>8.0f}{cpu}")
+    peak = f"{row['rss_peak_mb']:>8.0f}" if "rss_peak_mb" in row else ""
+    return head + "  ".join(parts) + peak
+
+
+def show(results: dict[str, Any]) -> None:
+    print(f"\n{'tokens':>6} {'from':>4}  {'':<24}{'in: traj/s':>9}{'MB/s':>7}{'us CPU':>8}   out: the same; peak MB")
+    for row in results["throughput"]:
+        print(line(row))
+    for row in results["latency"]:
+        print(
+            f"put at {row['per_s']}/s, fsync {row['fsync']}: p50 {row['p50_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms, "
+            f"max {row['max_ms']:.1f} ms (commit interval {row['commit_ms']:g} ms)"
+        )
+    for row in results["producer"]:
+        parts = ", ".join(f"{name} {us:.0f} us" for name, us in row.items() if name != "tokens")
+        print(f"a client's CPU per trajectory of {row['tokens']} tokens: {parts}")
+    r = results["restart"]
+    print(f"restart with {r['groups']} waiting groups of {r['group_size']}: {r['seconds']:.2f} s, {r['rss_mb']:.0f} MB")
+    print()
+    for row in results["targets"]:
+        least = "at least" in row
+        bound = row["at least" if least else "at most"]
+        held = bool(row["measured"]) and all((x >= bound) if least else (x <= bound) for x in row["measured"])
+        figures = " ".join(f"{x:.2f}" for x in row["measured"]) or "not measured"
+        aim = f"{'at least' if least else 'at most'} {bound:g}"
+        verdict = ("held" if held else "MISSED") if row["measured"] else ""
+        print(f"{row['what']:<52}{figures:<18} {aim}  {verdict}".rstrip())
