@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -260,3 +261,40 @@ def chain(from_: Path | None, to: Path, begin: int, end: int) -> dict[str, Tenso
         backend.apply(LR)
     backend.save(to)
     return {n: t.clone() for n, t in backend.weights()}
+
+
+def in_half(folder: Path) -> dict[str, Any]:
+    config = tiny_config(cpu_offload=True).model_copy(
+        update={"model": tiny_config().model.model_copy(update={"dtype": "bfloat16"})}
+    )
+    backend = Fsdp2Backend(config, tiny_model(), device="cpu")
+    scores = backend.logprobs(parts(0))
+    backend.accumulate(parts(0), loss)
+    backend.clip(1.0)
+    gradients = {n: p.grad.dtype for n, p in backend._model.named_parameters()}
+    backend.apply(LR)
+    backend.save(folder)
+    sent = {n: t.clone() for n, t in backend.weights()}
+    return {"scores": [s.logprobs for s in scores], "gradients": set(gradients.values()), "sent": sent}
+
+
+def test_half_precision_over_whole_masters(tmp_path: Path) -> None:
+    """bfloat16 computes and is published; gradients, shards and checkpoints stay float32. Offloaded to the CPU, too."""
+    found = on_ranks(2, tmp_path / "meet", in_half, tmp_path / "saved")[0]
+    exact = TorchBackend(tiny_config(), tiny_model(), device="cpu").logprobs(parts(0))
+    off = max(float((a - b.logprobs).abs().max()) for a, b in zip(found["scores"], exact, strict=True))
+    assert 0 < off < 0.2
+    assert found["gradients"] == {torch.float32}
+    assert {t.dtype for t in found["sent"].values()} == {torch.bfloat16}
+    saved = load_file(tmp_path / "saved" / "hf" / "model-00001.safetensors")
+    assert {t.dtype for t in saved.values()} == {torch.float32}
+    close({n: t.bfloat16() for n, t in saved.items()}, found["sent"], 0.0)
+
+
+def test_a_checkpoint_of_the_other_backend_is_refused_by_name(tmp_path: Path) -> None:
+    TorchBackend(tiny_config(), tiny_model(), device="cpu").save(tmp_path / "torch")
+    on_ranks(1, tmp_path / "meet", chain, None, tmp_path / "fsdp2", 0, 1)
+    with pytest.raises(RunError, match=r"not written by learner\.backend torch"):
+        TorchBackend(tiny_config(), tiny_model(), device="cpu").load(tmp_path / "fsdp2")
+    with pytest.raises(AssertionError, match=r"RunError: .* was not written by learner\.backend fsdp2"):
+        on_ranks(1, tmp_path / "again", chain, tmp_path / "torch", tmp_path / "never", 0, 1)

@@ -39,8 +39,10 @@ from asyncrl.learner.backends.scorer import Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.torch import TorchBackend, on_cpu
 from asyncrl.learner.packing import rounds, row_cost
 
-# Sharded modules find the tensors of their output, whose gradients they wait for, by this.
+# Sharded modules look for the tensors in what they give out, whose gradients they wait for.
 register_dataclass(Scores)
+
+COLLECTIVES = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
 SHARDS = "dcp"
 """Folder of a checkpoint in which every rank writes its shards."""
 
@@ -51,7 +53,7 @@ class Fsdp2Backend(TorchBackend):
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
         """As TorchBackend; every rank reads the whole model from the disk and keeps its shards."""
         if not dist.is_initialized():
-            dist.init_process_group("cpu:gloo", store=HashStore(), rank=0, world_size=1)
+            dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         if device is None and torch.cuda.is_available():
             device = f"cuda:{self.rank % torch.cuda.device_count()}"
@@ -124,14 +126,11 @@ class Fsdp2Backend(TorchBackend):
     def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
         scorer = scorer_of(config, model, autocast=False)
         check(scorer, config)
-        mesh = init_device_mesh(self.device.type, (self.dp_size,))
-        half = self._dtype == torch.bfloat16
+        offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
         options: dict[str, Any] = {
-            "mesh": mesh,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32)
-            if half
-            else MixedPrecisionPolicy(),
-            "offload_policy": CPUOffloadPolicy() if config.learner.cpu_offload else OffloadPolicy(),
+            "mesh": init_device_mesh(self.device.type, (self.dp_size,)),
+            "mp_policy": MixedPrecisionPolicy(self._dtype, torch.float32) if half else MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy(self.device.type == "cuda") if offload else OffloadPolicy(),
         }
         for layer in layers(scorer.model):
             fully_shard(layer, **options)

@@ -109,6 +109,11 @@ class TorchBackend:
                 f"checkpoint {folder} is of another model: {different[0]} is {_shape(saved, different[0])} there and "
                 f"{_shape(mine, different[0])} in model.path. Resume with the model that the run was started with."
             )
+        if not (folder / "optimizer.pt").is_file():
+            raise RunError(
+                f"checkpoint {folder} was not written by learner.backend torch (optimizer.pt is missing): resume with "
+                "the backend that the run was started with, or move the checkpoint away if it is damaged."
+            )
         self._model.load_state_dict(saved)
         self._optimizer.load_state_dict(torch.load(folder / "optimizer.pt", self.device, weights_only=True))
         if self._reference is not None and self._reference_every:
