@@ -6,7 +6,7 @@ on one field stands on the field; those that span fields stand in `config_rules.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
@@ -58,11 +58,14 @@ class ActorsConfig(Section):
     count: int = Field(1, ge=0)
     """Actor processes."""
     engine: str = "hf"
-    """What generates: `hf` (embedded transformers), `vllm` (docs/engines.md) or `package.module:Name`."""
+    """What generates: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang` (docs/engines.md), or
+    `package.module:Name`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the engine."""
-    slots: int = Field(64, ge=1)
-    """Episodes that one actor plays at the same time."""
+    slots: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
+    """Episodes that one actor plays at the same time; auto: as many as its engine has room for (`max_slots`)."""
+    max_slots: int = Field(256, ge=1)
+    """Under `slots: auto`, at most so many; the engine is set up for them."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the learner divides its logits by it too."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -89,6 +92,11 @@ class ActorsConfig(Section):
     """Hard limit of one episode."""
     drain_s: float = Field(5.0, ge=0)
     """How long an actor that is told to stop may go on finishing its episodes."""
+
+    @property
+    def most_slots(self) -> int:
+        """What an engine must have room for."""
+        return self.max_slots if self.slots == "auto" else self.slots
 
 
 class BufferConfig(Section):

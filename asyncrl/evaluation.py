@@ -115,7 +115,7 @@ async def played(config: Config, console: Console) -> tuple[list[Played], list[P
             "held-out tasks in data.options."
         )
     renderer, engine = build_renderer(config), build_engine(config)
-    slots = asyncio.Semaphore(config.actors.slots)
+    slots = asyncio.Semaphore(config.actors.most_slots)
 
     async def one(play: Play, task: int, index: int, bar: Bar, line: TaskID) -> Trajectory | None:
         async with slots:

@@ -40,7 +40,7 @@ async def run(folder: RunFolder, name: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # Tools that are plain functions run here: as many at once as there are episodes.
-    threads = ThreadPoolExecutor(max_workers=config.actors.slots + 4, thread_name_prefix="tool")
+    threads = ThreadPoolExecutor(max_workers=config.actors.most_slots + 4, thread_name_prefix="tool")
     loop.set_default_executor(threads)
 
     renderer = build_renderer(config)
@@ -72,7 +72,7 @@ async def run(folder: RunFolder, name: str) -> None:
     )  # fmt: skip
     settle()
     reporter.ready()
-    log.info("ready: engine %s, %d slots", config.actors.engine, config.actors.slots)
+    log.info("ready: engine %s, %d slots", config.actors.engine, config.actors.most_slots)
     try:
         await actor.run(stop)
     finally:

@@ -29,6 +29,7 @@ from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.episode import EpisodeFailed, Progress
 from asyncrl.actors.leases import Lease, LeaseKeeper
 from asyncrl.actors.playing import Play
+from asyncrl.actors.slots import Slots
 from asyncrl.actors.updates import Updates
 from asyncrl.buffer.client import BufferRefused, BufferTimeout, TicketReply
 from asyncrl.config import Config
@@ -104,6 +105,7 @@ class Actor:
         self._engine, self._play = engine, play
         self._buffer, self._updates, self._keeper = buffer, updates, keeper
         self._reporter, self._acks = reporter, acks
+        self._slots = Slots.of(config)
         self._playing: dict[Lease, _Slot] = {}
         """Takes up a slot; an episode that is over and waits for its acknowledgement does not."""
         self._putting: dict[Lease, _Slot] = {}
@@ -158,7 +160,7 @@ class Actor:
                 await _sleep_until(self._changed, POLL_S / 2)
 
     def _free(self) -> int:
-        return self._config.actors.slots - len(self._playing)
+        return self._slots.now - len(self._playing)
 
     def _ask(self) -> Awaitable[TicketReply]:
         return self._buffer.tickets(self._name, self._engine.held, self._free(), self._keeper.leased(), POLL_S)
@@ -257,6 +259,8 @@ class Actor:
         while True:
             self._keeper.beat()
             self._tell()
+            if self._slots.look(len(self._playing), self._engine.load_stats()):
+                self._changed.set()
             if time.monotonic() - sent >= self._config.tracking.system_s:
                 sent = time.monotonic()
                 self._reporter.metrics(self.metrics())
@@ -335,7 +339,8 @@ class Actor:
             "throughput/prefix_breaks": float(self.counts.prefix_breaks),
             "throughput/requests_running": stats["running"],
             "throughput/requests_waiting": stats["waiting"],
-            "throughput/slots_busy": len(self._playing) / self._config.actors.slots,
+            "throughput/slots": float(self._slots.now),
+            "throughput/slots_busy": len(self._playing) / self._slots.now,
             "throughput/kv_use": stats["kv_use"],
             "weights/held_version": float(self._engine.held[1]),
             "weights/load_s": self._updates.load_s,

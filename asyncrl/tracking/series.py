@@ -125,6 +125,7 @@ _TABLE: list[Series] = [
     Series("throughput/real_token_share", "share", "tokens computed by the learner that are not padding"),
     Series("throughput/requests_running", "requests", "sequences that the engines generate now", "sum"),
     Series("throughput/requests_waiting", "requests", "sequences that wait for a slot in the engines", "sum"),
+    Series("throughput/slots", "episodes", "that the actors play at once, at most", "sum"),
     Series("throughput/slots_busy", "share", "actor slots that play an episode", "mean"),
     Series("throughput/kv_use", "share", "KV cache of the engines that is in use", "mean"),
     Series("staleness/mean", "steps", "mean over the trained tokens"),

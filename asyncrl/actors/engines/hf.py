@@ -51,7 +51,7 @@ def from_config(config: Config, *, forward: Literal["auto", "fused", "plain"] = 
 
     torch.set_num_threads(config.actors.threads)
     model = load_model(config.model)
-    return HFEngine(model, slots=config.actors.slots, max_tokens=config.env.max_tokens, forward=forward)
+    return HFEngine(model, slots=config.actors.most_slots, max_tokens=config.env.max_tokens, forward=forward)
 
 
 @dataclass(slots=True, eq=False)

@@ -83,7 +83,7 @@ def command(config: Config, python: str, model: Path, port: int, args: Mapping[s
         "port": port,
         "dtype": config.model.dtype,
         "context_length": config.env.max_tokens,
-        "max_running_requests": config.actors.slots,
+        "max_running_requests": config.actors.most_slots,
         "skip_tokenizer_init": True,
         # Told to ignore the end token SGLang ignores stop tokens too. So the model has none, and those asked for end.
         "json_model_override_args": '{"eos_token_id": null}',

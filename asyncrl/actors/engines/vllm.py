@@ -57,7 +57,7 @@ def from_config(
     settings = VLLMSettings(
         model=resolve_path(config.model),
         dtype=config.model.dtype,
-        slots=config.actors.slots,
+        slots=config.actors.most_slots,
         max_tokens=config.env.max_tokens,
         seed=seed,
         threads=config.actors.threads,
