@@ -119,7 +119,8 @@ class Launcher:
                 "interrupted", 130, f"stopped by the user; go on with: asyncrl launch --resume {self._run.path}"
             )
         now = time.monotonic()
-        for name, process in list(self._processes.items()):
+        for name in self._processes:
+            process = self._processes[name]  # of now: those that are together start anew together
             if (code := process.ended()) is not None:
                 why = process.killed_for or why_it_ended(process.log, code)
             elif name not in self._collector.ready and now - process.started > self._limits.start_s:

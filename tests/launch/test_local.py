@@ -157,6 +157,19 @@ def test_ranks_live_and_die_together(run: RunFolder, launch: Launch) -> None:
     assert gone(run) == []
 
 
+def test_ranks_that_die_at_once_start_anew_once(run: RunFolder, launch: Launch) -> None:
+    launcher = launch(buffer="stay", learner="done", learner_1="deaf")
+    ranks = ("learner", "learner-1")
+    assert all_started(run, *ranks)
+    for name in ranks:
+        os.kill(pids_of(run, name)[0], signal.SIGKILL)
+    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks))
+    until(lambda: False, 1.0)
+    (run.path / "done").touch()
+    assert launcher.communicate(timeout=30)[0].strip() == "finished 0"
+    assert [len(pids_of(run, name)) for name in ranks] == [4, 4]
+
+
 def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", learner_1="die")
     out, _ = launcher.communicate(timeout=30)

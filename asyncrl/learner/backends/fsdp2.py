@@ -101,7 +101,7 @@ class Fsdp2Backend(TorchBackend):
                 # In a group of its own: training goes on in the others meanwhile.
                 state_dict_saver.save(state, checkpoint_id=folder / SHARDS, process_group=self._writers)
             except CheckpointException as error:
-                raise OSError(_first_failure(error)) from error
+                raise _failure(error) from error
             if self.rank == 0:
                 export(self._model, _read_back(folder / SHARDS, names), folder / "hf")
 
@@ -113,10 +113,7 @@ class Fsdp2Backend(TorchBackend):
         try:
             state_dict_loader.load(state, checkpoint_id=folder / SHARDS)
         except CheckpointException as error:
-            raise RunError(
-                f"checkpoint {folder} is damaged ({_first_failure(error)}): move it away, and --resume takes the one "
-                "before it."
-            ) from error
+            raise _failure(error) from error
         set_state_dict(
             self._scorer, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
@@ -243,6 +240,10 @@ def _read_back(shards: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor
         yield name, whole
 
 
-def _first_failure(error: CheckpointException) -> str:
+def _failure(error: CheckpointException) -> Exception:
+    """The disk's, whichever rank met it; everything else, such as a rank that is gone, ends this one too."""
+    for failure, _ in error.failures.values():
+        if isinstance(failure, OSError):
+            return failure
     rank, (failure, _) = next(iter(error.failures.items()))
-    return f"rank {rank}: {failure}"
+    return RuntimeError(f"a checkpoint failed at rank {rank}: {failure}")
