@@ -94,9 +94,9 @@ def launch(words: list[str]) -> int:
         print(show(sourced))
         return 0
     # Opened once here: what is wrong with the data is said before anything starts, and to somebody who looks.
-    from asyncrl.buffer.cursor import open_source
+    from asyncrl.buffer.cursor import open_curriculum, open_source
 
-    open_source(sourced.config)
+    open_curriculum(sourced.config, open_source(sourced.config))
     from rich.console import Console
 
     fresh = None

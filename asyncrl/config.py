@@ -32,8 +32,8 @@ class DataConfig(Section):
     seed: int = 0
     """Seed of the order in which tasks are drawn."""
     curriculum: str = "in_order"
-    """Which task is drawn next, from what was measured: a name or `package.module:Name`. `in_order`: every task once
-    per epoch, whatever is measured."""
+    """Which task is drawn next, from what was measured: `in_order` (every task once per epoch, whatever is measured),
+    `by_success`, `levels` (docs/data.md) or `package.module:Name`."""
     curriculum_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the curriculum."""
 

@@ -30,6 +30,7 @@ CONFIG = """
 data:
   source: datasets
   options: {path: data/train.parquet, held_out_path: data/test.parquet, max_prompt_tokens: 128}
+  curriculum: by_success
 env:
   name: single_turn
   options: {score: "rewards.py:compute_score"}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.data.base import Curriculum, GroupResult
+from asyncrl.data.difficulty import BySuccess, Levels
 
 
 class InOrder:
@@ -24,6 +25,10 @@ class InOrder:
         pass
 
 
-CURRICULA: dict[str, Callable[..., Curriculum]] = {"in_order": InOrder}
+CURRICULA: dict[str, Callable[..., Curriculum]] = {
+    "by_success": BySuccess,
+    "in_order": InOrder,
+    "levels": Levels,
+}
 """A config names one of these, or gives an import path `package.module:Name`. Called with the options, and with `seed`
 (`data.seed`) and `train_size` (of the source; None: without end) where it takes them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 
+LEVEL = 2**32
+"""A task's index is its level times this, and its number in the level (`data.curriculum: levels`)."""
 _DRAWS = 100
 """Draws of a training task after which one whose prompt is not held out must have come."""
 
@@ -21,13 +24,20 @@ class GeneratedSource:
     train_size: int | None = None
 
     def __init__(
-        self, function: str, *, options: dict[str, Any] | None = None, held_out_size: int = 100, seed: int = 0
+        self,
+        function: str,
+        *,
+        options: dict[str, Any] | None = None,
+        levels: int = 1,
+        held_out_size: int = 100,
+        seed: int = 0,
     ) -> None:
         """
         Args:
             function: import path of `make(rng: random.Random, **options) -> mapping` with at least `prompt`; all that
-                is random in it must come from `rng`.
+                is random in it must come from `rng`. With a parameter `level` it is told that, too.
             options: its keyword arguments.
+            levels: how many levels the held-out tasks are spread over.
             held_out_size: how many tasks are kept out of training; none of their prompts is trained on.
         Raises ConfigError when the function is not found, or what it makes is no task.
         """
@@ -36,8 +46,12 @@ class GeneratedSource:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._function, self._options, self._seed = function, options or {}, seed
+        self._by_level = "level" in inspect.signature(self._make).parameters
+        if levels > 1 and not self._by_level:
+            raise ConfigError(f"data.options.levels is {levels}, and {function} has no parameter `level`: add one.")
         self.held_out_size = held_out_size
-        self._held = [self._draw("held_out", index, 0) for index in range(held_out_size)]
+        held_out = (index % levels * LEVEL + index for index in range(held_out_size))
+        self._held = [self._draw("held_out", index, 0) for index in held_out]
         self._held_prompts = {_text(task) for task in self._held}
 
     def task(self, index: int) -> Task:
@@ -56,7 +70,8 @@ class GeneratedSource:
         return self._held[index]
 
     def _draw(self, side: str, index: int, draw: int) -> Task:
-        made = self._make(random.Random(f"generated/{self._seed}/{side}/{index}/{draw}"), **self._options)
+        level = {"level": index // LEVEL} if self._by_level else {}
+        made = self._make(random.Random(f"generated/{self._seed}/{side}/{index}/{draw}"), **self._options, **level)
         if not isinstance(made, Mapping) or not isinstance(made.get("prompt"), str | list):
             raise ConfigError(
                 f"data.options.function is {self._function!r}, which made {made!r:.100}: expected a mapping with "

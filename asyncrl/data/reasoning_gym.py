@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ class ReasoningGymSource(GeneratedSource):
         dataset: str,
         *,
         config: dict[str, Any] | None = None,
+        levels: list[dict[str, Any]] | None = None,
         instruction: str = INSTRUCTION,
         held_out_size: int = 100,
         seed: int = 0,
@@ -36,25 +37,34 @@ class ReasoningGymSource(GeneratedSource):
             dataset: its name in reasoning-gym, e.g. `chain_sum`.
             config: the dataset's own options. Those that make all their entries at once (acre, gsm_symbolic,
                 list_functions, sokoban, word_ladder) need `size`, e.g. 5000.
+            levels: further options of each level, the easiest first, for `data.curriculum: levels`.
             instruction: put behind every question; the score looks for what it asks for.
             held_out_size: how many tasks are kept out of training; none of their prompts is trained on.
         Raises ConfigError when reasoning-gym has no such dataset or refuses the options.
         """
+        configs = [{**(config or {}), **level} for level in levels or [{}]]
         try:
-            entry(dataset, json.dumps(config or {}), 0)
+            for one in configs:
+                entry(dataset, json.dumps(one), 0)
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"data.source reasoning_gym needs the package: {error}. pip install reasoning-gym"
             ) from error
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(
-                f"data.options.dataset is {dataset!r} with config {config or {}}, which reasoning-gym refuses: {error}"
+                f"data.options.dataset is {dataset!r} with config {one}, which reasoning-gym refuses: {error}"
             ) from error
-        options = {"dataset": dataset, "config": config or {}, "instruction": instruction}
-        super().__init__(f"{__name__}:make", options=options, held_out_size=held_out_size, seed=seed)
+        options = {"dataset": dataset, "configs": configs, "instruction": instruction}
+        super().__init__(
+            f"{__name__}:make", options=options, levels=len(configs), held_out_size=held_out_size, seed=seed
+        )
 
 
-def make(rng: random.Random, dataset: str, config: Mapping[str, Any], instruction: str) -> dict[str, Any]:
+def make(
+    rng: random.Random, dataset: str, configs: Sequence[Mapping[str, Any]], instruction: str, level: int
+) -> dict[str, Any]:
+    """Beyond the last level, the last."""
+    config = configs[min(level, len(configs) - 1)]
     index, text = rng.randrange(config.get("size", _SIZE)), json.dumps(config)
     found = entry(dataset, text, index)
     return {
