@@ -21,19 +21,22 @@ DEADLINE_S = 90.0
 
 
 def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any, joined: bool = True) -> list[Any]:
-    """What `function(*arguments)` returns on each rank. Fails with the first rank's traceback.
+    """What `function(*arguments)` returns on each rank; None of one that is killed. Fails with a rank's traceback.
 
     Not `joined`: it is called as `function(rank, rendezvous, *arguments)` and joins the others itself."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("fork")
-    pipes, processes = [], []
+    pipes, ends, processes = [], [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
         target = (rank, size, folder / "rendezvous", there, function, arguments, joined)
         processes.append(context.Process(target=_rank, args=target))
         pipes.append(here)
+        ends.append(there)
     for process in processes:
         process.start()
+    for there in ends:  # so that a rank that is killed ends its pipe
+        there.close()
     answers: dict[Connection, Any] = {}
     deadline = time.monotonic() + DEADLINE_S
     try:
@@ -41,7 +44,11 @@ def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: 
             ready = wait([p for p in pipes if p not in answers], timeout=max(deadline - time.monotonic(), 0))
             assert ready, f"no answer within {DEADLINE_S:g} s"
             for pipe in ready:
-                failed, answer = pipe.recv()  # type: ignore[union-attr]
+                try:
+                    failed, answer = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    answers[pipe] = None  # type: ignore[index]
+                    continue
                 assert not failed, answer
                 answers[pipe] = torch.load(io.BytesIO(answer), weights_only=False)  # type: ignore[index]
     finally:

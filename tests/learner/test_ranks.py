@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,10 @@ import pytest
 from torch import Tensor
 
 from asyncrl.config import Config
+from asyncrl.errors import RunError
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
-from asyncrl.learner.checkpoints import Checkpoints, complete, read
+from asyncrl.learner.checkpoints import Checkpoints, State, complete, read
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.process import Learner
@@ -127,6 +132,50 @@ def test_after_the_death_of_all_another_number_goes_on(tmp_path: Path, reference
     assert again[0]["asked"] == [2, 2, 2, 3, 4], "from the checkpoint of version 2, after two waits"
     assert again[0]["published"][3:] == [(0, 2), (0, 3), (0, 4)]
     same(saved(tmp_path), reference[0], 2e-6)
+
+
+def save_for_ever(number: int, rendezvous: Path, folder: Path, delay: float) -> str:
+    config = a_config(2, collective_s=20.0)
+    ranks = Group(config, number, rendezvous)
+    backend = Fsdp2Backend(config, tiny_model(), device="cpu")
+
+    def save(target: Path) -> Callable[[], None]:
+        ranks.order(Order("save", str(target)))
+        write = backend.snapshot()
+        return lambda: write(target)
+
+    checkpoints = Checkpoints(folder, 2) if number == 0 else None
+    try:
+        for v in range(100):
+            if checkpoints is not None:
+                checkpoints.write(State(v, v, 0, 1, 2), [], save, lambda _: None)
+                continue
+            target, write = Path(ranks.next().path), backend.snapshot()
+            if v == 3:
+                threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            write(target)
+    except RunError as error:
+        return f"the run would end: {error}"
+    except RuntimeError as error:
+        return str(error)
+    return "nobody was killed"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.004, 0.012])
+def test_a_rank_killed_dead_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path, delay: float) -> None:
+    why, killed = on_ranks(2, tmp_path / "meet", save_for_ever, tmp_path / "checkpoints", delay, joined=False)
+    assert killed is None
+    assert "the run would end" not in why
+    assert "nobody" not in why
+    found = complete(tmp_path / "checkpoints")
+    assert len(found) == 2
+    for path in found:
+        read(path)
+    on_ranks(1, tmp_path / "again", loads, found[-1])
+
+
+def loads(path: Path) -> None:
+    Fsdp2Backend(a_config(1), tiny_model(seed=9), device="cpu").load(path)
 
 
 def silent(number: int, rendezvous: Path, config: Config) -> float:
