@@ -15,6 +15,7 @@ from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.processes import alive, of_run, role_of
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
+from asyncrl.weights.channels import channel
 
 MIN_FREE_MB = 200
 """Free disk space without which a run is not started."""
@@ -42,6 +43,7 @@ CONFIG_ERROR before it does anything, and the launcher passes its sentence on.""
 
 def check_names(config: Config) -> None:
     """Every name means something, and takes the options given. Raises ConfigError."""
+    channel(config)
     for choice in CHOICES:
         section, _, name = choice.field.partition(".")
         values = getattr(config, section)
