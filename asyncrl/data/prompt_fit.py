@@ -59,7 +59,7 @@ def fit_prompts(
     if file.is_file():
         return [Fit(*entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
     chunks = [prompts[at : at + _CHUNK] for at in range(0, len(prompts), _CHUNK)]
-    count = max(1, min(workers or len(os.sched_getaffinity(0)), len(chunks)))
+    count = max(1, min(workers or os.cpu_count() or 1, len(chunks)))
     # Spawned: whoever opens a source may have threads and sockets, which a fork would copy.
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         done = pool.map(_fit_chunk, chunks, *([value] * len(chunks) for value in (model, max_tokens, cutting)))

@@ -65,6 +65,7 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     assert Path("/proc/self/mountinfo").read_text().count("\n") == mounts
 
 
+@needs_namespaces
 def test_code_runs_with_its_input_and_files_and_gives_some_back() -> None:
     code = "import sys\nprint(sys.stdin.read() + open('data/in.txt').read())\nopen('out.txt', 'w').write('made')"
     result = run(code, stdin="a", files={"data/in.txt": b"b"}, fetch_files=("out.txt", "none", "/etc/passwd", "../x"))
@@ -203,20 +204,20 @@ def test_there_is_no_network() -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("isolation", ["full", "process"])
+@pytest.mark.parametrize("isolation", ["full", "process", "root of one user"])
 def test_the_limits_hold_for_a_user_without_privileges_too(isolation: str) -> None:
+    user, isolation = ("0", "full") if isolation == "root of one user" else ("1000", isolation)
     hostile = [HOSTILE[name] for name in ("fork bomb", "memory bomb by children", "children that outlive it")]
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from asyncrl.rewards.sandbox import LocalSandbox, Run\n"
-        "assert os.geteuid() != 0\n"
         f"box = LocalSandbox(isolation={isolation!r}, memory_mb=128, processes=12, open_files=32, file_mb=4)\n"
         f"for code in ('print(1)', *{[code for code, _ in hostile]!r}):\n"
         "    result = box.run_now(Run(code, run_timeout=2.0))\n"
         "    print(result.status, result.message)\n"
     )
     # A root's files can be read by a user that is root outside and has no privileges inside.
-    command = ["unshare", "-U", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
+    command = ["unshare", "-U", f"--map-user={user}", f"--map-group={user}"] if os.geteuid() == 0 else []
     done = subprocess.run(
         [*command, sys.executable, "-c", code, str(Path(__file__).parents[2])],
         capture_output=True, text=True, timeout=100, check=False,
@@ -227,6 +228,7 @@ def test_the_limits_hold_for_a_user_without_privileges_too(isolation: str) -> No
     assert [said[0], *said[2:]] == ["Success", "Failed killed: more than 128 MB of memory", "Success"], done
 
 
+@needs_namespaces
 def test_a_jail_dies_with_whoever_asked_for_it() -> None:
     code = (
         "import sys\nfrom asyncrl.rewards.sandbox import LocalSandbox, Run\n"
@@ -247,6 +249,7 @@ def test_a_jail_dies_with_whoever_asked_for_it() -> None:
     assert left == []
 
 
+@needs_namespaces
 def test_the_contract_over_http() -> None:
     server = make_server(LocalSandbox(**TIGHT), "127.0.0.1", 0, concurrency=2)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -44,10 +44,10 @@ def main() -> None:
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() != plan["parent"]:
         return
-    uid = FIRST_UID + os.getpid() if os.geteuid() == 0 else None
+    uid = _own_user() if os.geteuid() == 0 else None
     try:
         if plan["isolation"] == "full":
-            _enter_namespaces()
+            _enter_namespaces(with_user=uid is None)
         init = os.fork()
     except OSError as error:
         _report(report_fd, {"error": f"{error.strerror}: {error.filename}"})
@@ -57,11 +57,19 @@ def main() -> None:
     os.waitpid(init, 0)
 
 
-def _enter_namespaces() -> None:
+def _own_user() -> int | None:
+    """A user of this jail's own; None in a container whose root is the only user there is."""
+    with open("/proc/self/uid_map") as file:
+        end = max(int(first) + int(count) for first, _, count in map(str.split, file))
+    if end > FIRST_UID + (1 << 22):  # no process number is larger
+        return FIRST_UID + os.getpid()
+    return end - 1 - os.getpid() % (end // 2) if end > 2 else None
+
+
+def _enter_namespaces(*, with_user: bool) -> None:
     outer_uid, outer_gid = os.getuid(), os.getgid()
-    flags = NEW_NAMESPACES | (0 if os.geteuid() == 0 else NEW_USER)
-    _check(_libc.unshare(flags), "unshare (namespaces)")
-    if flags & NEW_USER:
+    _check(_libc.unshare(NEW_NAMESPACES | (NEW_USER if with_user else 0)), "unshare (namespaces)")
+    if with_user:
         for file, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{NOBODY} {outer_uid} 1"),

@@ -56,7 +56,7 @@ class LocalSandbox:
             "memory_mb": memory_mb, "disk_mb": disk_mb, "file_mb": file_mb, "processes": processes,
             "open_files": open_files,
         }  # fmt: skip
-        self._concurrency = concurrency or len(os.sched_getaffinity(0))
+        self._concurrency = concurrency or os.cpu_count() or 1
         self._slots: tuple[asyncio.AbstractEventLoop | None, asyncio.Semaphore] = (None, asyncio.Semaphore())
 
     async def run(self, run: Run) -> Result:
