@@ -281,7 +281,7 @@ def sandbox(words: list[str]) -> int:
     from asyncrl.rewards.sandbox.server import serve
 
     box = LocalSandbox(isolation=options.isolation, memory_mb=options.memory_mb)
-    return serve(box, options.host, options.port, options.concurrency or len(os.sched_getaffinity(0)))
+    return serve(box, options.host, options.port, options.concurrency or os.cpu_count() or 1)
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
