@@ -190,9 +190,8 @@ def suspicious(tree: ast.AST) -> Iterator[str]:
             yield from (name for name in modules if name.split(".")[0] in UNPICKLERS)
         elif isinstance(node, ast.Attribute) and node.attr in ("recv_pyobj", "send_pyobj"):
             yield ast.unparse(node)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "socket":
-            if "ontext" in (made := ast.unparse(node.func)):
-                yield made
+        elif isinstance(node, ast.Call) and (made := ast.unparse(node.func)).endswith(".socket"):
+            yield from [made] if "ontext" in made else []
 
 
 def test_sockets_are_made_in_one_place_and_nothing_is_unpickled() -> None:

@@ -27,7 +27,7 @@ MAGIC = b"asyncrlD"
 BLOCK = 1 << 22
 MAX_HEADER_BYTES = 64 << 20
 _SAMPLE = 997
-_DENSE = 0.4
+_DENSE = 0.25
 _LENGTH = struct.Struct("<I")
 _GAP = 255
 """A gap of so many elements or more stands in a stream of its own."""

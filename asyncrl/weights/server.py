@@ -38,8 +38,8 @@ MAX_REQUEST_BYTES = 64 << 10
 MAX_HELD = 4096
 CHAIN = 4
 """Deltas kept: who is further behind fetches the whole file."""
-WORTH = 0.5
-"""A delta larger than this share of the file is not worth its work."""
+WORTH = 0.25
+"""A delta larger than this share of the file is not worth its work; all that are kept are one file's size at most."""
 IDLE_S = 10.0
 """An old version stays while somebody fetched a chunk of it within so many seconds."""
 LOOK_MS = 20
