@@ -56,6 +56,9 @@ class DrainingEngine:
         await self._idle.wait()
         await self._engine.pause(recompute_kv)
 
+    async def check(self, weights: Weights) -> None:
+        await self._engine.check(weights)
+
     async def load(self, weights: Weights) -> None:
         await self._engine.load(weights)
 
@@ -95,6 +98,7 @@ class Updates:
         try:
             if self.count and weights.id.order <= self._engine.held:
                 return False
+            await self._engine.check(weights)
             self.loading = True
             await self._engine.pause(self._recompute_kv)
             try:

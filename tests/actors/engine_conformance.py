@@ -190,10 +190,12 @@ def test_new_weights_between_two_tokens(subject: Subject, recompute: bool) -> No
     async def scenario(engine: Engine) -> list[Generation]:
         running = asyncio.ensure_future(all_of(engine, asked))
         await until(lambda: engine.load_stats()["generated"] >= 12 * 20)
+        new = HeldWeights(subject.other, 4, branch=1)
+        await engine.check(new)
         await engine.pause(recompute)
         await asyncio.sleep(0.05)  # what a server has sampled before may still be under way
         before = engine.load_stats()["generated"]
-        await engine.load(HeldWeights(subject.other, 4, branch=1))
+        await engine.load(new)
         await asyncio.sleep(0.05)
         assert engine.load_stats()["generated"] == before, "sampled while paused"
         await engine.resume()
@@ -282,6 +284,8 @@ def test_weights_that_do_not_fit_change_nothing(subject: Subject) -> None:
     async def scenario(engine: Engine) -> Generation:
         await engine.pause(True)
         for broken in (Misshapen, Missing, NotFinite):
+            with pytest.raises(WeightsMismatch, match="do not fit"):
+                await engine.check(broken(subject.other, 9))
             with pytest.raises(WeightsMismatch, match="do not fit"):
                 await engine.load(broken(subject.other, 9))
         await engine.resume()

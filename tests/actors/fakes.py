@@ -64,6 +64,9 @@ class FakeEngine:
     async def abort(self, request: str) -> None:
         self.log.append(f"abort {request}")
 
+    async def check(self, weights: Weights) -> None:
+        return None
+
     async def pause(self, recompute_kv: bool) -> None:
         self.log.append(f"pause {recompute_kv}")
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
+from asyncrl.actors.engines.fit import Fit, check_fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import WeightsMismatch
 from asyncrl.errors import ConfigError
+from tests.actors.engine_conformance import HeldWeights
 
 SHAPES = {"a": (2, 3), "head": (4,)}
 
@@ -31,6 +32,20 @@ def test_what_fits_is_accepted_with_or_without_the_tied_head() -> None:
 def test_what_does_not_fit_is_named(given: dict[str, torch.Tensor], says: str) -> None:
     with pytest.raises(WeightsMismatch, match=says):
         check_fit(given, SHAPES, (), "v1")
+
+
+def test_the_same_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    weights = HeldWeights(torch.nn.Linear(3, 2), 1)
+    monkeypatch.setattr(torch, "isfinite", lambda t: read.append(t) or torch.ones(1, dtype=torch.bool))
+    fit = Fit({"weight": (2, 3), "bias": (2,)}, ())
+    assert fit.tensors(weights) is fit.tensors(weights)
+    assert len(read) == 2
+    fit.forget()
+    assert set(fit.tensors(weights)) == {"weight", "bias"}
+    assert len(read) == 4
+    with pytest.raises(WeightsMismatch):
+        Fit({"weight": (2, 2), "bias": (2,)}, ()).tensors(weights)
 
 
 def test_shapes_come_from_the_headers_of_a_checkpoint(tmp_path: Path) -> None:

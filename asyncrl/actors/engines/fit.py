@@ -4,13 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from asyncrl.actors.engines.protocol import WeightsMismatch
 from asyncrl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from asyncrl.weights.protocol import Weights
+
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Fit:
+    """Whether weights suit one model. Of the same weights it is found out once: that reads every byte."""
+
+    def __init__(self, shapes: Shapes, optional: Collection[str]) -> None:
+        self._shapes, self._optional = shapes, optional
+        self._known: tuple[Weights, dict[str, torch.Tensor]] | None = None
+
+    def tensors(self, weights: Weights) -> dict[str, torch.Tensor]:
+        """Of `weights`, which fit. Raises WeightsMismatch."""
+        if self._known is None or self._known[0] is not weights:
+            self._known = None
+            tensors = dict(weights.tensors())
+            check_fit(tensors, self._shapes, self._optional, str(weights.id))
+            self._known = weights, tensors
+        return self._known[1]
+
+    def forget(self) -> None:
+        """Let go of the weights."""
+        self._known = None
 
 
 def check_fit(given: Mapping[str, torch.Tensor], shapes: Shapes, optional: Collection[str], id: str) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from asyncrl.actors.engines.fit import check_fit
+from asyncrl.actors.engines.fit import Fit
 from asyncrl.actors.engines.hf_decode import FusedForward, supported
 from asyncrl.actors.engines.hf_forward import Forward, KVCache, Part, PlainForward, Rows
 from asyncrl.actors.engines.hf_slots import Index, Slots, Tokens
@@ -92,6 +92,8 @@ class HFEngine:
             raise ConfigError(f"env.max_tokens is {max_tokens} but the model attends to {window} tokens: lower it.")
         self.held = (0, 0)
         self._model = model.eval().requires_grad_(False)
+        own = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
+        self._fit = Fit(own, own.keys() - {name for name, _ in model.named_parameters()})
         self._slots = Slots(slots, max_tokens, model.get_output_embeddings().weight.shape[0])
         self._cache = KVCache(model, slots, max_tokens)
         fused = supported(model.config) if forward == "auto" else forward == "fused"
@@ -152,6 +154,9 @@ class HFEngine:
 
     async def pause(self, recompute_kv: bool) -> None:
         await self._call(lambda: self._pause(recompute_kv))
+
+    async def check(self, weights: Weights) -> None:
+        await asyncio.to_thread(self._fit.tensors, weights)
 
     async def load(self, weights: Weights) -> None:
         await self._call(lambda: self._load(weights))
@@ -350,11 +355,9 @@ class HFEngine:
     def _load(self, weights: Weights) -> None:
         if not self._paused:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
-        given = dict(weights.tensors())
+        given = self._fit.tensors(weights)
+        self._fit.forget()
         own = self._model.state_dict(keep_vars=True)
-        needed = {name for name, _ in self._model.named_parameters()}
-        shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-        check_fit(given, shapes, own.keys() - needed, str(weights.id))
         with torch.no_grad():
             for name, tensor in given.items():
                 own[name].copy_(tensor)

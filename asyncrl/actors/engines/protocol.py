@@ -82,13 +82,19 @@ class Engine(Protocol):
         """Its `generate` returns what there is, with stop_reason `abort`. An unknown or finished request is ignored."""
         ...
 
+    async def check(self, weights: Weights) -> None:
+        """Whether `load` will take `weights`: everything that can be found out while the engine generates, so that the
+        pause is shorter. Raises WeightsMismatch."""
+        ...
+
     async def pause(self, recompute_kv: bool) -> None:
         """Returns when nothing is sampled any more. `recompute_kv`: whether a following `load` re-prefills running
         sequences under the new weights (every later logprob is exactly the new policy's) or keeps their KV."""
         ...
 
     async def load(self, weights: Weights) -> None:
-        """Take over `weights`, in place, while paused. Raises WeightsMismatch before anything is changed."""
+        """Take over `weights`, in place, while paused. Raises WeightsMismatch before anything is changed, also without
+        a `check` before."""
         ...
 
     async def resume(self) -> None: ...

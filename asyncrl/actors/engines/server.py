@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import httpx
 import numpy as np
 
-from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
+from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.engines.server_process import ServerProcess
 from asyncrl.errors import ConfigError
@@ -131,8 +131,8 @@ class ServerEngine:
         self.held = (0, 0)
         self._dialect, self._settings, self._process = dialect, settings, process
         self._vocab = int(model.vocab_size)
-        self._shapes = checkpoint_shapes(settings.model)
-        self._optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        self._fit = Fit(checkpoint_shapes(settings.model), optional)
         self._servers = [_Server(url.rstrip("/")) for url in settings.urls]
         self._http: httpx.AsyncClient | None = None
         # Of a name at the servers. SGLang aborts whatever begins like a name, and, 2 s after its end, a request's own
@@ -255,6 +255,9 @@ class ServerEngine:
         with contextlib.suppress(EngineDied):  # the request itself says what its server died of
             await self._post(asked.server, *self._dialect.abort(asked.name))
 
+    async def check(self, weights: Weights) -> None:
+        await asyncio.to_thread(self._fit.tensors, weights)
+
     async def pause(self, recompute_kv: bool) -> None:
         self._client()
         self._open.clear()
@@ -266,13 +269,13 @@ class ServerEngine:
         self._client()
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
-        tensors = dict(weights.tensors())
-        await asyncio.to_thread(check_fit, tensors, self._shapes, self._optional, str(weights.id))
+        tensors = await asyncio.to_thread(self._fit.tensors, weights)
         with _folder(self._settings.weights_dir) as folder:
             written = await asyncio.to_thread(self._dialect.write, folder, self._settings.model, tensors)
             await self._command(lambda: self._dialect.load(folder, written, str(weights.id.version)))
         await self._command(lambda: self._dialect.name_version(str(weights.id.version)))
         self.held = weights.id.order
+        self._fit.forget()
 
     async def resume(self) -> None:
         await self._command(lambda: self._dialect.resume())

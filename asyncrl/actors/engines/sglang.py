@@ -20,6 +20,7 @@ from asyncrl.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+MARGIN = 8
 INSTALL = (
     "actors.engine is 'sglang', which needs a server. SGLang pins another torch than asyncrl and lives in an "
     "environment of its own: there, pip install 'sglang==0.5.23'; then set actors.engine_options.python to that "
@@ -61,7 +62,9 @@ def from_config(
             raise ConfigError(f"actors.engine_options.python is {python!r}: there is no such interpreter. {INSTALL}")
         port = free_port()
         urls = [f"http://127.0.0.1:{port}"]
-        process = ServerProcess(command(config, python, model, port, args or {}), environment or {})
+        # The model may have no position for the margin, which nothing ever uses.
+        longer = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        process = ServerProcess(command(config, python, model, port, args or {}), longer | dict(environment or {}))
     elif args or environment:
         raise ConfigError("actors.engine_options: args and environment are of a server that `python` starts.")
     chosen = tuple(urls or ()) if process else own_urls(urls or (), config.actors.count)
@@ -82,7 +85,8 @@ def command(config: Config, python: str, model: Path, port: int, args: Mapping[s
         "host": "127.0.0.1",
         "port": port,
         "dtype": config.model.dtype,
-        "context_length": config.env.max_tokens,
+        # Rows end before: at its own limit SGLang cuts a request short as aborted.
+        "context_length": config.env.max_tokens + MARGIN,
         "max_running_requests": config.actors.most_slots,
         "skip_tokenizer_init": True,
         # Told to ignore the end token SGLang ignores stop tokens too. So the model has none, and those asked for end.

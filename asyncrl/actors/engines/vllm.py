@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from asyncrl.actors.engines.fit import check_fit, checkpoint_shapes
+from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.engines.vllm_board import EXTRA, Board
 from asyncrl.actors.engines.vllm_process import Stats, end_vllm, start_vllm
@@ -87,8 +87,8 @@ class VLLMEngine:
         self.held = (0, 0)
         self._settings = settings
         self._vocab = int(model.vocab_size)
-        self._shapes = checkpoint_shapes(settings.model)
-        self._optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        self._fit = Fit(checkpoint_shapes(settings.model), optional)
         self._llm: Any = None
         self._cpu = on_cpu()
         self._board: Board | None = None
@@ -228,19 +228,23 @@ class VLLMEngine:
         if request in self._running and self._llm is not None:
             await self._llm.abort(request)
 
+    async def check(self, weights: Weights) -> None:
+        await asyncio.to_thread(self._fit.tensors, weights)
+
     async def pause(self, recompute_kv: bool) -> None:
         self._check_alive()
         self._open.clear()
         if self._paused_at is None:
             self._paused_at = time.monotonic()
-        await self._command("pause", self._llm.pause_generation(mode="keep", clear_cache=recompute_kv))
+        # Not AsyncLLM.pause_generation: that does this, clears a cache of images, and sleeps for 20 ms.
+        command = self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=recompute_kv)
+        await self._command("pause", command)
 
     async def load(self, weights: Weights) -> None:
         self._check_alive()
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
-        tensors = dict(weights.tensors())
-        await asyncio.to_thread(check_fit, tensors, self._shapes, self._optional, str(weights.id))
+        tensors = await asyncio.to_thread(self._fit.tensors, weights)
         path: Path | None = getattr(weights, "path", None)
         if path is None or not await self._load_file(path, weights.id.digest):
             # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
@@ -251,6 +255,7 @@ class VLLMEngine:
         held = (weights.id.branch, weights.id.version)
         await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
         self.held = held
+        self._fit.forget()
 
     async def _load_file(self, path: Path, digest: str) -> bool:
         return all(await self._in_worker("asyncrl_load", str(path), digest))

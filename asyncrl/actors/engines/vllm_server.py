@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 COMMAND = (
-    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls asyncrl.actors.engines.vllm_worker.WorkerExtension "
-    "--logprobs-mode processed_logprobs --generation-config vllm"
+    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs "
+    "--generation-config vllm --worker-extension-cls asyncrl.actors.engines.vllm_worker.WorkerExtension"
 )
 """Starts a server that this engine can use."""
 
