@@ -52,6 +52,19 @@ def parse(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -
     return parts
 
 
+def check(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -> None:
+    """Refuses what cannot work, a key that is not set for instance, before anything runs. Raises ValueError.
+
+    What comes with asyncrl is made once for that, which is cheap; a class of the user's is not.
+    """
+    for part in parse(spec, field):
+        if not inspect.isclass(part.score) or part.score in REWARDS.values():
+            try:
+                _wrapped(part)
+            except ValueError as error:
+                raise ValueError(f"{field}: {part.label}: {error}") from error
+
+
 def build(spec: ScoreSpec, field: str) -> Score:
     """The score that `spec` means; one object per process for the same spec, so that limits and workers are shared
     by all episodes. Raises ValueError."""
@@ -69,12 +82,16 @@ _built: dict[str, Score] = {}
 def _build(parts: Sequence[Part]) -> Score:
     made: dict[str, tuple[float, Score]] = {}
     for part in parts:
-        score = _made(part.score, part.options)
-        for wrapper, options in part.wrap:
-            score = wrapper(score, **options)
-        made[part.label] = (part.weight, score)
+        made[part.label] = (part.weight, _wrapped(part))
     (weight, only), *others = made.values()
     return only if not others and weight == 1 else Weighted(made)
+
+
+def _wrapped(part: Part) -> Score:
+    score = _made(part.score, part.options)
+    for wrapper, options in part.wrap:
+        score = wrapper(score, **options)
+    return score
 
 
 def _made(score: Score, options: Mapping[str, Any]) -> Score:

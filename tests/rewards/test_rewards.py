@@ -222,3 +222,14 @@ def test_a_bad_score_is_refused_before_anything_starts() -> None:
         with pytest.raises(ConfigError, match=r"env\.options\.score\[0\]\.wieght: no such field"):
             check_names(Config.model_validate({"env": env}))
     check_names(Config.model_validate({"env": {"name": "single_turn", "options": {"score": "gsm8k"}}}))
+    judge = {"name": "judge", "options": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_env": "NOT_SET"}}
+    tests = {"name": "code_tests", "options": {"sandbox": {"memory": 3}}}
+    over = {"name": "f1", "wrap": [{"name": "overlong_penalty", "max_tokens": 5, "buffer_tokens": 9}]}
+    for name, options, said in (
+        ("single_turn", {"score": judge}, r"score: judge: judge\.api_key_env is 'NOT_SET'"),
+        ("single_turn", {"score": tests}, r"score: code_tests: sandbox\.memory: LocalSandbox has no such option"),
+        ("single_turn", {"score": over}, r"score: f1: buffer_tokens is 9, expected 1 to max_tokens = 5"),
+        ("python_tool", {"sandbox": {"memory": 3}}, r"sandbox\.memory: LocalSandbox has no such option"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            check_names(Config.model_validate({"env": {"name": name, "options": options}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.actors.envs.tool_env import ToolEnv
@@ -36,6 +37,12 @@ class PythonToolEnv(ToolEnv):
             tool_timeout_s=10 * timeout_s + 30,
             max_tool_chars=max_tool_chars,
         )
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Raises ValueError for a score or a sandbox that cannot work."""
+        ToolEnv.check(options)
+        open_sandbox(options.get("sandbox"))
 
     async def python(self, code: str) -> str:
         """Run Python code and read what it prints. Every call starts anew; there is no network.

@@ -7,7 +7,8 @@ from typing import Any
 
 from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
 from asyncrl.data.base import prompt_messages
-from asyncrl.rewards import ScoreSpec, build, parse, run_score
+from asyncrl.rewards import ScoreSpec, build, run_score
+from asyncrl.rewards import check as check_spec
 
 
 class SingleTurnEnv:
@@ -42,4 +43,4 @@ def check_score(options: Mapping[str, Any]) -> None:
     """`env.options.score`, where it is given as data. Raises ValueError."""
     score = options.get("score")
     if isinstance(score, str | dict | list):
-        parse(score, "env.options.score")
+        check_spec(score, "env.options.score")

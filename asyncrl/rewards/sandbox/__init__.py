@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncrl.plugins import check_options
 from asyncrl.rewards.sandbox.contract import Ran, Result, Run, Sandbox, SandboxFailed
 from asyncrl.rewards.sandbox.local import LocalSandbox
 from asyncrl.rewards.sandbox.remote import HttpSandbox
@@ -14,11 +15,12 @@ __all__ = ["HttpSandbox", "LocalSandbox", "Ran", "Result", "Run", "Sandbox", "Sa
 def open_sandbox(options: dict[str, Any] | None) -> Sandbox:
     """`{url: ...}` is a service, anything else the local sandbox's options. One object per process and options.
 
-    Raises TypeError for options that neither knows.
+    Raises ValueError for options that it does not know.
     """
     key = repr(sorted((options or {}).items()))
     if key not in _opened:
         kind = HttpSandbox if options and "url" in options else LocalSandbox
+        check_options(kind, options or {}, "sandbox")
         _opened[key] = kind(**(options or {}))
     return _opened[key]
 
