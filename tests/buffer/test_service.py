@@ -288,6 +288,18 @@ def test_a_second_buffer_on_the_same_run_ends_with_one_sentence(start: Start, tm
     assert buffer.client().status()["version"] == 0
 
 
+def test_who_kills_a_learner_on_purpose_says_so_first_and_no_batch_is_suspected(start: Start) -> None:
+    buffer = start(learner={"groups_per_step": 2, "group_size": 2, "steps": 1000, "batch_retries": 2})
+    learner, incarnation = buffer.learner()
+    play(buffer.client("actor-0"))
+    launcher = buffer.client("launcher")
+    for _ in range(4):
+        assert learner.batch(incarnation, 0, 0, 1, 5.0).state == "ready"
+        launcher.caused()
+        incarnation = learner.start(0, 0, None).incarnation
+    assert learner.batch(incarnation, 0, 0, 1, 5.0).state == "ready"
+
+
 def test_sigterm_ends_it_in_order_and_the_learner_was_stopped_on_purpose(start: Start) -> None:
     buffer = start()
     learner, incarnation = buffer.learner()
