@@ -20,7 +20,6 @@ from torch import Tensor
 
 from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
-from asyncrl.audit.witnesses import buffer_folder
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.__main__ import BACKENDS, compute_alike
@@ -76,7 +75,12 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
     Raises ConfigError for a step without checkpoint, RunError when nothing can be compared.
     """
     config = run.load_config()
-    folder = buffer_folder(run, config)
+    if config.learner.ranks > 1:
+        raise ConfigError(
+            f"learner.ranks is {config.learner.ranks}: a replay is one process, whose weights equal those of several "
+            "only up to rounding. `asyncrl audit` checks the account of any run."
+        )
+    folder = run.ledger(config)
     ledger = read_ledger(folder)
     checkpoints = _checkpoints(run, ledger)
     config = _as_recorded(config, checkpoints, from_step)

@@ -24,3 +24,15 @@ def success(results: Sequence[EvalResult], *, greedy: bool, reward: str) -> Succ
     """
     earned = [r.rewards.get(reward, r.reward) for r in results if r.greedy == greedy]
     return Success(len(earned), statistics.fmean(e >= 1 for e in earned)) if earned else None
+
+
+def held_out(results: Sequence[EvalResult], *, reward: str) -> tuple[dict[str, float], dict[str, float]]:
+    """As series, and as the fields of the event: shares and episodes, sampled and greedy."""
+    values: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    for how, greedy in (("sampled", False), ("greedy", True)):
+        found = success(results, greedy=greedy, reward=reward)
+        if found is not None:
+            values[f"reward/held_out_success_{how}"] = found.share
+            counts |= {how: found.share, f"{how}_episodes": found.episodes}
+    return values, counts

@@ -22,20 +22,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from torch import Tensor
 
-from asyncrl.buffer.client import BatchReply, BufferClient, BufferRefused, Start
+from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, group_digests, read, read_list
+from asyncrl.learner.checkpoints import Checkpoints, Done, State, group_digests, read
 from asyncrl.learner.episodes import trajectory_weights
-from asyncrl.learner.evaluate import success
+from asyncrl.learner.evaluate import held_out
 from asyncrl.learner.outages import through_outages
 from asyncrl.learner.ranks import Order, Ranks
+from asyncrl.learner.resuming import begin, warn_of_other_rounding
 from asyncrl.learner.step_metrics import step_metrics
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.reporter import Reporter
@@ -111,7 +111,12 @@ class Learner:
     def _start(self, resume: bool, fresh: Path | None) -> None:
         self._reporter.waiting("buffer", "buffer")
         self._ask(lambda: self._buffer.hello("learner"))
-        origin, begun = self._begin(resume, fresh)
+        origin, begun = begin(
+            self._checkpoints.folder,
+            lambda *point: self._ask(lambda: self._buffer.start(*point)),
+            resume=resume,
+            fresh=fresh,
+        )
         self._incarnation, self._branch, self._published = begun.incarnation, begun.branch, begun.published
         self._reporter.waiting(None)
         if origin is not None:
@@ -119,35 +124,12 @@ class Learner:
             self._ranks.order(Order("load", str(origin)))
             self._trainer.load(origin)
             self._version, self._batch, self._saved = state.version, state.batch, state.batch
-            self._warn_of(state)
+            warn_of_other_rounding(state, self._config.learner)
             self._reporter.event("resumed", step=self._version, checkpoint=str(origin))
         where = origin or f"the model at model.path ({self._config.model.path})"
         log.info(
             "incarnation %d at version %d, batch %d, from %s", begun.incarnation, self._version, self._batch, where
         )
-
-    def _begin(self, resume: bool, fresh: Path | None) -> tuple[Path | None, Start]:
-        """Where this incarnation starts from: the newest checkpoint that is a point of the ledger's history. Those of a
-        line that was left are passed over."""
-        candidates: list[Path | None] = [*reversed(complete(self._checkpoints.folder))] if resume else []
-        for path in [fresh] if fresh else candidates or [None]:
-            state = read_list(path)[0] if path else State(0, 0, 0, 1)
-            branch = state.branch if path else None
-            call = partial(self._buffer.start, state.batch, state.version, branch, fresh is not None)
-            try:
-                return path, self._ask(call)
-            except BufferRefused as error:
-                if error.code != "unknown_checkpoint" or path is None or path == candidates[-1]:
-                    raise
-                log.warning("%s is passed over: %s", path, error)
-        raise AssertionError("unreachable: the last candidate returns or raises")
-
-    def _warn_of(self, state: State) -> None:
-        for name in ("threads", "ranks"):
-            now, was = getattr(self._config.learner, name), getattr(state, name)
-            if now != was:
-                why = "redone steps may differ in the last bits"
-                log.warning("learner.%s is %d and was %d at the checkpoint: %s", name, now, was, why)
 
     def _train(self) -> str | None:
         """Why the run is over, or None when told to stop."""
@@ -313,13 +295,7 @@ class Learner:
             self._reporter.waiting("evaluation", reply.why or f"{reply.finished} of {reply.total} episodes")
             time.sleep(EVALUATION_POLL_S)
         self._reporter.waiting(None)
-        values: dict[str, float] = {}
-        counts: dict[str, float] = {}
-        for how, greedy in (("sampled", False), ("greedy", True)):
-            found = success(reply.results, greedy=greedy, reward=self._config.eval.success)
-            if found is not None:
-                values[f"reward/held_out_success_{how}"] = found.share
-                counts |= {how: found.share, f"{how}_episodes": found.episodes}
+        values, counts = held_out(reply.results, reward=self._config.eval.success)
         self._reporter.metrics(values, step=self._version)
         self._reporter.event("eval", label=label, step=self._version, failed=reply.total - len(reply.results), **counts)
         log.info("held-out set at version %d (%s): %s", self._version, label, counts)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from asyncrl.config import Config
+from asyncrl.config import Config, ModelConfig
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
 from asyncrl.learner.backends.protocol import Backend, Packed, Scores
@@ -185,7 +185,7 @@ def plain(case: Case) -> dict[str, Any]:
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
     weights = {n: t for n, t in model.named_parameters()}
-    return {"loss": float(value), "gradients": gradients, "norms": norms, "weights": weights}
+    return {"loss": float(value.detach()), "gradients": gradients, "norms": norms, "weights": weights}
 
 
 def close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
@@ -298,3 +298,36 @@ def test_a_checkpoint_of_the_other_backend_is_refused_by_name(tmp_path: Path) ->
         TorchBackend(tiny_config(), tiny_model(), device="cpu").load(tmp_path / "fsdp2")
     with pytest.raises(AssertionError, match=r"RunError: .* was not written by learner\.backend fsdp2"):
         on_ranks(1, tmp_path / "again", chain, tmp_path / "torch", tmp_path / "never", 0, 1)
+
+
+def with_reference(case: Case, folder: Path) -> list[Tensor]:
+    """Logprobs under the reference: at first, after an update, refreshed, loaded; then the policy's when refreshed."""
+    learner = {"kl_coef": 0.1, "reference_every": 1} | dict(case.learner)
+    config = tiny_config(**learner).model_copy(update={"model": ModelConfig(path=str(folder / "model"))})
+    backend = case.build(config, tiny_model(case.family))
+
+    def scored(of: Backend, *, reference: bool = True) -> Tensor:
+        return torch.cat([s.logprobs for s in of.logprobs(parts(0), reference=reference)])
+
+    found = [scored(backend)]
+    backend.accumulate(parts(0), loss)
+    backend.clip(1.0)
+    backend.apply(LR)
+    found.append(scored(backend))
+    backend.refresh_reference()
+    found.append(scored(backend))
+    backend.save(folder / "saved")
+    loaded = case.build(config, tiny_model(case.family, seed=9))
+    loaded.load(folder / "saved")
+    return [*found, scored(loaded), scored(backend, reference=False)]
+
+
+@pytest.mark.parametrize("name", ["torch", "fsdp2-2"])
+def test_the_reference_stays_until_it_is_refreshed(tmp_path: Path, name: str) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    case = CASES[name]
+    first, after, refreshed, loaded, policy = on_ranks(case.ranks, tmp_path / "meet", with_reference, case, tmp_path)[0]
+    assert torch.equal(after, first)
+    assert torch.equal(refreshed, policy)
+    assert torch.equal(loaded, refreshed)
+    assert float((refreshed - first).abs().max()) > 1e-4

@@ -32,7 +32,7 @@ from torch.utils._pytree import register_dataclass
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
-from asyncrl.errors import RunError
+from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.protocol import Packed, Scores, Want
 from asyncrl.learner.backends.scorer import Scorer, check, layers, scorer_of
@@ -56,7 +56,13 @@ class Fsdp2Backend(TorchBackend):
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         if device is None and torch.cuda.is_available():
-            device = f"cuda:{self.rank % torch.cuda.device_count()}"
+            there = torch.cuda.device_count()
+            if there < self.dp_size:
+                raise ConfigError(
+                    f"learner.ranks is {self.dp_size} and there are {there} GPUs to see: each rank needs one of its own. "
+                    "Lower learner.ranks, or set CUDA_VISIBLE_DEVICES."
+                )
+            device = f"cuda:{self.rank}"
             torch.cuda.set_device(device)
         self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.collective_s))
         super().__init__(config, model, device=device)
