@@ -59,7 +59,7 @@ class Fsdp2Backend(TorchBackend):
             there = torch.cuda.device_count()
             if there < self.dp_size:
                 raise ConfigError(
-                    f"learner.ranks is {self.dp_size} and there are {there} GPUs to see: each rank needs one of its own. "
+                    f"learner.ranks is {self.dp_size} and there are {there} GPUs to see: each rank needs one. "
                     "Lower learner.ranks, or set CUDA_VISIBLE_DEVICES."
                 )
             device = f"cuda:{self.rank}"
