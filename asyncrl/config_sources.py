@@ -191,6 +191,8 @@ def kinds(annotation: Any) -> set[Any]:
     origin = get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return set().union(*(kinds(a) for a in get_args(annotation)))
+    if origin is typing.Annotated:
+        return kinds(get_args(annotation)[0])
     if origin is Literal:
         return {type(a) for a in get_args(annotation)}
     if origin is tuple:
