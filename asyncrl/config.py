@@ -101,7 +101,8 @@ class ActorsConfig(Section):
 
 class BufferConfig(Section):
     dir: str | None = None
-    """Local disk folder of the live ledger; default: `buffer/` in the run folder. Network filesystems are refused."""
+    """Local disk folder of the live ledger, `$NAME` standing for an environment variable of the buffer's host; default:
+    `buffer/` in the run folder. Network filesystems are refused."""
     capacity: int = Field(1024, ge=1)
     """Trajectories that may be in flight or waiting at once."""
     max_staleness: int = Field(2, ge=0)
@@ -289,13 +290,30 @@ class TrackingConfig(Section):
     """Seconds between samples of CPU and memory per process."""
 
 
+class RayConfig(Section):
+    address: str = ""
+    """Of a running cluster, `host:port` or `auto`. Empty: the one that RAY_ADDRESS names, as within `ray job submit`,
+    else one on this machine, for this run alone."""
+    cpus: dict[str, float] = Field(default_factory=dict)
+    """CPUs that one process of a role (`actor-0`) or kind of role (`actor`, `learner`, `buffer`, `weights`) sets aside
+    on its node; 1 where not named."""
+    resources: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Resources that nodes were given by name, of a role or kind: `{buffer: {fast_disk: 1}}` keeps it on such nodes."""
+    environment: tuple[str, ...] = ("ASYNCRL_LOG", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH")
+    """Variables that roles on other nodes get from the launcher's environment. No secrets: the cluster sees them."""
+
+
 class LaunchConfig(Section):
     name: str | None = None
     """Name of the run; default: the config's name and the time."""
     runs_dir: str = "runs"
     """Folder of the run folders."""
-    backend: Literal["local"] = "local"
-    """Where processes are started: `local`, as subprocesses of this machine."""
+    backend: Literal["local", "ray"] = "local"
+    """Where processes are started: `local`, as subprocesses of this machine, or `ray`, on the nodes of a Ray cluster
+    (docs/cluster.md)."""
+    gpus: dict[str, float] = Field(default_factory=dict)
+    """Under `ray`, GPUs that one process of a role (`actor-0`) or kind of role sets aside and sees: a number, or a
+    share of one. Not named: none, for an actor its engine's `tensor_parallel` when that is above 1."""
     host: str = ""
     """Empty: sockets are files of this host that only its owner can reach (ipc). Else the address of this host on which
     roles listen, encrypted and for this run's keys only (tcp with CURVE); `auto`: the one that others reach it by."""
@@ -328,6 +346,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     tracking: TrackingConfig = TrackingConfig()
     launch: LaunchConfig = LaunchConfig()
+    ray: RayConfig = RayConfig()
 
     @model_validator(mode="before")
     @classmethod

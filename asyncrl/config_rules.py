@@ -31,7 +31,7 @@ def impossible(c: Config) -> list[str]:
         problems.append(
             f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2."
         )
-    problems += _critic(c) + _kl(c)
+    problems += _critic(c) + _kl(c) + _ray(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -98,6 +98,40 @@ def _kl(c: Config) -> list[str]:
             "could be unbiased; use learner.kl_in loss, or off."
         )
     return problems
+
+
+def _ray(c: Config) -> list[str]:
+    if c.launch.backend != "ray":
+        return []
+    problems = []
+    if not c.launch.host:
+        problems.append(
+            "launch.backend is ray and launch.host is empty, which keeps sockets on one host: set launch.host auto."
+        )
+    if c.weights.channel == "shm":
+        problems.append(
+            "launch.backend is ray and weights.channel shm, which is the memory of one host: set weights.channel zmq."
+        )
+    parallel = c.actors.engine_options.get("tensor_parallel", 1)
+    gpus = c.launch.gpus.get("actor")
+    if gpus is not None and parallel != 1 and gpus != parallel:
+        problems.append(
+            f"launch.gpus.actor is {gpus:g} and actors.engine_options.tensor_parallel {parallel}: an actor needs as "
+            "many GPUs as its model is split over; leave the former out, or give the same."
+        )
+    for field, named in (
+        ("launch.gpus", c.launch.gpus),
+        ("ray.cpus", c.ray.cpus),
+        ("ray.resources", c.ray.resources),
+    ):
+        for role in named:
+            if role.partition("-")[0] not in KINDS:
+                problems.append(f"{field} names {role!r}: expected {', '.join(KINDS)}, or one such as actor-0.")
+    return problems
+
+
+KINDS = ("actor", "learner", "buffer", "weights")
+"""Of roles."""
 
 
 SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))

@@ -106,6 +106,10 @@ class RunFolder:
         """The live ledger, unless `buffer.dir` says otherwise."""
         return self.path / "buffer"
 
+    def ledger(self, config: Config) -> Path:
+        """The live ledger's folder on the host where this is asked."""
+        return Path(os.path.expandvars(config.buffer.dir)) if config.buffer.dir else self.buffer
+
     @property
     def acks(self) -> Path:
         """`<actor>.jsonl`: what each actor was told is stored; a witness for the audit."""
@@ -130,8 +134,9 @@ class RunFolder:
 
     @property
     def rendezvous(self) -> Path:
-        """The file at which the learner's ranks find each other; made anew for every start of them."""
-        return self.sockets / "learner.ranks"
+        """The file at which the learner's ranks find each other; made anew for every start of them. Where roles may be
+        on other hosts than the launcher, which removes it, it lies in what the hosts share."""
+        return (self.private if self.record().get("host") else self.sockets) / "learner.ranks"
 
     @property
     def shm(self) -> Path:

@@ -14,7 +14,7 @@ from asyncrl.audit.checks import Violation, violations
 from asyncrl.audit.figures import Figures, figures
 from asyncrl.audit.parquet import write_parquet
 from asyncrl.audit.payloads import PayloadFiles
-from asyncrl.audit.witnesses import buffer_folder, gather
+from asyncrl.audit.witnesses import gather
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 
@@ -27,7 +27,7 @@ def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", o
     """Prints to the screen, or writes `out` (default of parquet: audit.parquet in the run folder); gives the exit code:
     1 when a witness contradicts another. Raises RunError, ConfigError when one cannot be heard at all."""
     config = run.load_config()
-    with closing(PayloadFiles(buffer_folder(run, config) / "payloads")) as payloads:
+    with closing(PayloadFiles(run.ledger(config) / "payloads")) as payloads:
         evidence = gather(run, config, payloads)
         if step is not None:
             fed = rows.of_step(evidence, step)

@@ -91,13 +91,9 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     acks = [read_acks(path) for path in sorted(run.acks.glob("*.jsonl"))]
     lists = [found for path in complete(run.checkpoints) if (found := _list(path)) is not None]
     source = open_source(config)
-    ledger = read_ledger(buffer_folder(run, config))
+    ledger = read_ledger(run.ledger(config))
     task_of, curriculum = lambda index: str(source.task(index)["id"]), open_curriculum(config, source)
     return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Limits.of(config))
-
-
-def buffer_folder(run: RunFolder, config: Config) -> Path:
-    return Path(config.buffer.dir) if config.buffer.dir else run.buffer
 
 
 def read_acks(path: Path) -> AckLines:

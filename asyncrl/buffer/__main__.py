@@ -27,7 +27,7 @@ def main(path: Path) -> None:
     config = run.load_config()
     rules = Rules.of(config)
     source = open_source(config)
-    folder = Path(config.buffer.dir) if config.buffer.dir else run.buffer
+    folder = run.ledger(config)
     restored = restore(run.checkpoints, folder)
     if restored is not None:
         log.warning("no ledger in %s: restored from %s; what came after it is drawn again", folder, restored)

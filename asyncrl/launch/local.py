@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.launch.backend import Backend, Local, Started
 from asyncrl.launch.logs import why_it_ended
-from asyncrl.launch.processes import Process, Role, adopt_orphans, python, reap_orphans
+from asyncrl.launch.processes import Role, adopt_orphans, python, reap_orphans
 from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit, who_waits
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
@@ -80,13 +81,23 @@ def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Pat
 class Launcher:
     """Runs `roles` until the learner is done, the user stops it, or it cannot go on."""
 
-    def __init__(self, run: RunFolder, config: Config, roles: Sequence[Role], collector: Collector) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        config: Config,
+        roles: Sequence[Role],
+        collector: Collector,
+        backend: Backend | None = None,
+    ) -> None:
+        """`backend`: who starts the processes; None: they are subprocesses of this one. It is closed at the end."""
         self._run = run
+        self._backend = backend or Local(run, config)
         self._limits = config.launch
         self._drain_s = config.actors.drain_s
         self._roles = {role.name: role for role in roles}
         self._collector = collector
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, Started] = {}
+        self._noted: dict[str, tuple[int, float]] = {}
         self._budgets = {
             name: RestartBudget(self._limits.restarts, self._limits.restart_window_s) for name in self._roles
         }
@@ -105,6 +116,7 @@ class Launcher:
                     guardian.ensure()
             finally:
                 self._stop()
+                self._backend.close()
                 self._collector.finish()  # before the guardian ends what is left: a tracker has processes too
                 guardian.release()
         return outcome
@@ -138,7 +150,8 @@ class Launcher:
                     self._collector.exited(name, why)
                 return outcome
             self._restart(name, why)
-        reap_orphans(process.pid for process in self._processes.values())
+        self._note()
+        reap_orphans(process.identity[0] for process in self._processes.values() if process.identity)
         if now - self._progress > self._limits.stall_s:
             self._progress = now
             self._collector.event("stall", text=self._who_waits())
@@ -163,7 +176,7 @@ class Launcher:
             until = time.monotonic() + KILL_S
             while other.ended() is None:
                 if time.monotonic() > until:
-                    raise RunError(f"{other.role.name} (pid {other.pid}) does not end although it was killed.")
+                    raise RunError(f"{other.role.name} does not end although it was killed.")
                 time.sleep(0.01)
         self._run.rendezvous.unlink(missing_ok=True)
         for n in together:
@@ -172,12 +185,24 @@ class Launcher:
 
     def _start(self, name: str, *, again: bool = False) -> None:
         try:
-            process = Process(self._roles[name], self._run.id, self._run.log(name), again=again)
+            self._processes[name] = self._backend.start(self._roles[name], again=again)
         except OSError as error:
             raise RunError(f"{name} cannot be started: {error.strerror} ({error.filename}).") from error
-        self._processes[name] = process
-        started = {**self._run.record()["processes"], name: [process.pid, process.created]}
-        self._run.note(processes=started)
+        self._note()
+
+    def _note(self) -> None:
+        """Which process a role is: `processes` on this host, `elsewhere` on others, where the pid says nothing here."""
+        known = {name: found for name, process in self._processes.items() if (found := process.identity)}
+        if known == self._noted:
+            return
+        record = self._run.record()
+        here, there = dict(record["processes"]), dict(record.get("elsewhere", {}))
+        for name, (pid, created) in known.items():
+            place, other = (here, there) if self._processes[name].here else (there, here)
+            place[name] = [pid, created]
+            other.pop(name, None)
+        self._noted = known
+        self._run.note(processes=here, elsewhere=there)
 
     def _stop(self) -> None:
         """In order, each kind within `launch.stop_s`; at once after a second Ctrl-C."""
@@ -202,7 +227,9 @@ class Launcher:
 
     def _who_waits(self) -> str:
         waits = {role: (w.cause, w.on, w.for_s) for role, w in self._collector.waiting.items() if role in self._roles}
-        return who_waits(waits, {name: name in self._collector.ready for name in self._roles})
+        waiting = who_waits(waits, {name: name in self._collector.ready for name in self._roles})
+        homeless = self._backend.waits()
+        return f"{waiting}; {homeless}" if homeless else waiting
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

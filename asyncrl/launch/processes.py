@@ -76,17 +76,15 @@ class Process:
         finally:
             os.close(reading)
         self.pid = self._popen.pid
+        self.identity = (self.pid, psutil.Process(self.pid).create_time())
+        """The pid, and the start time as the system has it: together they name the process for good."""
+        self.here = True
         if role.cpus and sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):  # it ended already: `ended` says how
                 os.sched_setaffinity(self.pid, role.cpus)
         self.started = time.monotonic()
         self.killed_for = ""
         """Why the launcher killed it."""
-
-    @property
-    def created(self) -> float:
-        """Start time as the system has it: with the pid it names the process for good."""
-        return psutil.Process(self.pid).create_time()
 
     def ended(self) -> int | None:
         """None while it runs; then its exit code, negative for a signal, and nothing of its group is left."""

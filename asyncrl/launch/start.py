@@ -14,8 +14,9 @@ from rich.console import Console
 
 from asyncrl.config import Config
 from asyncrl.config_rules import warnings
-from asyncrl.errors import ConfigError, RunError
+from asyncrl.errors import AsyncRLError, ConfigError, RunError
 from asyncrl.launch import local
+from asyncrl.launch.backend import backend
 from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_names, refuse_live
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.supervision import Outcome
@@ -114,11 +115,10 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fres
             ) from error
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
-            outcome = local.Launcher(
-                run, config, local.roles(run, config, resume=resume, fresh=fresh), collector
-            ).supervise()
-        except RunError as error:
-            outcome = Outcome("failed", 1, str(error))
+            started = local.roles(run, config, resume=resume, fresh=fresh)
+            outcome = local.Launcher(run, config, started, collector, backend(run, config)).supervise()
+        except AsyncRLError as error:
+            outcome = Outcome("failed", error.exit_code, str(error))
         finally:
             _conclude(run, outcome, collector)
         return outcome

@@ -1,0 +1,117 @@
+"""What Ray starts on a node: one actor that holds one role's process, and ends with it.
+
+launcher ──Ray──> RoleHost ── starts, the role's code unchanged ──> python -m asyncrl.actors RUN --name actor-0
+                     │ holds the writing end of the process's lifeline: when Ray, the node or the launcher
+                     ▼ ends, by any cause, so do the process and its children
+              the role's output: into the run's log, and to Ray's own log of this actor
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+
+from asyncrl.errors import RunError
+from asyncrl.launch.logs import RUN_ERROR
+from asyncrl.launch.processes import Process, Role, kill_all, of_run
+from asyncrl.run_folder import RunFolder
+from asyncrl.sockets import HOST
+
+LOOK_S = 0.05
+SWEEP_S = 5.0
+
+
+class RoleHost:
+    """`wait` blocks until the process has ended; `stop` and `kill` come from other threads meanwhile."""
+
+    def __init__(
+        self, path: str, run_id: str, role: Role, environment: Mapping[str, str], cwd: str, again: bool
+    ) -> None:
+        self._process: Process | None = None
+        self._why = ""
+        self._turn = threading.Lock()
+        self.node = ray.util.get_node_ip_address()
+        try:
+            run = _same_run(Path(path), run_id)
+            if Path(cwd).is_dir():  # the user's modules are found from there
+                os.chdir(cwd)
+            # The environment comes first: what the role's own says (threads) stands.
+            here = replace(
+                role,
+                command=_by_this_python(role.command),
+                again=_by_this_python(role.again),
+                environment={**environment, HOST: self.node, **role.environment},
+            )
+            for folder in (run.sockets, run.shm):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._process = Process(here, run_id, run.log(role.name), again=again)
+            print(f"{role.name}: pid {self._process.pid} on {self.node}, log {self._process.log}", flush=True)
+        except (OSError, RunError) as error:
+            self._why = f"{role.name} cannot be started on {self.node}: {error}"
+
+    def began(self) -> tuple[int, float, str]:
+        """pid, start time, address of the node; pid 0: it did not start."""
+        with self._turn:
+            if self._process is None or self._process.ended() is not None:
+                return 0, 0.0, self.node
+            return *self._process.identity, self.node
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code, and why when the log cannot say."""
+        if self._process is None:
+            return RUN_ERROR, self._why
+        with self._process.log.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            code = None
+            while code is None:
+                with self._turn:
+                    code = self._process.ended()
+                if new := log.read():
+                    sys.stdout.write(new.decode(errors="replace"))
+                    sys.stdout.flush()
+                time.sleep(LOOK_S)
+        return code, self._process.killed_for
+
+    def stop(self) -> None:
+        if self._process is not None:
+            with self._turn:
+                self._process.stop()
+
+    def kill(self, why: str) -> None:
+        if self._process is not None:
+            with self._turn:
+                self._process.kill(why)
+
+
+def sweep(run_id: str, folders: list[str]) -> int:
+    """Ends what is left of the run on this node, and removes its weights; says how many processes that were."""
+    found = 0
+    deadline = time.monotonic() + SWEEP_S
+    while (left := of_run(run_id)) and time.monotonic() < deadline:
+        found = max(found, len(left))
+        kill_all(left)
+        time.sleep(0.02)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _same_run(path: Path, run_id: str) -> RunFolder:
+    """Raises RunError when the run's folder is not there, or is another."""
+    run = RunFolder.existing(path)
+    if run.id != run_id:
+        raise RunError(f"{path} holds another launch: the nodes must share the folder launch.runs_dir.")
+    return run
+
+
+def _by_this_python(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The launcher's interpreter may lie elsewhere here."""
+    return (sys.executable, *command[1:]) if command[1:2] == ("-m",) else command
