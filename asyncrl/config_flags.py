@@ -87,7 +87,7 @@ def _flag(field: FieldInfo) -> Any:
 
 def _value(text: str, wanted: set[Any]) -> Any:
     """A text field takes what was typed; every other kind is written as in the file."""
-    if str in wanted and tuple not in wanted:
+    if str in wanted and tuple not in wanted and not wanted & {int, float}:
         return None if types.NoneType in wanted and text.lower() in ("none", "null") else text
     try:
         return parse_yaml(text)
