@@ -1,23 +1,28 @@
 """A server that an actor starts: it ends with the actor, however that ends, with every process that it has started.
 
-actor ──pipe, never written to──> python -m asyncrl.actors.engines.server_process COMMAND
-                                    starts COMMAND; at the end of the pipe, ends it and all that it started
+    actor ──pipe, never written to──> python server_process.py COMMAND
+                                        starts COMMAND; at the end of the pipe, ends it and all that it started
+
+What keeps the server is a small process of its own: an actor that is killed can end nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psutil
 
-STOP_S = 5.0
+STOP_S, LOOK_S = 5.0, 1.0
+"""For ending in order; between two looks at what the server has started."""
 
 
 class ServerProcess:
@@ -27,7 +32,8 @@ class ServerProcess:
 
     def start(self) -> None:
         """Its output goes where this process's goes."""
-        keeper = [sys.executable, "-m", __spec__.name, *self._command]
+        # By its path: as a module it would import all of the package first.
+        keeper = [sys.executable, __file__, *self._command]
         # stdout is for the caller's own words.
         self._process = subprocess.Popen(keeper, stdin=subprocess.PIPE, stdout=2, env=os.environ | self._environment)
 
@@ -55,33 +61,38 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def _alive(process: psutil.Process) -> bool:
+    """A process that only waits for its parent to hear of its end is none."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _keep(command: Sequence[str]) -> int:
+    """Until the command has ended, or this process's owner: then all is ended that the command had started."""
     # A terminal's Ctrl-C is the actor's affair, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = psutil.Popen(command, stdin=subprocess.DEVNULL)
-
-    def end_with_the_actor() -> None:
-        os.read(0, 1)
-        _end(server)
-
-    threading.Thread(target=end_with_the_actor, daemon=True).start()
-    code = int(server.wait() or 0)
-    return code if code >= 0 else 128 - code
-
-
-def _end(server: psutil.Popen) -> None:
-    try:
-        family = [*server.children(recursive=True), server]
-    except psutil.NoSuchProcess:
-        return
+    family: list[Any] = [server]
+    owned = True
+    while owned and server.poll() is None:
+        owned = not select.select([sys.stdin], [], [], LOOK_S)[0]
+        # Looked up while the server lives: afterwards nobody knows whose children they were.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = [*server.children(recursive=True), server]
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, left = psutil.wait_procs(family, timeout=STOP_S)
-    for process in left:
+    deadline = time.monotonic() + STOP_S
+    while any(map(_alive, family)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in filter(_alive, family):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    code = int(server.wait() or 0)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
