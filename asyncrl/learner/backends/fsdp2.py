@@ -1,11 +1,7 @@
 """FSDP2: the parameters, gradients and optimizer state of one model sharded over all ranks, on any number of them.
 
-    parts of a step ─> rounds of `dp_size` micro-batches of like cost ─> each rank computes one of a round
-                                                                            │
-         loss(i, scores) of every part, everywhere  <── scores of the round, gathered
-
-Each layer is gathered when it is used and its gradient reduced as a sum, so that the gradients of the parts add up,
-whoever computed them. A rank that has none in the last round computes a token without loss: the gathering needs all.
+Each rank computes other micro-batches (rounds.py). Each layer is gathered when it is used and its gradient reduced as a
+sum, so that the gradients of the parts add up, whoever computed them.
 With `model.dtype: bfloat16` layers compute in it, gradients are reduced in float32 and shards stay float32.
 """
 
@@ -34,10 +30,10 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.export import export
-from asyncrl.learner.backends.protocol import Packed, Scores, Want
+from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.backends.rounds import Rounds
 from asyncrl.learner.backends.scorer import Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.torch import TorchBackend, on_cpu
-from asyncrl.learner.packing import rounds, row_cost
 
 # Sharded modules look for the tensors in what they give out, whose gradients they wait for.
 register_dataclass(Scores)
@@ -55,6 +51,7 @@ class Fsdp2Backend(TorchBackend):
         if not dist.is_initialized():
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
+        self._rounds = Rounds(self.rank, self.dp_size)
         if device is None and torch.cuda.is_available():
             there = torch.cuda.device_count()
             if there < self.dp_size:
@@ -71,25 +68,10 @@ class Fsdp2Backend(TorchBackend):
         scorer = self._reference if reference else self._scorer
         if scorer is None:
             raise ValueError("there is no reference model: learner.kl_coef is 0")
-        found: dict[int, Scores] = {}
-        with torch.no_grad():
-            for together in self._rounds(parts):
-                scores = scorer(self._own(parts, together))
-                found |= zip(together, self._gathered(parts, together, scores), strict=True)
-        return [found[i] for i in range(len(parts))]
+        return self._rounds.logprobs(scorer, parts)
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
-        for together in self._rounds(parts):
-            scores = self._scorer(self._own(parts, together))
-            for r, (i, seen) in enumerate(zip(together, self._gathered(parts, together, scores), strict=True)):
-                share = loss(i, scores if r == self.rank else seen)
-                if r == self.rank:
-                    own = share
-                elif share.requires_grad:  # what hangs on the scores and is not sharded, such as a critic's head
-                    share.backward()  # type: ignore[no-untyped-call]
-            if self.rank >= len(together):
-                own = 0.0 * sum((x.sum() for x in _fields(scores) if x.requires_grad), start=torch.zeros(()))
-            own.backward()  # type: ignore[no-untyped-call]
+        self._rounds.accumulate(self._scorer, parts, loss)
 
     def clip(self, max_norm: float) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)
@@ -144,27 +126,6 @@ class Fsdp2Backend(TorchBackend):
                 module.set_force_sum_reduction_for_comms(True)  # a factor of its own is NCCL's alone
         return scorer
 
-    def _rounds(self, parts: Sequence[Packed]) -> list[list[int]]:
-        return rounds([sum(row_cost(n) for n in part.lengths) for part in parts], self.dp_size)
-
-    def _own(self, parts: Sequence[Packed], together: Sequence[int]) -> Packed:
-        if self.rank < len(together):
-            return parts[together[self.rank]]
-        return _nothing(parts[together[0]].wants)
-
-    def _gathered(self, parts: Sequence[Packed], together: Sequence[int], own: Scores) -> list[Scores]:
-        """Of each part of the round, without gradient."""
-        if self.dp_size == 1:
-            return [_cut(own.hidden, parts[together[0]], torch.cat(_flat(own)))]
-        flat = torch.cat(_flat(own))
-        # How much each rank sends follows from its part, which all of them know.
-        longest = max(_numbers(own.hidden, parts[i]) for i in together)
-        padded = flat.new_zeros(max(longest, _numbers(own.hidden, _nothing(parts[0].wants))))
-        padded[: len(flat)] = flat
-        received = [torch.empty_like(padded) for _ in range(self.dp_size)]
-        dist.all_gather(received, padded)
-        return [_cut(own.hidden, parts[i], x) for i, x in zip(together, received, strict=False)]
-
     def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Every rank gathers every tensor, one at a time; rank 0 yields it."""
         seen: set[int] = set()
@@ -204,35 +165,6 @@ class Fsdp2Backend(TorchBackend):
                 f"checkpoint {folder} is of another model: {name} is {theirs.get(name)} there and {mine.get(name)} in "
                 "model.path. Resume with the model that the run was started with."
             )
-
-
-def _nothing(wants: frozenset[Want]) -> Packed:
-    """The least that can be computed."""
-    return Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), wants)
-
-
-def _fields(scores: Scores) -> list[Tensor]:
-    return [x for x in (scores.logprobs, scores.entropy, scores.sum_pi_sq, scores.hidden) if x is not None]
-
-
-def _flat(scores: Scores) -> list[Tensor]:
-    return [x.detach().float().flatten() for x in _fields(scores)]
-
-
-def _sizes(hidden: Tensor | None, part: Packed) -> list[int]:
-    """Numbers in each of `_fields`; `hidden` of any part, None where it was not wanted."""
-    tokens = [len(part.token_ids)] * (3 if "sum_pi_sq" in part.wants else 2)
-    return tokens if hidden is None else [*tokens, int(part.mask.sum()) * hidden.shape[1]]
-
-
-def _numbers(hidden: Tensor | None, part: Packed) -> int:
-    return sum(_sizes(hidden, part))
-
-
-def _cut(hidden: Tensor | None, part: Packed, flat: Tensor) -> Scores:
-    logprobs, entropy, *rest = torch.split(flat[: _numbers(hidden, part)], _sizes(hidden, part))
-    squares = rest.pop(0) if "sum_pi_sq" in part.wants else None
-    return Scores(logprobs, entropy, None if hidden is None else rest[0].view(-1, hidden.shape[1]), squares)
 
 
 def _read_back(shards: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
