@@ -58,8 +58,8 @@ class ActorsConfig(Section):
     count: int = Field(1, ge=0)
     """Actor processes."""
     engine: str = "hf"
-    """What generates: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang` (docs/engines.md), or
-    `package.module:Name`."""
+    """What generates: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang` (docs/engines.md)
+    or `package.module:Name`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the engine."""
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
@@ -198,6 +198,9 @@ class LearnerConfig(Section):
     shaping: tuple[dict[str, Any], ...] = ()
     """What is done to an episode's reward before advantages are made of it, one after another: each a name
     (docs/algorithms.md) or import path and its options. Filters and reported rewards are of the reward as it came."""
+    greedy_baseline: bool = False
+    """The first trajectory of every group is played greedily: its reward is the baseline that `advantage: remax`
+    subtracts, and its tokens carry no loss."""
     pf_ppo: Literal["off", "pow", "max_min", "max_random"] = "off"
     """Draw as many episodes as the batch has, with replacement, by their rewards (PF-PPO); one that is drawn twice
     counts twice in the loss, one that is not drawn does not count."""
@@ -261,8 +264,8 @@ class WeightsConfig(Section):
     drain: bool = False
     """Let running requests finish before an update instead of updating in flight."""
     channel: str = "shm"
-    """How weights travel: `shm`, a file in shared memory of one host; `zmq`, also to other hosts: each fetches a version
-    once, what changed of it where that is less, and its actors share it; or `package.module:Name`."""
+    """How weights travel: `shm`, a file in shared memory of one host; `zmq`, also to other hosts: each fetches a
+    version once, what changed of it where that is less, and its actors share it; or `package.module:Name`."""
     full_every: int = Field(100, ge=0)
     """Of `zmq`: every so many publications hosts fetch the whole file, whatever changed. 0: only when they must."""
 

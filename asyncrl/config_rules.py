@@ -31,7 +31,7 @@ def impossible(c: Config) -> list[str]:
         problems.append(
             f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2."
         )
-    problems += _critic(c) + _kl(c) + _ray(c)
+    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -53,14 +53,36 @@ NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
 """Advantage estimators that read a critic's values."""
 
 
+def _greedy_baseline(c: Config) -> list[str]:
+    learner, problems = c.learner, []
+    if learner.advantage == "remax" and not learner.greedy_baseline:
+        problems.append(
+            "learner.advantage is remax, which needs the reward of a greedy answer to every prompt: set "
+            "learner.greedy_baseline true."
+        )
+    if not learner.greedy_baseline:
+        return problems
+    if learner.advantage != "remax" and ":" not in learner.advantage:
+        problems.append(
+            f"learner.greedy_baseline is true, and learner.advantage {learner.advantage} would take the greedy answer "
+            "for a sampled one: choose remax, or learner.greedy_baseline false."
+        )
+    if learner.group_size < 2:
+        problems.append(
+            f"learner.group_size is {learner.group_size} and learner.greedy_baseline takes one of them: raise it to at "
+            "least 2."
+        )
+    if learner.pf_ppo != "off":
+        problems.append(
+            f"learner.pf_ppo is {learner.pf_ppo} and would draw greedy answers too: use off, or "
+            "learner.greedy_baseline false."
+        )
+    return problems
+
+
 def _critic(c: Config) -> list[str]:
     advantage, critic = c.learner.advantage, c.learner.critic
     problems = []
-    if advantage == "remax":
-        problems.append(
-            "learner.advantage is remax, which needs the reward of a greedy answer to every prompt, and the buffer "
-            "issues greedy tickets for evaluation only: choose rloo or grpo, which compare answers of one prompt."
-        )
     if advantage in NEEDS_VALUES and critic == "none":
         problems.append(f"learner.advantage is {advantage}, which needs values: set learner.critic shared or separate.")
     if critic != "none" and ":" not in advantage and advantage not in NEEDS_VALUES:

@@ -51,7 +51,7 @@ class Ticket:
     """(branch, version) that the actor must hold at least; an eval ticket is pinned to exactly this."""
     group_size: int
     temperature: float
-    """0 is greedy, for evaluation only."""
+    """0 is greedy: for evaluation, and for the first of a group under `learner.greedy_baseline`."""
     seed: int
     """Of this attempt's sampling and environment; differs between the attempts of one ticket."""
     lease_s: float

@@ -157,6 +157,7 @@ def rebuilt(
         batch.groups,
         max(0, batch.version - config.buffer.max_staleness) if masked else None,
         [group.weight for group, _ in members],
+        greedy_baseline=config.learner.greedy_baseline,
     )
 
 

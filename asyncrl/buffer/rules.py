@@ -44,6 +44,8 @@ class Rules:
     keep_checkpoints: int = 2
     env_retries: int = 2
     temperature: float = 1.0
+    greedy_first: bool = False
+    """The first trajectory of a group is a greedy one."""
     actors_seed: int = 0
     data_seed: int = 0
     eval_tasks: int = 0
@@ -81,6 +83,7 @@ class Rules:
             keep_checkpoints=c.learner.keep_checkpoints,
             env_retries=c.env.retries,
             temperature=c.actors.temperature,
+            greedy_first=c.learner.greedy_baseline,
             actors_seed=c.actors.seed,
             data_seed=c.data.seed,
             eval_tasks=c.eval.tasks,

@@ -89,7 +89,7 @@ class Tickets:
             self._task(group),
             least,
             group.size,
-            self._rules.temperature,
+            0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature,
             seed,
             self._rules.lease_s,
         )

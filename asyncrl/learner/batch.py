@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed, Want
+from asyncrl.learner.ragged import row_ids
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 
 _CUT = ("max_turns", "max_tokens", "length")
@@ -48,9 +49,20 @@ class Batch:
     """[B] int64: assistant turns of the row's episode"""
     truncated: Tensor
     """[B] bool: a limit of turns or tokens ended the row's episode"""
+    greedy: Tensor
+    """[B] bool: of the group's greedy episode, there for its reward alone (`learner.greedy_baseline`)"""
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def baseline(self) -> Tensor:
+        """[B] float: the reward of the greedy episode of the row's group. Raises ValueError where a group has none."""
+        of_rows = torch.zeros(len(self)).index_add(0, row_ids(self.lengths, len(self.rewards)), self.rewards)
+        groups = int(self.groups.max()) + 1
+        if not torch.isin(self.groups, self.groups[self.greedy]).all():
+            raise ValueError("baseline: a group has no greedy episode; set learner.greedy_baseline true.")
+        return torch.zeros(groups).index_add(0, self.groups[self.greedy], of_rows[self.greedy])[self.groups]
 
     @property
     def sampled(self) -> Tensor:
@@ -68,7 +80,7 @@ class Batch:
         """The rows [b], in their order."""
         t = self.tokens_of(rows)
         of_tokens = ("token_ids", "mask", "behaviour", "versions", "rewards")
-        of_rows = ("lengths", "groups", "episodes", "row_weights", "loss_weights", "turns", "truncated")
+        of_rows = ("lengths", "groups", "episodes", "row_weights", "loss_weights", "turns", "truncated", "greedy")
         return replace(
             self,
             reward_components=self.reward_components[:, t],
@@ -85,11 +97,14 @@ def flatten(
     groups: Sequence[int],
     mask_before: int | None = None,
     weights: Sequence[float] | None = None,
+    *,
+    greedy_baseline: bool = False,
 ) -> Batch:
     """One rank's share of a batch, in an order that depends on nothing but the batch.
 
     `groups`: the ids of the whole batch's groups, in its order. `mask_before`: tokens of an earlier version carry no
-    loss. `weights`: of each trajectory, 1 where not given. Raises ValueError for a trajectory of another group, and for
+    loss. `weights`: of each trajectory, 1 where not given. `greedy_baseline`: the first trajectory of each group is a
+    greedy one, and carries none either. Raises ValueError for a trajectory of another group, and for
     a row that begins with a policy token: nothing predicts that one.
     """
     place = {group: i for i, group in enumerate(groups)}
@@ -106,10 +121,12 @@ def flatten(
             raise ValueError(f"trajectory {t.id}: a row begins with a sampled token; a prompt must come before it")
     names = sorted({name for t in trajectories for name in t.rewards}) or [""]
     mask = np.concatenate([row.mask for _, _, row in rows])
+    greedy = np.array([greedy_baseline and t.id.index == 0 for _, t, _ in rows])
+    carries_loss = mask & ~np.repeat(greedy, [len(row) for _, _, row in rows])
     versions = np.concatenate([row.versions for _, _, row in rows]).astype(np.int64)
     return Batch(
         token_ids=torch.from_numpy(np.concatenate([row.token_ids for _, _, row in rows]).astype(np.int64)),
-        mask=torch.from_numpy(mask if mask_before is None else mask & (versions >= mask_before)),
+        mask=torch.from_numpy(carries_loss if mask_before is None else carries_loss & (versions >= mask_before)),
         behaviour=torch.from_numpy(np.concatenate([row.logprobs for _, _, row in rows])),
         versions=torch.from_numpy(versions),
         rewards=torch.from_numpy(np.concatenate([_paid(t, row, t.reward) for _, t, row in rows])),
@@ -124,6 +141,7 @@ def flatten(
         loss_weights=torch.ones(len(rows)),
         turns=torch.tensor([t.turns for _, t, _ in rows]),
         truncated=torch.tensor([t.stop_reason in _CUT for _, t, _ in rows]),
+        greedy=torch.from_numpy(greedy),
     )
 
 

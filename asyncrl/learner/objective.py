@@ -38,7 +38,7 @@ computed over a whole mini-batch at once, so that how it is cut never changes th
 _BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "reward_components", "reward_names")
 _STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference", "values", "sum_pi_sq")
 _GIVEN = ("per_token", "denominator", "unit_tokens", "baseline", *_BATCH, *_STEP)
-"""What a function may read: no options, then. Nobody has a baseline (greedy episodes)."""
+"""What a function may read: no options, then."""
 _OF_VALUES = ("values", "old_values", "returns", "mask", "lengths", "aggregation", "denominator", "episodes")
 
 
@@ -148,6 +148,8 @@ class Objective:
         known = _of_batch(batch) | {"current": proximal, "proximal": proximal, "logprobs": proximal}
         # What the policy sampled, tokens over age too: an episode's reward may sit on one that carries no loss.
         known |= {"mask": batch.sampled, "values": values, "sum_pi_sq": sum_pi_sq}
+        if self._learner.greedy_baseline:
+            known["baseline"] = batch.baseline
         if reference is not None and self._learner.kl_in == "reward":
             assert proximal is not None
             kl = self._kl({"logprobs": proximal, "reference": reference.logprobs})
@@ -250,7 +252,7 @@ class Objective:
     def _rehearse(self) -> None:
         """An input that is missing at training time is found before anything starts. Raises ConfigError."""
         learner = self._learner
-        batch = made_up(learner.advantage_options)
+        batch = made_up(learner.advantage_options, learner.greedy_baseline)
         logprobs, mask = batch.behaviour, batch.mask
         reference = Reference(logprobs, 1.0)
         try:
@@ -264,7 +266,8 @@ class Objective:
         except TypeError as error:
             raise ConfigError(
                 f"learner.advantage is {learner.advantage!r}: {error} The learner has rewards, groups, logprobs and "
-                "sum_pi_sq; values under learner.critic shared or separate; no greedy episodes (baseline)."
+                "sum_pi_sq; values under learner.critic shared or separate; the greedy episode's reward (baseline) "
+                "under learner.greedy_baseline."
             ) from error
         try:
             norm, current = self.norm(batch), logprobs.clone().requires_grad_()

@@ -12,17 +12,19 @@ from asyncrl.learner.ragged import masked
 from asyncrl.trajectory import CONTEXT
 
 
-def made_up(advantage_options: Mapping[str, Any]) -> Batch:
-    """Two groups of two episodes of one row, with as many named rewards as the options weigh."""
+def made_up(advantage_options: Mapping[str, Any], greedy_baseline: bool = False) -> Batch:
+    """Two groups of two episodes of one row, with as many named rewards as the options weigh; the first of each may be
+    the greedy one."""
     weights = advantage_options.get("weights")
     names = tuple(weights) if isinstance(weights, (Mapping, list, tuple)) else ("reward",)
     mask = torch.tensor([False, True, True] * 4)
     ids = torch.zeros(12, dtype=torch.long)
+    greedy = torch.tensor([greedy_baseline, False] * 2)
     rewards = torch.zeros(12)
     rewards[[2, 8]] = 1.0
     return Batch(
         token_ids=ids,
-        mask=mask,
+        mask=mask & ~greedy.repeat_interleave(3),
         behaviour=masked(torch.linspace(-1.0, -0.5, 12), mask),
         versions=ids.masked_fill(~mask, CONTEXT),
         rewards=rewards,
@@ -35,4 +37,5 @@ def made_up(advantage_options: Mapping[str, Any]) -> Batch:
         loss_weights=torch.ones(4),
         turns=torch.ones(4, dtype=torch.long),
         truncated=torch.zeros(4, dtype=torch.bool),
+        greedy=greedy,
     )

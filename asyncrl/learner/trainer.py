@@ -31,7 +31,8 @@ class Trainer:
 
     def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
         """`reply` holds the whole batch."""
-        batch = flatten(reply.trajectories, reply.groups, reply.mask_before, reply.weights)
+        greedy = self._learner.greedy_baseline
+        batch = flatten(reply.trajectories, reply.groups, reply.mask_before, reply.weights, greedy_baseline=greedy)
         return batch, self.train(batch, version)
 
     def train(self, batch: Batch, version: int) -> StepResult:

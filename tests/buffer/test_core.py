@@ -247,6 +247,14 @@ def test_wait_holds_the_batch_for_a_group_about_to_expire(tmp_path: Path) -> Non
     assert buffer.batch(72, incarnation, 0).state == "ready"
 
 
+def test_the_first_of_a_group_is_played_greedily_where_its_reward_is_the_baseline(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path, greedy_first=True)
+    learner(buffer)
+    tickets = buffer.lend(0, "a", (0, 0), 4)[0]
+    assert {t.id.index for t in tickets} > {0}
+    assert all((t.temperature == 0) == (t.id.index == 0) for t in tickets)
+
+
 def test_an_evaluation_is_pinned_and_apart_from_training(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, eval_tasks=3, eval_samples=1, env_retries=0)
     incarnation = learner(buffer)

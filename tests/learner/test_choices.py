@@ -287,10 +287,35 @@ def test_estimators_with_values(model: Path, name: str) -> None:
     same(record.advantages, of(name, batch, values=record.values, **extra))
 
 
+def test_remax_subtracts_the_reward_of_the_greedy_episode_which_carries_no_loss(model: Path) -> None:
+    trainer = a_trainer(model, advantage="remax", greedy_baseline=True)
+    batch = flatten(played(), range(4), greedy_baseline=True)
+    rewards = {(t.id.group, t.id.index): t.reward for t in played()}
+    assert len(set(rewards.values())) > 1
+    assert batch.baseline.tolist() == [rewards[g, 0] for g in batch.groups.tolist()]
+    result = trainer.train(batch, 0)
+    assert result.record is not None
+    at = 0
+    for t in sorted(played(), key=lambda t: (t.id.group, t.id.index)):
+        for row in t.rows:
+            cells, at = slice(at, at + len(row)), at + len(row)
+            assert bool(batch.mask[cells].any()) == (t.id.index > 0)
+            expected = (t.reward - rewards[t.id.group, 0]) * torch.from_numpy(row.mask.astype("float32"))
+            same(result.record.advantages[cells], expected)
+
+
+def test_a_greedy_baseline_needs_the_greedy_episode_of_every_group() -> None:
+    with pytest.raises(ValueError, match=r"learner.greedy_baseline"):
+        _ = a_batch().baseline
+
+
 REFUSED = [
     ({"advantage": "gae"}, r"gae, which needs values: set learner.critic"),
     ({"critic": "shared"}, r"learner.advantage grpo reads no values"),
-    ({"advantage": "remax"}, r"greedy answer to every prompt, and the buffer"),
+    ({"advantage": "remax"}, r"greedy answer to every prompt: set learner.greedy_baseline"),
+    ({"greedy_baseline": True}, r"learner.advantage grpo would take the greedy answer"),
+    ({"advantage": "remax", "greedy_baseline": True, "group_size": 1}, r"learner.group_size is 1"),
+    ({"advantage": "remax", "greedy_baseline": True, "pf_ppo": "pow"}, r"learner.pf_ppo is pow"),
     ({"critic_warmup_steps": 3}, r"nothing to warm up"),
     ({"kl_in": "reward"}, r"learner.kl_in is reward, while learner.kl_coef is 0"),
     ({"reference_every": 3}, r"learner.reference_every is 3, while learner.kl_coef is 0"),

@@ -251,7 +251,7 @@ def test_guard_on_not_a_number_undoes_the_updates_before_it(minibatches: int, af
         ({"aggregation_options": {"denominator": "some"}}, r"expected all or kept"),
         ({"loss_options": {"dual_clip": 0.5}}, r"dual_clip"),
         ({"advantage": "asyncrl.learner.returns:gae"}, r"returns:gae'.*values under learner.critic"),
-        ({"advantage": "asyncrl.learner.returns:remax"}, r"returns:remax'.*no greedy episodes"),
+        ({"advantage": "asyncrl.learner.returns:remax"}, r"returns:remax'.*greedy episode's reward"),
         ({"kl": "k9"}, r"learner.kl"),
     ],
 )
