@@ -1,0 +1,37 @@
+"""Each adapter's config trains a few steps with the real processes and the real package: no download, CPU only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.launch.processes import kill_all, of_run
+from asyncrl.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["reasoning-gym"])
+def test_an_adapters_config_trains(name: str, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / name)
+    words = ["--config", f"configs/{name}.yaml", "--launch.runs-dir", str(tmp_path), "--launch.name", name]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncrl", "launch", *words],
+            cwd=ROOT, capture_output=True, text=True, timeout=380, check=False,
+        )  # fmt: skip
+    finally:
+        if (run.path / "run.json").is_file():
+            kill_all(of_run(run.id))
+    logs = "".join(log.read_text()[-3000:] for log in run.logs.glob("*.log"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + logs
+    summary = json.loads(run.summary.read_text())
+    assert (summary["outcome"], summary["restarts"]) == ("finished", {})
+    assert summary["tokens_trained"] > 0
+    assert "env_error" not in logs, "an episode failed"
