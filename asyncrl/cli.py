@@ -185,6 +185,21 @@ def status(words: list[str]) -> int:
     return 0
 
 
+def why(words: list[str]) -> int:
+    """Says who waits for whom in a live run, for what, since when."""
+
+    @dataclass(frozen=True)
+    class Why:
+        run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
+
+    options = tyro.cli(Why, args=words, prog="asyncrl why", description=why.__doc__)
+    from asyncrl.launch import stall
+    from asyncrl.run_folder import RunFolder
+
+    print("\n".join(stall.why(RunFolder.existing(options.run))))
+    return 0
+
+
 def audit(words: list[str]) -> int:
     """Proves a run's account from independent witnesses; `--step N` shows what fed a training step."""
 
@@ -289,6 +304,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": evaluate,
     "dashboard": dashboard,
     "status": status,
+    "why": why,
     "audit": audit,
     "replay": replay,
     "envs": envs,

@@ -331,7 +331,9 @@ class LaunchConfig(Section):
     stop_s: float = Field(20.0, gt=0)
     """Seconds that a process has to stop in order before it is killed."""
     stall_s: float = Field(120.0, gt=0)
-    """Past so many seconds without progress the run says who waits for whom."""
+    """Past so many seconds without progress the run says who waits for whom, and writes every process's stacks."""
+    on_stall: Literal["warn", "restart", "abort"] = "warn"
+    """Then: go on, start the roles anew that the others wait for (within their budget), or end the run."""
     seed: int | None = None
     """Sets `data.seed`, `actors.seed` and `learner.seed` together."""
 

@@ -59,6 +59,8 @@ class Buffer:
         self.batches = Batches(self.ledger, rules, self.tickets, drawing)
         self.evals = EvalSets(database, rules, source, self.leases)
         self.stopping = False
+        self.held: dict[str, tuple[int, int]] = {}
+        """Branch and version of each actor's weights, as it said when it last asked for tickets."""
         self._sweep_due = False
         self._snapshot: Snapshot | None = None
 
@@ -81,12 +83,14 @@ class Buffer:
 
     def joined(self, actor: str) -> None:
         """A new process under this name: what its predecessor held is free."""
+        self.held.pop(actor, None)
         for lease in self.leases:
             if lease.actor == actor:
                 self.release(actor, [(lease.id, lease.attempt)], "lapsed")
 
     def lend(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         """At most `credits` tickets for an actor with weights `held`; with none, why."""
+        self.held[actor] = held
         if self.stopping:
             return [], "the run is stopping"
         if self.evals.is_open:
@@ -247,6 +251,7 @@ class Buffer:
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),
             "leases": dict(actors),
+            "held": {actor: list(version) for actor, version in sorted(self.held.items())},
             "places": {"taken": self.tickets.reserved(), "capacity": self.rules.capacity},
             "disk_bytes": self.database.payloads.disk_bytes,
             "lost_to_disk": self.lost_to_disk,

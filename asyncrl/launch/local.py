@@ -31,10 +31,12 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.launch import stall
 from asyncrl.launch.backend import Backend, Local, Started
 from asyncrl.launch.logs import why_it_ended
 from asyncrl.launch.processes import Role, adopt_orphans, python, reap_orphans
-from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit, who_waits
+from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit
+from asyncrl.launch.why import RoleState, explain
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
 
@@ -103,6 +105,7 @@ class Launcher:
         }
         self._interrupts = 0
         self._progress = time.monotonic()
+        self._noted_waits = 0.0
 
     def supervise(self) -> Outcome:
         """Returns when every process of the run has ended. Raises RunError when one cannot be started."""
@@ -152,10 +155,38 @@ class Launcher:
             self._restart(name, why)
         self._note()
         reap_orphans(process.identity[0] for process in self._processes.values() if process.identity)
+        if now - self._noted_waits > stall.NOTE_S:
+            self._noted_waits = now
+            with contextlib.suppress(OSError):  # a full disk: `asyncrl why` then shows what was
+                stall.note(self._run, self._states())
         if now - self._progress > self._limits.stall_s:
             self._progress = now
-            self._collector.event("stall", text=self._who_waits())
+            return self._stalled()
         return None
+
+    def _stalled(self) -> Outcome | None:
+        """Says who waits for whom, leaves everybody's stacks, and does what `launch.on_stall` says."""
+        explanation = explain(self._states(), None)
+        text = "; ".join(filter(None, [*explanation.lines, self._backend.waits()]))
+        self._collector.event("stall", text=text, blamed=list(explanation.blamed), action=self._limits.on_stall)
+        with contextlib.suppress(OSError):
+            stall.write_stacks(self._run, explanation)
+        if self._limits.on_stall == "abort":
+            return Outcome("failed", 1, f"no progress for launch.stall_s = {self._limits.stall_s:g} s: {text}")
+        if self._limits.on_stall == "restart":
+            for name in explanation.blamed:
+                self._processes[name].kill(f"no progress for launch.stall_s = {self._limits.stall_s:g} s")
+        return None
+
+    def _states(self) -> list[RoleState]:
+        ready, waits, states = self._collector.ready, self._collector.waiting, []
+        for name, process in self._processes.items():
+            wait, pid = waits.get(name), (process.identity or (0, 0.0))[0]
+            cause, on = (wait.cause, wait.on) if wait else (None, "")
+            for_s = wait.for_s if wait else self._collector.silent_s(name)
+            state = stall.process_state(pid) if process.here else "running"
+            states.append(RoleState(name, pid if process.here else 0, name in ready, cause, on, for_s, state))
+        return states
 
     def _disk_is_full(self) -> Outcome | None:
         """Where nothing can be written a process dies without a word, and would again."""
@@ -224,12 +255,6 @@ class Launcher:
                         if self._interrupts <= 1:
                             self._collector.exited(process.role.name, process.killed_for)
                     deadline = float("inf")
-
-    def _who_waits(self) -> str:
-        waits = {role: (w.cause, w.on, w.for_s) for role, w in self._collector.waiting.items() if role in self._roles}
-        waiting = who_waits(waits, {name: name in self._collector.ready for name in self._roles})
-        homeless = self._backend.waits()
-        return f"{waiting}; {homeless}" if homeless else waiting
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

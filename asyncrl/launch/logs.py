@@ -17,6 +17,8 @@ RUN_ERROR = 3
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?P<level>[A-Z]+) [\w.\-]+: (?P<message>.*)$")
 _TAIL_BYTES = 16384
+STACKS = signal.SIGUSR2
+"""Asks a role for the stacks of its threads; they go into its log."""
 
 
 def setup(role: str) -> logging.Logger:
@@ -25,6 +27,7 @@ def setup(role: str) -> logging.Logger:
     logging.basicConfig(stream=sys.stderr, level=level, format=FORMAT, force=True)
     logging.captureWarnings(True)
     faulthandler.enable()
+    faulthandler.register(STACKS, all_threads=True)
     return logging.getLogger(role)
 
 

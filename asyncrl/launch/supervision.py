@@ -1,9 +1,8 @@
-"""What to do when a process of the run has ended, and what to say when nothing goes on. Pure: time is an argument."""
+"""What to do when a process of the run has ended. Pure: time is an argument."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from asyncrl.launch.logs import CONFIG_ERROR, RUN_ERROR
@@ -57,19 +56,3 @@ def after_exit(role: str, code: int, why: str, budget: RestartBudget, now: float
         f"{role} died more than {budget.restarts} times within {budget.window_s:g} s (launch.restarts, "
         f"launch.restart_window_s), the last time: {why}",
     )
-
-
-def who_waits(waits: Mapping[str, tuple[str, str, float]], roles: Mapping[str, bool]) -> str:
-    """One line: every role, what it waits for, on whom, for how long. `roles`: by name, whether it is ready.
-
-    >>> who_waits({"learner": ("batch", "actor-0", 130.2)}, {"learner": True, "actor-0": False})
-    'learner waits for batch (actor-0) since 130 s; actor-0 is still starting'
-    """
-    parts = []
-    for role, ready in roles.items():
-        if role in waits:
-            cause, on, seconds = waits[role]
-            parts.append(f"{role} waits for {cause}{f' ({on})' if on else ''} since {seconds:.0f} s")
-        else:
-            parts.append(f"{role} works" if ready else f"{role} is still starting")
-    return "; ".join(parts)

@@ -79,6 +79,11 @@ class Collector:
             if state.cause is not None
         }
 
+    def silent_s(self, role: str) -> float:
+        """Seconds since the role last said anything; since the run began when it never did."""
+        state = self.board.roles.get(role)
+        return max(time.time() - (state.heard if state and state.heard else self.board.started), 0.0)
+
     def poll(self, timeout_s: float) -> list[Event]:
         """What happened since the last poll; returns at once when something did, else after `timeout_s`."""
         if self._socket.poll(int(timeout_s * 1000)):

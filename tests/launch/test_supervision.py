@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit, who_waits
+from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit
 
 
 def test_a_restart_counts_for_its_window_only() -> None:
@@ -38,14 +38,3 @@ def test_past_the_budget_the_last_death_is_told() -> None:
     assert "actor-1" in outcome.why
     assert "SIGSEGV" in outcome.why
     assert "launch.restarts" in outcome.why
-
-
-def test_a_stall_names_every_role() -> None:
-    line = who_waits(
-        {"learner": ("batch", "", 61.0), "buffer": ("ticket", "actor-0", 5.0)},
-        {"buffer": True, "learner": True, "actor-0": True, "actor-1": False},
-    )
-    assert line == (
-        "buffer waits for ticket (actor-0) since 5 s; learner waits for batch since 61 s; actor-0 works; "
-        "actor-1 is still starting"
-    )
