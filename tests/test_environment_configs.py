@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["reasoning-gym"])
+@pytest.mark.parametrize("name", ["reasoning-gym", "mcp"])
 def test_an_adapters_config_trains(name: str, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / name)
     words = ["--config", f"configs/{name}.yaml", "--launch.runs-dir", str(tmp_path), "--launch.name", name]

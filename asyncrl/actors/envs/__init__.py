@@ -7,6 +7,7 @@ from collections.abc import Callable
 from asyncrl.actors.envs.agent import provided_by_actor
 from asyncrl.actors.envs.calculator_env import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
+from asyncrl.actors.envs.mcp_tools import McpToolEnv
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
@@ -17,6 +18,7 @@ __all__ = ["ENVIRONMENTS", "provided_by_actor"]
 ENVIRONMENTS: dict[str, Callable[..., Env]] = {
     "calculator": CalculatorEnv,
     "lookup": LookupEnv,
+    "mcp": McpToolEnv,
     "python_tool": PythonToolEnv,
     "single_turn": SingleTurnEnv,
     "tools": ToolEnv,

@@ -1,0 +1,25 @@
+"""A small MCP server, and tasks for it: the policy learns to ask it.
+
+    asyncrl launch --config configs/mcp.yaml
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from asyncrl.actors.envs.calculator import calculate
+
+
+def task(rng: random.Random) -> dict[str, Any]:
+    """One question, with the answer that `exact_match` compares."""
+    a, b = rng.randrange(10, 100), rng.randrange(10, 100)
+    return {"prompt": f"Work out {a} + {b}", "ground_truth": str(a + b)}
+
+
+if __name__ == "__main__":
+    from mcp.server import MCPServer
+
+    server = MCPServer("calculator")
+    server.tool()(calculate)
+    server.run("stdio")
