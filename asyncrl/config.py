@@ -142,9 +142,12 @@ class BufferConfig(Section):
 
 class LearnerConfig(Section):
     backend: str = "torch"
-    """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`) or `package.module:Name`."""
+    """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
+    `megatron`) or `package.module:Name`."""
+    backend_options: dict[str, Any] = Field(default_factory=dict)
+    """Its options. megatron: tensor_parallel (1), sequence_parallel (false), distributed_optimizer (false)."""
     ranks: int = Field(1, ge=1)
-    """Processes that train together; above 1 with a backend that shards: `fsdp2`. The result of a step does not depend
+    """Processes that train together; above 1 with `fsdp2` or `megatron`. The result of a step does not depend
     on it beyond rounding."""
     collective_s: float = Field(600.0, gt=0)
     """Seconds that a rank waits for the others in one exchange before it gives up, and all are started again."""

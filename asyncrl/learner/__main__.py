@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -36,7 +37,15 @@ def fsdp2(config: Config) -> Backend:
     return Fsdp2Backend(config)
 
 
-BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp2": fsdp2}
+def megatron(config: Config) -> Backend:
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        raise ConfigError("learner.backend is megatron, which is not installed: pip install 'asyncrl[megatron]'.")
+    from asyncrl.learner.backends.megatron import MegatronBackend  # seconds of imports
+
+    return MegatronBackend(config)
+
+
+BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp2": fsdp2, "megatron": megatron}
 
 
 def main() -> None:

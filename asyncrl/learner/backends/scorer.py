@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -93,31 +95,37 @@ def check(scorer: Scorer, config: Config) -> None:
     """Two short rows, packed and through the model's own forward: whatever a family does differently (biased or
     scaled logits, recurrent layers, a cache of its own) shows here, and not as a run that learns nothing.
     Raises ConfigError."""
-    model, temperature = scorer.model, config.actors.temperature
-    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(0, vocabulary, (n,), generator=generator) for n in (7, 5)]
-    mask = torch.cat([torch.arange(len(row)) > 0 for row in rows])
+    model = scorer.model
     autocast, scorer.autocast = scorer.autocast, False
-    with torch.no_grad():
-        packed = scorer(Packed(torch.cat(rows), mask, (7, 5))).logprobs.cpu()
-        model.set_attn_implementation("eager")
-        alone = [model(row[None].to(device), use_cache=False).logits[0].float().cpu() for row in rows]
+    worst = differs(model, scorer, config.actors.temperature)
     model.set_attn_implementation(PACKED_ATTENTION)
     scorer.autocast = autocast
-    expected = torch.cat(
-        [
-            torch.cat([torch.zeros(1), (x[:-1] / temperature).log_softmax(-1).gather(1, row[1:, None])[:, 0]])
-            for row, x in zip(rows, alone, strict=True)
-        ]
-    )
-    worst = float((packed - expected).abs().max())
     if not worst < 1e-2:
         raise ConfigError(
             f"model.path is {config.model.path!r}, a {type(model).__name__}: its packed rows differ from its own "
             f"forward pass by {worst:.2g} nats. learner.backend {config.learner.backend} needs a plain causal decoder "
             "(Qwen2, Qwen3, Llama and their like)."
         )
+
+
+def differs(model: PreTrainedModel, score: Callable[[Packed], Scores], temperature: float) -> float:
+    """By how many nats at most `score` of a pack differs from the forward pass of each row alone through `model`, which
+    is left with its own attention."""
+    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(0, vocabulary, (n,), generator=generator) for n in (7, 5)]
+    mask = torch.cat([torch.arange(len(row)) > 0 for row in rows])
+    with torch.no_grad():
+        packed = score(Packed(torch.cat(rows), mask, (7, 5))).logprobs.cpu()
+        model.set_attn_implementation("eager")
+        alone = [model(row[None].to(device), use_cache=False).logits[0].float().cpu() for row in rows]
+    expected = torch.cat(
+        [
+            torch.cat([torch.zeros(1), (x[:-1] / temperature).log_softmax(-1).gather(1, row[1:, None])[:, 0]])
+            for row, x in zip(rows, alone, strict=True)
+        ]
+    )
+    return float((packed - expected).abs().max())
 
 
 def adamw(module: nn.Module, config: Config) -> torch.optim.AdamW:

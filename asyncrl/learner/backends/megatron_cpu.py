@@ -1,0 +1,55 @@
+"""Megatron-core on a machine without a GPU: for tests and small trials, nothing else imports this.
+
+Megatron-core writes `torch.cuda.current_device()` and `device="cuda"` where it means "where the model is", and keeps
+generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs those three have to say CPU. None
+of Megatron's own functions is replaced. With a GPU this refuses to run: there Megatron-core runs as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import random
+from torch.overrides import TorchFunctionMode
+
+CPU = torch.device("cpu")
+
+
+def stand_in() -> None:
+    """For this process, once or more often: what asks for the current GPU is told the CPU."""
+    if torch.cuda.is_available():
+        raise RuntimeError("megatron_cpu stands in for a GPU, and there is one")
+    torch.cuda.current_device = _cpu  # type: ignore[assignment]
+    random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+class OptimizerOnCpu(TorchFunctionMode):
+    """Within it tensors asked for on "cuda" come on the CPU, and those there say the type of a GPU's, which the
+    optimizer and its clipping assert."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = CPU
+        if function is torch.Tensor.cuda:
+            return args[0]
+        found = function(*args, **kwargs)
+        if function is torch.Tensor.type and isinstance(found, str):
+            return found.replace("torch.", "torch.cuda.")
+        return found
+
+
+def _cpu() -> torch.device:
+    return CPU
+
+
+class _NoGenerators(random.CudaRNGStatesTracker):  # type: ignore[misc]
+    """Nothing is drawn: weights come from a checkpoint and there is no dropout."""
+
+    @contextlib.contextmanager
+    def fork(self, name: str = "") -> Iterator[None]:
+        yield
