@@ -63,6 +63,8 @@ class Buffer:
         """Branch and version of each actor's weights, as it said when it last asked for tickets."""
         self._sweep_due = False
         self._snapshot: Snapshot | None = None
+        self._checkpointed: tuple[int, int, Path] | None = None
+        """The last one that was written, as `Snapshot.key`."""
 
     def commit(self, now: float) -> None:
         """Everything decided so far is durable. Raises LedgerFailed, and the process must end."""
@@ -178,6 +180,8 @@ class Buffer:
         Without `wait` False as long as that is being written: ask again. Everything else goes on meanwhile.
         """
         self.batches.check(incarnation)
+        if self._checkpointed == (incarnation, batch, path):
+            return True  # asked again; what was written belongs to the learner, which may have renamed it
         if self._snapshot is None or self._snapshot.key != (incarnation, batch, path):
             self._check_checkpoint(version, batch, path)
             if self._snapshot is not None:
@@ -188,7 +192,12 @@ class Buffer:
         if not wait and not self._snapshot.done:
             return False
         snapshot, self._snapshot = self._snapshot, None
-        snapshot.result()
+        try:
+            snapshot.result()
+        except LedgerFailed:
+            self._check_folder(path)  # a new learner removes what the one before it left unfinished
+            raise
+        self._checkpointed = snapshot.key
         self.ledger.history.checkpoint(batch, version, str(path), self._retention.keep_checkpoints)
         self._retention.mark()
         self._sweep_due = True
@@ -203,13 +212,16 @@ class Buffer:
                 f"a checkpoint at batch {batch}, version {version} was announced; the learner stands at batch "
                 f"{current.next_batch}, version {current.version}",
             )
-        if not path.is_dir():
-            raise Refused("bad_checkpoint", f"{path} is no folder on the buffer's host")
+        self._check_folder(path)
         live = self.database.path.parent.resolve()
         if (path / "buffer").resolve() in (live, *live.parents):
             raise Refused(
                 "bad_checkpoint", f"{path}/buffer holds the live ledger: a checkpoint has a folder of its own"
             )
+
+    def _check_folder(self, path: Path) -> None:
+        if not path.is_dir():
+            raise Refused("bad_checkpoint", f"{path} is no folder on the buffer's host")
 
     def evaluate(self, version: tuple[int, int], label: str) -> None:
         """Opens an evaluation set; what actors play for training is revoked, and wins if it is put all the same."""

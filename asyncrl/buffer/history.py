@@ -122,6 +122,8 @@ class History:
         return count
 
     def start(self, next_batch: int, version: int) -> Incarnation:
+        """A checkpoint at a later batch was announced and never completed: it takes no other's place."""
+        self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (next_batch,))
         new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version)
         self._db.write(
             "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, NULL, 0)",

@@ -59,7 +59,8 @@ class Snapshot:
         target = self._path / "buffer"
         with closing(self._source):
             shutil.rmtree(target, ignore_errors=True)
-            (target / "payloads").mkdir(parents=True)
+            for folder in (target, target / "payloads"):
+                folder.mkdir()  # without parents: a checkpoint that was given up stays away
             with closing(sqlite3.connect(target / "ledger.sqlite")) as copy:
                 self._source.backup(copy)
             for segment in self._needed():

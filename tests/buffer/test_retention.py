@@ -196,3 +196,59 @@ def test_a_full_disk_issues_no_group_trains_what_is_there_and_ends_with_the_size
     ended = buffer.batch(0, incarnation, 1)
     assert (ended.state, ended.failed) == ("ended", True)
     assert "raise buffer.max_disk_gb above" in ended.why
+
+
+def test_a_request_that_is_answered_already_leaves_the_checkpoint_as_it_is(tmp_path: Path) -> None:
+    """The learner hashes and renames the folder from the first answer on."""
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    target = tmp_path / "checkpoint"
+    target.mkdir()
+    assert buffer.checkpointed(0, incarnation, 0, 0, target)
+    shutil.rmtree(target / "buffer")
+    assert buffer.checkpointed(0, incarnation, 0, 0, target, wait=False)
+    assert list(target.iterdir()) == []
+    target.rmdir()  # renamed
+    assert buffer.checkpointed(0, incarnation, 0, 0, target, wait=False)
+
+
+def test_a_folder_that_a_new_learner_removes_is_the_old_ones_loss_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    play(buffer)
+    step(buffer, incarnation, 0)
+    target = tmp_path / "checkpoint"
+    target.mkdir()
+    go, link = threading.Event(), os.link
+
+    def slow(*args: Any) -> None:
+        assert go.wait(20)
+        link(*args)
+
+    monkeypatch.setattr(os, "link", slow)
+    assert not buffer.checkpointed(0, incarnation, 1, 1, target, wait=False)
+    shutil.rmtree(target)
+    go.set()
+    with pytest.raises(Refused, match="no folder"):
+        buffer.checkpointed(0, incarnation, 1, 1, target)
+    again = learner(buffer)
+    step(buffer, again, 0)
+
+
+def test_checkpoints_that_no_learner_resumed_from_take_no_place(tmp_path: Path) -> None:
+    """A learner that died while its folder was unfinished goes on from the one before, and that one must stay."""
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    for b in range(4):
+        play(buffer)
+        step(buffer, incarnation, b)
+        if b in (0, 1, 3):
+            checkpoint(buffer, incarnation, tmp_path)
+    again = learner(buffer, version=2, batch=2, branch=0)
+    step(buffer, again, 2)
+    path = tmp_path / "checkpoint-3"
+    path.mkdir()
+    buffer.checkpointed(0, again, 3, 3, path)
+    assert buffer.ledger.history.oldest_checkpoint() == 2
