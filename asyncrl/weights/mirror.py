@@ -110,19 +110,22 @@ class Mirror:
         self._users = None
 
     def _run(self) -> None:
-        with self._alone() as mine:
-            if not mine:
-                return
-            link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, self._server, identity="mirror")
-            try:
-                self._follow(link, Folder(self.dir))
-            except _Stopped:
-                return
-            except Exception as error:  # `check` raises it where it is seen
-                self._failed = error
-                log.exception("the mirror ended")
-            finally:
-                link.close()
+        try:
+            with self._alone() as mine:
+                if mine:
+                    self._fetch_all()
+        except _Stopped:
+            return
+        except Exception as error:  # `check` raises it where it is seen
+            self._failed = error
+            log.exception("the mirror ended")
+
+    def _fetch_all(self) -> None:
+        link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, self._server, identity="mirror")
+        try:
+            self._follow(link, Folder(self.dir))
+        finally:
+            link.close()
 
     def _follow(self, link: Link[zmq.Socket[bytes]], folder: Folder) -> None:
         watch = Watch(self.dir)
@@ -171,8 +174,8 @@ class Mirror:
         except BaseException:
             slot.remove()
             raise
-        folder.commit(slot, offer.id)
         self.counts["delta" if offer.base else "full"] += 1
+        folder.commit(slot, offer.id)
 
     def _by_delta(self, link: Link[zmq.Socket[bytes]], slot: Slot, watch: Watch, offer: _Offer) -> None:
         base: File = watch.file(verify_bytes=False)

@@ -346,6 +346,17 @@ def test_a_mirror_that_broke_says_so(place: Place, monkeypatch: pytest.MonkeyPat
         assert not until(lambda: subscriber.latest() is not None, 10)
 
 
+def test_a_mirror_that_cannot_begin_says_so(place: Place) -> None:
+    """Another process of the host, the last one there, may remove the folder at this moment."""
+    (place.path / "host" / "mirror" / ".lock").mkdir(parents=True)
+    (place.path / "host").chmod(0o700)
+    (place.path / "host" / "mirror").chmod(0o700)
+    subscriber = MirroredSubscriber(place.path / "host" / "mirror", place.address)
+    place.closing.append(subscriber)
+    with pytest.raises(RunError, match="no longer received"):
+        assert not until(lambda: subscriber.latest() is not None, 5)
+
+
 def test_a_folder_of_somebody_else_is_not_used(place: Place) -> None:
     (place.path / "host").mkdir(mode=0o777)
     (place.path / "host").chmod(0o777)
