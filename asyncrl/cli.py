@@ -78,6 +78,10 @@ def launch(words: list[str]) -> int:
         dry_run: Annotated[bool, Arg(help="Print the configuration with the source of each value; start nothing.")] = (
             False
         )
+        print_: Annotated[
+            Literal["slurm", "k8s"] | None,
+            Arg(name="print", help="Print a job script or manifests that run this on a cluster; start nothing."),
+        ] = None
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 
     options, given = _parse(Launch, words, "launch")
@@ -92,6 +96,12 @@ def launch(words: list[str]) -> int:
     start.check(sourced.config)
     if options.dry_run:
         print(show(sourced))
+        return 0
+    if options.print_:
+        from asyncrl.launch.manifests import PRINTERS
+
+        name = sourced.config.launch.name or (options.config.stem if options.config else "run")
+        print(PRINTERS[options.print_](sourced.config, name))
         return 0
     # Opened once here: what is wrong with the data is said before anything starts, and to somebody who looks.
     from asyncrl.buffer.cursor import open_curriculum, open_source
@@ -200,6 +210,43 @@ def why(words: list[str]) -> int:
     return 0
 
 
+def chaos(words: list[str]) -> int:
+    """Runs a job twice, undisturbed and under seeded faults, and checks that nothing but time was lost."""
+    from asyncrl.config_sources import load
+
+    @dataclass(frozen=True)
+    class Chaos:
+        config: Annotated[Path | None, Arg(help="YAML file; flags come on top of it.", metavar="FILE")] = None
+        kill: Annotated[
+            str, Arg(help="What to kill dead, of actor, learner, buffer, weights; stop: halt any of them for a while.")
+        ] = "actor,learner,buffer,stop"
+        every: Annotated[float, Arg(help="Seconds between two faults.", metavar="SECONDS")] = 20.0
+        for_: Annotated[
+            float, Arg(name="for", help="Seconds of faults, from the first training step on.", metavar="SECONDS")
+        ] = 600.0
+        seed: Annotated[int, Arg(help="Of the faults: the same seed, the same faults.")] = 0
+        within: Annotated[
+            float, Arg(help="Seconds that the run may take after its last fault, or undisturbed.", metavar="SECONDS")
+        ] = 3600.0
+        undisturbed: Annotated[
+            Path | None, Arg(help="Compare with this finished run instead of making one.", metavar="RUN")
+        ] = None
+        compare: Annotated[bool, Arg(help="Compare the final success with an undisturbed run's.")] = True
+        debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
+
+    options, given = _parse(Chaos, words, "chaos")
+    config = load(options.config, given).config
+    from asyncrl.launch import start
+
+    start.check(config)
+    from asyncrl.chaos.command import chaos as run
+
+    return run(
+        config, kill=options.kill.split(","), every_s=options.every, for_s=options.for_, seed=options.seed,
+        within_s=options.within, undisturbed=options.undisturbed, compare=options.compare,
+    )  # fmt: skip
+
+
 def audit(words: list[str]) -> int:
     """Proves a run's account from independent witnesses; `--step N` shows what fed a training step."""
 
@@ -241,6 +288,33 @@ def replay(words: list[str]) -> int:
     from asyncrl.run_folder import RunFolder
 
     return run_replay(RunFolder.existing(options.run), from_step=options.from_step, to_step=options.to_step)
+
+
+def actors(words: list[str]) -> int:
+    """`add N --run RUN`: more actors for a live run. `remove NAME ... --run RUN`: these leave it."""
+
+    @dataclass(frozen=True)
+    class Actors:
+        what: Annotated[tyro.conf.Positional[Literal["add", "remove"]], Arg(help="What to do.")]
+        which: Annotated[
+            tyro.conf.Positional[tuple[str, ...]],
+            Arg(help="add: how many. remove: names, as actor-1.", metavar="N|NAME"),
+        ]
+        run: Annotated[Path, Arg(help="A run folder.", metavar="RUN")]
+
+    options = tyro.cli(Actors, args=words, prog="asyncrl actors", description=actors.__doc__)
+    from asyncrl.launch.elastic import add, remove
+    from asyncrl.run_folder import RunFolder
+
+    run = RunFolder.existing(options.run)
+    if options.what == "remove":
+        remove(run, options.which)
+        print(f"{', '.join(options.which)}: to leave")
+        return 0
+    if len(options.which) != 1 or not options.which[0].isdigit():
+        raise ConfigError(f"actors add is {' '.join(options.which)!r}: expected how many more, a number.")
+    print(f"{', '.join(add(run, int(options.which[0])))}: to join")
+    return 0
 
 
 def envs(words: list[str]) -> int:
@@ -305,8 +379,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "dashboard": dashboard,
     "status": status,
     "why": why,
+    "chaos": chaos,
     "audit": audit,
     "replay": replay,
+    "actors": actors,
     "envs": envs,
     "rewards": rewards,
     "sandbox": sandbox,

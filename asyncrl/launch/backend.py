@@ -35,6 +35,11 @@ class Started(Protocol):
         """It runs on this host."""
         ...
 
+    @property
+    def lost(self) -> bool:
+        """It ended because its host is gone."""
+        ...
+
     def ended(self) -> int | None:
         """None while it runs; then its exit code, negative for a signal, and nothing of its group is left."""
         ...
@@ -51,6 +56,10 @@ class Started(Protocol):
 class Backend(Protocol):
     def start(self, role: Role, *, again: bool = False) -> Started:
         """Raises OSError or RunError when it cannot be started."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """This role has ended and is not started again."""
         ...
 
     def waits(self) -> str:
@@ -70,6 +79,9 @@ class Local:
 
     def start(self, role: Role, *, again: bool = False) -> Process:
         return Process(role, self._run.id, self._run.log(role.name), again=again)
+
+    def forget(self, name: str) -> None:
+        pass
 
     def waits(self) -> str:
         return ""

@@ -33,7 +33,9 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.launch import stall
 from asyncrl.launch.backend import Backend, Local, Started
+from asyncrl.launch.elastic import Actors
 from asyncrl.launch.logs import why_it_ended
+from asyncrl.launch.placement import of
 from asyncrl.launch.processes import Role, adopt_orphans, python, reap_orphans
 from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit
 from asyncrl.launch.why import RoleState, explain
@@ -54,16 +56,19 @@ ORDER = ("actor", "learner", "buffer", "weights")
 def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
     """The processes of a run, in the order in which they start. `fresh`: the checkpoint where a new branch begins."""
     folder = str(run.path)
-    actors = [f"actor-{i}" for i in range(config.actors.count)]
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
         *(_learner(folder, config, rank, resume=resume, fresh=fresh) for rank in range(config.learner.ranks)),
-        *(Role(a, python("asyncrl.actors", folder, "--name", a), (), _threads(config.actors.threads)) for a in actors),
+        *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
     ]
     if (server := channel(config).server) is not None:
         started.insert(1, Role("weights", python(server, folder), environment=_threads(1)))
-    cpus = config.launch.cpus
-    return [replace(role, cpus=cpus.get(role.name, cpus.get(role.kind, ()))) for role in started]
+    return [replace(role, cpus=of(config.launch.cpus, role.name) or ()) for role in started]
+
+
+def actor(run: RunFolder, config: Config, name: str) -> Role:
+    command = python("asyncrl.actors", str(run.path), "--name", name)
+    return Role(name, command, (), _threads(config.actors.threads), of(config.launch.cpus, name) or ())
 
 
 def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
@@ -94,7 +99,10 @@ class Launcher:
         """`backend`: who starts the processes; None: they are subprocesses of this one. It is closed at the end."""
         self._run = run
         self._backend = backend or Local(run, config)
-        self._limits = config.launch
+        self._config, self._limits = config, config.launch
+        self._actors = Actors(run)
+        self._leaving: dict[str, float] = {}
+        """Actors that were told to stop because they are no longer wanted, and by when they are killed."""
         self._drain_s = config.actors.drain_s
         self._roles = {role.name: role for role in roles}
         self._collector = collector
@@ -113,6 +121,7 @@ class Launcher:
         with self._signals():
             guardian = Guardian(self._run)
             try:
+                self._actors.begin(name for name in self._roles if name.startswith("actor-"))
                 for name in self._roles:
                     self._start(name)
                 while (outcome := self._look()) is None:
@@ -134,7 +143,10 @@ class Launcher:
                 "interrupted", 130, f"stopped by the user; go on with: asyncrl launch --resume {self._run.path}"
             )
         now = time.monotonic()
+        self._adapt(now)
         for name in self._processes:
+            if name in self._leaving:
+                continue
             process = self._processes[name]  # of now: those that are together start anew together
             if (code := process.ended()) is not None:
                 why = process.killed_for or why_it_ended(process.log, code)
@@ -147,6 +159,9 @@ class Launcher:
             if leader and code == 0:  # told to by its leader, whose end says what that means
                 continue
             outcome = self._disk_is_full() if code else None
+            if outcome is None and process.lost and self._roles[name].kind == "actor":
+                self._restart(name, why)  # machines that come and go are no fault of what ran on them
+                continue
             outcome = outcome or after_exit(name, code, why, self._budgets[leader or name], now)
             if outcome is not None:
                 if outcome.kind == "failed":
@@ -187,6 +202,27 @@ class Launcher:
             state = stall.process_state(pid) if process.here else "running"
             states.append(RoleState(name, pid if process.here else 0, name in ready, cause, on, for_s, state))
         return states
+
+    def _adapt(self, now: float) -> None:
+        """To the actors that are wanted now."""
+        wanted = self._actors.changed()
+        for name in wanted or ():
+            if name not in self._roles:
+                self._roles[name] = actor(self._run, self._config, name)
+                self._budgets[name] = RestartBudget(self._limits.restarts, self._limits.restart_window_s)
+                self._collector.event("joins", text=name)
+                self._start(name)
+        for name, process in list(self._processes.items()):
+            if wanted is not None and process.role.kind == "actor" and name not in (*wanted, *self._leaving):
+                self._leaving[name] = now + self._limits.stop_s + self._drain_s
+                self._collector.event("leaves", text=name)
+                process.stop()
+            if name in self._leaving:
+                if process.ended() is not None:
+                    del self._processes[name], self._roles[name], self._budgets[name], self._leaving[name]
+                    self._backend.forget(name)
+                elif now > self._leaving[name]:
+                    process.kill("did not stop in time")
 
     def _disk_is_full(self) -> Outcome | None:
         """Where nothing can be written a process dies without a word, and would again."""

@@ -78,7 +78,7 @@ class Process:
         self.pid = self._popen.pid
         self.identity = (self.pid, psutil.Process(self.pid).create_time())
         """The pid, and the start time as the system has it: together they name the process for good."""
-        self.here = True
+        self.here, self.lost = True, False
         if role.cpus and sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):  # it ended already: `ended` says how
                 os.sched_setaffinity(self.pid, role.cpus)

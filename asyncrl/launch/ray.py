@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 KILL_S = 5.0
 """After which a process is ended with its host: the host does not answer."""
 SWEEP_S = 15.0
+KNOCK_S = 10.0
 SPARE_CPUS = 16
 """Of a cluster that is started for this run alone, where CPUs are only counted: for actors added later."""
 
@@ -58,6 +60,7 @@ class Ray:
         self._groups: dict[tuple[str, ...], PlacementGroup] = {}
         self._processes: dict[str, RayProcess] = {}
         try:
+            _knock(config.ray.address)
             ray.init(**_cluster(run, config, names), namespace=f"asyncrl-{self._id}", log_to_driver=False)
         except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise RunError(
@@ -67,6 +70,9 @@ class Ray:
 
     def start(self, role: Role, *, again: bool = False) -> RayProcess:
         group = self._group_of.setdefault(role.name, (role.name,))
+        before = self._processes.get(role.name)
+        if before is not None and before.lost and before.place is self._groups.get(group):
+            remove_placement_group(self._groups.pop(group))  # Ray may not know yet that the node is gone
         if group not in self._groups:
             bundles = [needs(name, self._config) or {"CPU": 0.001} for name in group]
             self._groups[group] = placement_group(bundles, strategy="STRICT_PACK")
@@ -82,7 +88,7 @@ class Ray:
             )
             .remote(str(self._run.path), self._id, role, passed, os.getcwd(), again)
         )  # fmt: skip
-        process = RayProcess(role, self._run.log(role.name), host)
+        process = RayProcess(role, self._run.log(role.name), host, self._groups[group])
         self._processes[role.name] = process
         return process
 
@@ -123,14 +129,14 @@ class Ray:
 class RayProcess:
     """The process of one role, seen from the launcher."""
 
-    def __init__(self, role: Role, log: Path, host: Any) -> None:
-        self.role, self.log = role, log
+    def __init__(self, role: Role, log: Path, host: Any, place: PlacementGroup) -> None:
+        self.role, self.log, self.place = role, log, place
         self.killed_for = ""
         self.node = ""
         """Its address, once it has one."""
         self._host = host
         self._began, self._end = host.began.remote(), host.wait.remote()
-        self.here = False
+        self.here = self.lost = False
         self._asked, self._placed = time.monotonic(), float("inf")
         self._identity: tuple[int, float] | None = None
         self._code: int | None = None
@@ -163,7 +169,7 @@ class RayProcess:
                 self._code, why = ray.get(self._end)
                 self.killed_for = self.killed_for or why
             except RayActorError:
-                self._code = -9
+                self._code, self.lost = -9, not self.killed_for
                 self.killed_for = self.killed_for or f"its node ({self.node or 'not yet known'}) is lost"
             ray.kill(self._host, no_restart=True)
         return self._code
@@ -191,6 +197,13 @@ class RayProcess:
         self._placed = time.monotonic()
         self._identity = (pid, created) if pid else None
         self.here = alive(pid, created)
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens there, which Ray says after minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_S).close()
 
 
 def _cluster(run: RunFolder, config: Config, names: list[str]) -> dict[str, Any]:

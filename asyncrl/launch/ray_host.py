@@ -26,6 +26,7 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import HOST
 
 LOOK_S = 0.05
+NODE_S = 0.5
 SWEEP_S = 5.0
 
 
@@ -39,6 +40,7 @@ class RoleHost:
         self._why = ""
         self._turn = threading.Lock()
         self.node = ray.util.get_node_ip_address()
+        threading.Thread(target=_end_with, args=(os.getppid(),), name="node", daemon=True).start()
         try:
             run = _same_run(Path(path), run_id)
             if Path(cwd).is_dir():  # the user's modules are found from there
@@ -89,6 +91,13 @@ class RoleHost:
         if self._process is not None:
             with self._turn:
                 self._process.kill(why)
+
+
+def _end_with(raylet: int) -> None:
+    """Ray itself takes a worker for an orphan only where orphans become children of process 1."""
+    while os.getppid() == raylet:
+        time.sleep(NODE_S)
+    os._exit(1)
 
 
 def sweep(run_id: str, folders: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from asyncrl.launch.backend import backend
 from asyncrl.launch.local import Launcher
 from asyncrl.launch.processes import this_process
 from asyncrl.run_folder import RunFolder
@@ -19,6 +20,6 @@ if __name__ == "__main__":
         run.note(processes={"launcher": this_process()})
         config = run.load_config()
         roles = [fake(run, *word.split("=")) for word in sys.argv[2:]]
-        outcome = Launcher(run, config, roles, Collector(run, config)).supervise()
+        outcome = Launcher(run, config, roles, Collector(run, config), backend(run, config)).supervise()
         print(outcome.kind, outcome.exit_code, outcome.why)
         sys.exit(outcome.exit_code)

@@ -1,0 +1,99 @@
+"""Actors join a live run and leave it, with the real processes; the learner waits for none in particular."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.audit.command import audit
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.elastic import Actors, add, remove
+from asyncrl.launch.preflight import living
+from asyncrl.launch.processes import alive, kill_all, of_run
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.jsonl import by_step
+from tests.launch.fakes import until
+
+ROOT = Path(__file__).parents[2]
+SMALL = {
+    "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 500, "learner.checkpoint_every": 10,
+    "buffer.capacity": 64, "buffer.lease_s": 6, "actors.slots": 8, "eval.tasks": 0,
+}  # fmt: skip
+STARTS_S = 60.0
+LAUNCH = [sys.executable, "-m", "asyncrl"]
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], RunFolder]]:
+    values = SMALL | {"launch.runs_dir": tmp_path, "launch.name": "run"}
+    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    launcher = subprocess.Popen(
+        [*LAUNCH, "launch", "--config", str(ROOT / "configs" / "quickstart.yaml"), *words],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    run = RunFolder(tmp_path / "run")
+    yield launcher, run
+    launcher.kill()
+    launcher.communicate(timeout=10)
+    kill_all(of_run(run.id))
+    run.remove_temporary()
+
+
+def lives(run: RunFolder, name: str) -> bool:
+    return name in run.record()["processes"] and alive(*run.record()["processes"][name])
+
+
+def steps(run: RunFolder) -> int:
+    return max((int(r["step"]) for r in by_step(run.metrics)), default=0) if run.metrics.is_file() else 0
+
+
+def stored(run: RunFolder, name: str) -> int:
+    file = run.acks / f"{name}.jsonl"
+    return len(file.read_text().splitlines()) if file.is_file() else 0
+
+
+@pytest.mark.timeout(200)
+def test_actors_join_serve_leave_and_vanish(live: tuple[subprocess.Popen[str], RunFolder]) -> None:
+    launcher, run = live
+    assert until(lambda: steps(run) >= 1, STARTS_S), launcher.poll()
+    said = subprocess.run([*LAUNCH, "actors", "add", "1", "--run", str(run.path)], capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (0, "actor-1: to join\n"), said.stderr
+    assert until(lambda: stored(run, "actor-1") > 4, STARTS_S), "it does not serve"
+    said = subprocess.run([*LAUNCH, "actors", "remove", "actor-0", "--run", str(run.path)], capture_output=True)
+    assert said.returncode == 0
+    assert until(lambda: not lives(run, "actor-0"), 30.0), "it does not leave"
+    before = steps(run)
+    assert until(lambda: steps(run) >= before + 3, STARTS_S), "the learner waited for the one that left"
+    with pytest.raises(ConfigError, match="no such actor: expected one of actor-1"):
+        remove(run, ["actor-0"])
+    assert add(run, 1) == ["actor-2"], "a name is given once"
+    assert until(lambda: lives(run, "actor-2") and stored(run, "actor-2") > 0, STARTS_S)
+    os.kill(run.record()["processes"]["actor-1"][0], signal.SIGKILL)
+    before = steps(run)
+    assert until(lambda: steps(run) >= before + 3, STARTS_S), "the learner waited for the one that vanished"
+    launcher.send_signal(signal.SIGINT)
+    out, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130, out
+    assert living(run) == {}
+    assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
+    with pytest.raises(RunError, match="is not running"):
+        add(run, 1)
+
+
+def test_a_launch_begins_with_the_actors_of_its_config(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    actors = Actors(run)
+    actors.begin(["actor-0"])
+    assert actors.changed() is None
+    (run.path / "actors.json").write_text('["actor-0", "actor-7"]')
+    assert actors.changed() == ["actor-0", "actor-7"]
+    assert actors.changed() is None
+    actors.begin(["actor-0"])
+    assert (run.path / "actors.json").read_text() == '["actor-0"]\n'
