@@ -5,7 +5,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
 
-.PHONY: quickstart test test-slow test-vllm test-sglang lint types clean
+.PHONY: quickstart test test-slow test-vllm test-sglang test-verifiers lint types clean
 
 quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
@@ -25,6 +25,10 @@ test-vllm: .venv-vllm/.installed
 test-sglang: .venv/.tested .venv-sglang/.installed
 	OMP_NUM_THREADS=1 ASYNCRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest tests/actors/test_engine_sglang.py
 
+# The adapter's run with real verifiers, which pins other packages and lives in an environment of its own.
+test-verifiers: .venv/.tested .venv-verifiers/.installed
+	OMP_NUM_THREADS=1 ASYNCRL_VERIFIERS_PYTHON=$(CURDIR)/.venv-verifiers/bin/python $(BIN)/python -m pytest -m slow --timeout 600 tests/test_environment_configs.py
+
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
@@ -33,7 +37,7 @@ types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-sglang .venv-verifiers build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # torch first and alone: where pip knows a CPU wheel of this version it takes that one, and nothing later replaces it.
 .venv/.torch:
@@ -63,4 +67,9 @@ clean:
 .venv-sglang/.installed: requirements/sglang-cpu.txt
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/pip install --quiet --no-deps -r requirements/sglang-cpu.txt
+	@touch $@
+
+.venv-verifiers/.installed:
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/pip install --quiet verifiers==0.4.0
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +16,34 @@ from asyncrl.run_folder import RunFolder
 ROOT = Path(__file__).parents[1]
 
 
+VERIFIERS = os.environ.get("ASYNCRL_VERIFIERS_PYTHON", "")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["reasoning-gym", "mcp"])
 def test_an_adapters_config_trains(name: str, tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / name)
-    words = ["--config", f"configs/{name}.yaml", "--launch.runs-dir", str(tmp_path), "--launch.name", name]
+    train(f"configs/{name}.yaml", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    not VERIFIERS, reason="ASYNCRL_VERIFIERS_PYTHON names no Python with verifiers: make test-verifiers"
+)
+def test_a_taskset_of_verifiers_trains(tmp_path: Path) -> None:
+    text = (ROOT / "configs/verifiers.yaml").read_text().replace(".venv-verifiers/bin/python", VERIFIERS)
+    (tmp_path / "verifiers.yaml").write_text(text)
+    train(str(tmp_path / "verifiers.yaml"), tmp_path, PYTHONPATH=str(ROOT / "examples"))
+
+
+def train(config: str, tmp_path: Path, **environment: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    words = ["--config", config, "--launch.runs-dir", str(tmp_path), "--launch.name", "run"]
     try:
         done = subprocess.run(
             [sys.executable, "-m", "asyncrl", "launch", *words],
-            cwd=ROOT, capture_output=True, text=True, timeout=380, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=380, check=False, env=os.environ | environment,
         )  # fmt: skip
     finally:
         if (run.path / "run.json").is_file():

@@ -10,6 +10,7 @@ from asyncrl.data.hugging_face import DatasetSource
 from asyncrl.data.json_lines import JsonLinesSource
 from asyncrl.data.lookup import LookupSource
 from asyncrl.data.reasoning_gym import ReasoningGymSource
+from asyncrl.data.verifiers import VerifiersSource
 
 SOURCES: dict[str, Callable[..., TaskSource]] = {
     "datasets": DatasetSource,
@@ -17,6 +18,7 @@ SOURCES: dict[str, Callable[..., TaskSource]] = {
     "json_lines": JsonLinesSource,
     "lookup": LookupSource,
     "reasoning_gym": ReasoningGymSource,
+    "verifiers": VerifiersSource,
 }
 """A config names one of these, or gives an import path `package.module:name`. Called with the options, and with `seed`
 and `model` (`model.path`) where it takes them."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from asyncrl.actors.envs.agent import provided_by_actor
 from asyncrl.actors.envs.calculator_env import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.mcp_tools import McpToolEnv
-from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
 from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.verifiers import play_verifiers
 
 __all__ = ["ENVIRONMENTS", "provided_by_actor"]
 
-ENVIRONMENTS: dict[str, Callable[..., Env]] = {
+ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "calculator": CalculatorEnv,
     "lookup": LookupEnv,
     "mcp": McpToolEnv,
     "python_tool": PythonToolEnv,
     "single_turn": SingleTurnEnv,
     "tools": ToolEnv,
+    "verifiers": play_verifiers,
 }
-"""A config names one of these, or gives an import path `package.module:name`. Called once per episode."""
+"""A config names one of these, or gives an import path `package.module:name`. Called once per episode.
+`verifiers` is an agent, which plays whole episodes; the others make an `Env`."""

@@ -1,0 +1,76 @@
+"""Tasks of a taskset of the package verifiers, which lives in a Python of its own (docs/environments.md)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.data.base import Task
+from asyncrl.data.order import EpochOrder
+from asyncrl.errors import ConfigError
+
+WORKER = str(Path(__file__).with_name("verifiers_worker.py"))
+
+
+def worker_config(taskset: Mapping[str, Any], agent: Mapping[str, Any] | None) -> str:
+    """verifiers' own configuration as JSON; where it would use its vendor's hosted sandbox, this machine instead."""
+    defaults = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    return json.dumps({"taskset": dict(taskset), "agent": defaults | dict(agent or {})}, sort_keys=True)
+
+
+class VerifiersSource:
+    """The tasks of a taskset in verifiers' order, the last ones held out; goes round in a new order each time."""
+
+    def __init__(
+        self,
+        taskset: dict[str, Any],
+        *,
+        python: str = "",
+        size: int = 1000,
+        held_out_size: int = 0,
+        list_s: float = 300.0,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            taskset: verifiers' configuration of it, at least `{id: module or hub id}`. As in `env.options`.
+            python: the interpreter that has verifiers; empty: this one.
+            size: how many of its tasks to take, at most (a taskset may be without end).
+            held_out_size: of these, how many are kept out of training.
+            list_s: seconds that listing them may take.
+        Raises ConfigError when verifiers cannot list them.
+        """
+        words = [python or sys.executable, "-P", WORKER, worker_config(taskset, None), "tasks", str(size)]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=list_s, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(f"data.options.python: listing the tasks of {taskset} failed: {error}") from error
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise ConfigError(f"data.options.taskset is {taskset}, which verifiers does not load: {last}")
+        tasks = [
+            {"id": f"{taskset['id']}-{index}", "prompt": task["prompt"], "index": index}
+            for index, task in enumerate(json.loads(done.stdout))
+        ]
+        if not 0 <= held_out_size < len(tasks):
+            raise ConfigError(
+                f"data.options.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {taskset}"
+            )
+        self._train, self._held_out = tasks[: len(tasks) - held_out_size], tasks[len(tasks) - held_out_size :]
+        self._order = EpochOrder("verifiers", seed, len(self._train))
+        self.train_size: int | None = len(self._train)
+        self.held_out_size = held_out_size
+
+    def task(self, index: int) -> Task:
+        return self._train[self._order.position(index)]
+
+    def held_out(self, index: int) -> Task:
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        return self._held_out[index]
