@@ -1,0 +1,106 @@
+"""`asyncrl chaos`: an undisturbed run, the same under faults, and the comparison.
+
+What must hold: the disturbed run finishes; `asyncrl audit` finds no contradiction; no trained token was older than the
+bound; the held-out success equals the undisturbed run's within the intervals; no process is left.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.audit.command import audit
+from asyncrl.chaos.job import Job
+from asyncrl.chaos.plan import Fault, differs, plan
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.local import roles
+from asyncrl.run_folder import RunFolder
+
+SPARE_RESTARTS = 3
+
+
+def chaos(
+    config: Config,
+    *,
+    kill: Sequence[str],
+    every_s: float,
+    for_s: float,
+    seed: int,
+    within_s: float,
+    undisturbed: Path | None,
+    compare: bool = True,
+) -> int:
+    """Exit code: 1 when something did not hold. Raises ConfigError, and RunError when the undisturbed run fails."""
+    if config.launch.backend != "local":
+        raise ConfigError(f"launch.backend is {config.launch.backend!r}: chaos reaches this host's processes, `local`.")
+    name = config.launch.name or time.strftime(f"chaos-{seed}-%Y%m%d-%H%M%S")
+    # Placeholder folder: only the names of the roles are asked for.
+    names = [role.name for role in roles(RunFolder(Path(name)), config, resume=False)]
+    faults = plan(seed, kill, names, every_s, for_s)
+    restarts = len(faults) + SPARE_RESTARTS
+    patient = config.launch.model_copy(update={"restarts": restarts, "restart_window_s": for_s + within_s})
+    wanted: dict[str, Any] | None = None
+    if compare and config.eval.tasks:
+        folder = RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s)
+        wanted = json.loads(folder.summary.read_text())
+    job = Job(config.model_copy(update={"launch": patient}), name, lambda line: print(line, flush=True))
+    print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
+    suffered: list[Fault] = []
+    with job.running():
+        try:
+            job.begin(within_s)
+            suffered = job.suffer(faults, within_s)
+            code, why = job.end()
+            broken = [f"exit code {code}: {why}"] if code else list(_broken(job, config, wanted))
+        except RunError as error:
+            broken = [str(error)]
+    _report(job.run, seed, suffered, faults, broken)
+    for line in broken:
+        print(f"chaos: BROKEN with --seed {seed}: {line}")
+    if not broken:
+        print(f"chaos: {len(suffered)} faults of {len(faults)}, and all holds (seed {seed})")
+    return 1 if broken else 0
+
+
+def _undisturbed(config: Config, name: str, within_s: float) -> RunFolder:
+    job = Job(config, f"{name}-undisturbed", print)
+    print(f"undisturbed: {job.run.path}", flush=True)
+    with job.running():
+        job.begin(within_s)
+        job.suffer((), within_s)
+        code, why = job.end()
+    if code:
+        raise RunError(f"the undisturbed run failed: {why}")
+    return job.run
+
+
+def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator[str]:
+    """What does not hold of a run that has finished."""
+    if orphans := job.orphans():
+        yield f"processes are left: {', '.join(orphans)}"
+    account = job.run.path / "audit.json"
+    if audit(job.run, format="json", out=account):
+        found = json.loads(account.read_text())["violations"]
+        yield f"the audit finds {len(found)} contradictions, the first: {found[0]}"
+    summary = json.loads(job.run.summary.read_text())
+    seen, bound = summary["max_staleness_seen"], config.buffer.max_staleness
+    if seen > bound:
+        yield f"a trained token was {seen} steps old, buffer.max_staleness is {bound}"
+    if summary["steps"] != config.learner.steps:
+        yield f"the run finished at step {summary['steps']} of {config.learner.steps}"
+    if wanted is not None:
+        tasks = config.eval.tasks * config.eval.samples
+        if (got := summary["held_out_success_end"]) is None:
+            yield "no held-out success was measured at the end"
+        elif different := differs(got, wanted["held_out_success_end"], tasks):
+            yield different
+
+
+def _report(run: RunFolder, seed: int, suffered: list[Fault], planned: list[Fault], broken: list[str]) -> None:
+    if run.path.is_dir():
+        said = {"seed": seed, "planned": len(planned), "suffered": [str(f) for f in suffered], "broken": broken}
+        (run.path / "chaos.json").write_text(json.dumps(said, indent=1) + "\n")
