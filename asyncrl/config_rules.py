@@ -29,7 +29,13 @@ def impossible(c: Config) -> list[str]:
         )
     if c.learner.ranks > 1 and c.learner.backend == "torch":
         problems.append(
-            f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2."
+            f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2 "
+            "or megatron."
+        )
+    if c.learner.backend_options and c.learner.backend in ("torch", "fsdp2"):
+        problems.append(
+            f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
+            "remove them, or use learner.backend megatron."
         )
     problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:

@@ -5,6 +5,7 @@ A backend is one more entry of CASES. Each case is played once, in processes of 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,21 @@ class Case:
     learner: tuple[tuple[str, Any], ...] = ()
 
 
+def streamed_gradients(backend: Any) -> dict[str, Tensor]:
+    return {n: g.clone() for n, g in backend.gradients()}
+
+
+def megatron(config: Config, model: PreTrainedModel) -> Backend:
+    from asyncrl.learner.backends.megatron import MegatronBackend  # seconds of imports
+
+    return MegatronBackend(config, model, device="cpu")
+
+
+def on_megatron(ranks: int, family: str, *, checkpointing: bool = False, **options: Any) -> Case:
+    learner = {"backend": "megatron", "backend_options": options, "activation_checkpointing": checkpointing}
+    return Case(megatron, streamed_gradients, ranks, family, tuple(learner.items()))
+
+
 def on_cpu(kind: Callable[..., Backend]) -> Callable[[Config, PreTrainedModel], Backend]:
     return lambda config, model: kind(config, model, device="cpu")
 
@@ -64,7 +80,22 @@ CASES = {
     "fsdp2-2-checkpointing": Case(
         on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, learner=(("activation_checkpointing", True),)
     ),
+    "megatron-tp2": on_megatron(2, "qwen3", tensor_parallel=2),
+    "megatron-dp2-sharded-optimizer": on_megatron(2, "qwen2", distributed_optimizer=True),
+    "megatron-1": on_megatron(1, "llama"),
+    "megatron-dp2": on_megatron(2, "qwen3"),
+    "megatron-tp2-untied": on_megatron(2, "qwen2", tensor_parallel=2),
+    "megatron-tp2-sequence": on_megatron(2, "llama", tensor_parallel=2, sequence_parallel=True),
+    "megatron-tp2-dp2-all": on_megatron(
+        4,
+        "qwen3",
+        checkpointing=True,
+        tensor_parallel=2,
+        sequence_parallel=True,
+        distributed_optimizer=True,
+    ),
 }
+SLOW = ("megatron-1", "megatron-dp2", "megatron-tp2-untied", "megatron-tp2-sequence", "megatron-tp2-dp2-all")
 
 
 def parts(seed: int) -> list[Packed]:
@@ -144,8 +175,11 @@ def stepped(case: Case, limit: int) -> tuple[dict[str, Tensor], list[float]]:
     return {n: t.clone() for n, t in backend.weights()}, numbers
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
+    if request.param.startswith("megatron"):
+        pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
+        importlib.import_module("asyncrl.learner.backends.megatron")  # here once, and not in every rank
     return CASES[request.param]
 
 
