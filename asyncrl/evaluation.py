@@ -23,11 +23,12 @@ from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episode import EpisodeFailed, Progress
 from asyncrl.actors.playing import Play, player
 from asyncrl.actors.renderer_choice import build_renderer
+from asyncrl.actors.threads import use_daemon_threads
 from asyncrl.buffer.cursor import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Ticket, TicketId, Trajectory, succeeded
 
 Z_95 = 1.959964
 
@@ -108,6 +109,7 @@ def with_model(config: Config, checkpoint: Path) -> Config:
 async def played(config: Config, console: Console) -> tuple[list[Played], list[Played]]:
     """The episodes at the training temperature, and the greedy ones if `eval.greedy`. Raises ConfigError without
     held-out tasks."""
+    use_daemon_threads()
     source = open_source(config)
     if source.held_out_size == 0:
         raise ConfigError(
@@ -167,20 +169,20 @@ def by_source(episodes: Sequence[Played], reward: str) -> dict[str, Success]:
 
 
 def success(trajectories: Sequence[Trajectory | None], reward: str) -> Success:
-    """An episode succeeds when the named reward (the whole one, where it has none of the name) is 1; None: it failed in
-    its environment. Raises RunError when all of them did."""
+    """By `trajectory.succeeded`, with `reward` the name; None: an episode that failed in its environment. Raises
+    RunError when all of them did."""
     finished = [t for t in trajectories if t is not None]
     if not finished:
         raise RunError(f"all {len(trajectories)} episodes failed in their environment: see above for why.")
-    share = statistics.fmean(t.rewards.get(reward, t.reward) >= 1 for t in finished)
     by_task: dict[str, list[Trajectory]] = {}
     for t in finished:
         by_task.setdefault(t.task_id, []).append(t)
+    counts = [(len(own), sum(succeeded(t.reward, t.rewards, reward) for t in own)) for own in by_task.values()]
+    share = sum(solved for _, solved in counts) / len(finished)
     # Several samples of one task are not independent: as if they were one, the interval is rather too wide.
     low, high = wilson(share, len(by_task))
     means = [statistics.fmean(t.reward for t in own) for own in by_task.values()]
     half = Z_95 * statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
-    counts = [(len(own), sum(t.rewards.get(reward, t.reward) >= 1 for t in own)) for own in by_task.values()]
     failed = len(trajectories) - len(finished)
     return Success(
         share, low, high, len(by_task), len(finished), failed, statistics.fmean(means), half, passes_at(counts)

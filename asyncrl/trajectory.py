@@ -74,6 +74,12 @@ class Row:
         return len(self.token_ids)
 
 
+def succeeded(reward: float, rewards: Mapping[str, float], name: str) -> bool:
+    """Whether an episode that earned `reward`, with those parts, succeeds: the part of the name, or the whole where it
+    has none of the name, is 1 or more."""
+    return rewards.get(name, reward) >= 1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One finished episode."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncrl.buffer.client import EvalResult
+from asyncrl.trajectory import succeeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,10 @@ class Success:
 def success(results: Sequence[EvalResult], *, greedy: bool, reward: str) -> Success | None:
     """Of the greedy episodes, or of those sampled at the training temperature; None when there are none.
 
-    An episode succeeds when the named reward (`eval.success`) is 1, or the whole reward where it has none of the name.
+    `reward`: the one that says so (`eval.success`).
     """
-    earned = [r.rewards.get(reward, r.reward) for r in results if r.greedy == greedy]
-    return Success(len(earned), statistics.fmean(e >= 1 for e in earned)) if earned else None
+    solved = [succeeded(r.reward, r.rewards, reward) for r in results if r.greedy == greedy]
+    return Success(len(solved), statistics.fmean(solved)) if solved else None
 
 
 def held_out(results: Sequence[EvalResult], *, reward: str) -> tuple[dict[str, float], dict[str, float]]:

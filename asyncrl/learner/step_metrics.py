@@ -18,7 +18,7 @@ from asyncrl.learner.record import Record
 from asyncrl.learner.step import StepResult
 from asyncrl.learner.value import explained_variance
 from asyncrl.tracking.series import BUCKET_EDGES, histogram
-from asyncrl.trajectory import Trajectory
+from asyncrl.trajectory import Trajectory, succeeded
 
 
 def step_metrics(
@@ -134,8 +134,7 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
 
 
 def _success(trajectories: Sequence[Trajectory], name: str) -> float:
-    """As `evaluate.success` counts it: by the named reward, or the whole reward where there is none of the name."""
-    return statistics.fmean(t.rewards.get(name, t.reward) >= 1 for t in trajectories)
+    return statistics.fmean(succeeded(t.reward, t.rewards, name) for t in trajectories)
 
 
 def _versions(t: Trajectory) -> int:
