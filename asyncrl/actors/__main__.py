@@ -6,11 +6,7 @@ import argparse
 import asyncio
 import functools
 import logging
-import os
 import signal
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from asyncrl.actors.playing import player
 from asyncrl.actors.process import Actor
 from asyncrl.actors.renderer import TemplateRenderer
 from asyncrl.actors.renderer_choice import build_renderer
+from asyncrl.actors.threads import running, use_daemon_threads
 from asyncrl.actors.updates import DrainingEngine, Updates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.launch.role import play, settle
@@ -39,9 +36,7 @@ async def run(folder: RunFolder, name: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # Tools that are plain functions run here: as many at once as there are episodes.
-    threads = ThreadPoolExecutor(max_workers=config.actors.most_slots + 4, thread_name_prefix="tool")
-    loop.set_default_executor(threads)
+    use_daemon_threads()
 
     renderer = build_renderer(config)
     for situation in renderer.prefix_breaks() if isinstance(renderer, TemplateRenderer) else ():
@@ -83,14 +78,9 @@ async def run(folder: RunFolder, name: str) -> None:
         await buffer.close()
         renewals.close()
         reporter.close()
-    threads.shutdown(wait=False, cancel_futures=True)
     await asyncio.sleep(0.1)
-    stuck = [thread.name for thread in threading.enumerate() if thread.name.startswith("tool")]
-    if stuck:  # Python would wait for a tool that never returns, and so for ever.
-        log.warning("%d tools did not return: left behind", len(stuck))
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(0)
+    if stuck := running():
+        log.warning("%d plain functions (tools, scores, agents) did not return: left behind", stuck)
 
 
 def main() -> None:
