@@ -160,7 +160,7 @@ class Actor:
                 await _sleep_until(self._changed, POLL_S / 2)
 
     def _free(self) -> int:
-        return self._slots.now - len(self._playing)
+        return max(0, self._slots.now - len(self._playing))
 
     def _ask(self) -> Awaitable[TicketReply]:
         return self._buffer.tickets(self._name, self._engine.held, self._free(), self._keeper.leased(), POLL_S)

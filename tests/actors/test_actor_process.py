@@ -183,6 +183,26 @@ def test_tickets_become_acknowledged_trajectories(tmp_path: Path) -> None:
     act(scenario)
 
 
+def test_an_actor_that_plays_more_than_it_has_slots_by_now_asks_for_nothing(tmp_path: Path) -> None:
+    """The engine took KV cache away: there are fewer slots than episodes for a while."""
+
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(i) for i in range(4)])
+        s.engine.gate = asyncio.Event()
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: len(s.actor._playing) == 4)
+        s.actor._slots.now = 2
+        s.actor._changed.set()
+        await asyncio.sleep(0.05)
+        s.engine.gate.set()
+        await until(lambda: s.actor.counts.episodes == 4)
+        s.stop.set()
+        await running
+        assert min(s.buffer.credits) >= 1
+
+    act(scenario)
+
+
 def test_nothing_is_asked_before_weights_are_held(tmp_path: Path) -> None:
     async def scenario() -> None:
         s = Stage(tmp_path, [ticket()])
