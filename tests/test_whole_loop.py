@@ -215,12 +215,19 @@ def test_a_branch_at_an_earlier_step_and_a_run_forked_from_it(launch: Launch) ->
     assert audited(run) == 0, "what it began from is as it was"
 
 
+FSDP2 = ["--learner.backend", "fsdp2"]
+MEGATRON = ["--learner.backend", "megatron", "--learner.backend-options", '{"tensor_parallel": 2}']
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_the_quickstart_on_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", [FSDP2, MEGATRON], ids=["fsdp2", "megatron"])
+def test_the_quickstart_on_two_ranks(tmp_path: Path, backend: list[str]) -> None:
+    if backend is MEGATRON:
+        pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
     folder = RunFolder(tmp_path / "run")
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
-    words = ["--config", config, "--learner.backend", "fsdp2", "--learner.ranks", "2"]
+    words = ["--config", config, *backend, "--learner.ranks", "2"]
     words += ["--launch.runs-dir", tmp_path, "--launch.name", "run"]
     subprocess.run([sys.executable, "-m", "asyncrl", "launch", *map(str, words)], check=True, timeout=1400)
     assert json.loads(folder.summary.read_text())["held_out_success_end"] >= 0.9

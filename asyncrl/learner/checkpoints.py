@@ -1,7 +1,8 @@
 """Checkpoints: complete under their name, or not there.
 
     checkpoints/step-000020/   hf/            weights and tokenizer, loadable by transformers (float32)
-                               optimizer.pt   AdamW; learner.backend fsdp2: dcp/, the shards of model and AdamW
+                               optimizer.pt   AdamW; learner.backend fsdp2: dcp/, the shards of model and AdamW;
+                                              megatron: megatron/, whole moments in files of all ranks
                                critic/        the same of a critic (learner.critic), and head.pt; reference.pt, kl.json
                                               where the reference is refreshed, the KL term's weight steered
                                rng.pt         torch's random state
