@@ -13,6 +13,7 @@ from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.episode import Limits, Progress, play
 from asyncrl.actors.renderer import Renderer
 from asyncrl.config import Config
+from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 from asyncrl.trajectory import Ticket, Trajectory
@@ -28,9 +29,13 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     make = _chosen(config)
     if not is_agent(make):
         make_env = functools.partial(make, **config.env.options)
+        # An environment that stands for several says under which name a task counts.
+        name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: name)
 
         async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
-            return await play(ticket, make_env, engine, renderer, limits, progress, actor=actor, env_name=name)
+            return await play(
+                ticket, make_env, engine, renderer, limits, progress, actor=actor, env_name=name_of(ticket.task)
+            )
 
         yield play_env
         return

@@ -9,6 +9,7 @@ from asyncrl.data.generated import GeneratedSource
 from asyncrl.data.hugging_face import DatasetSource
 from asyncrl.data.json_lines import JsonLinesSource
 from asyncrl.data.lookup import LookupSource
+from asyncrl.data.mix import MixSource
 from asyncrl.data.reasoning_gym import ReasoningGymSource
 from asyncrl.data.verifiers import VerifiersSource
 
@@ -17,6 +18,7 @@ SOURCES: dict[str, Callable[..., TaskSource]] = {
     "generated": GeneratedSource,
     "json_lines": JsonLinesSource,
     "lookup": LookupSource,
+    "mix": MixSource,
     "reasoning_gym": ReasoningGymSource,
     "verifiers": VerifiersSource,
 }

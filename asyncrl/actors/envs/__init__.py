@@ -9,6 +9,7 @@ from asyncrl.actors.envs.agent import provided_by_actor
 from asyncrl.actors.envs.calculator_env import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.mcp_tools import McpToolEnv
+from asyncrl.actors.envs.mix import MixEnv
 from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
 from asyncrl.actors.envs.tool_env import ToolEnv
@@ -20,6 +21,7 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "calculator": CalculatorEnv,
     "lookup": LookupEnv,
     "mcp": McpToolEnv,
+    "mix": MixEnv,
     "python_tool": PythonToolEnv,
     "single_turn": SingleTurnEnv,
     "tools": ToolEnv,

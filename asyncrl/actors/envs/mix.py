@@ -1,0 +1,84 @@
+"""Several environments as one: each task is played in that of its source (`data.source: mix`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrl.actors.envs.agent import is_agent
+from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
+from asyncrl.plugins import check_options, resolve
+
+
+class MixEnv:
+    """Plays a task in the environment that its `env` names, and is counted under that name in every metric."""
+
+    tools: Sequence[Tool] = ()
+
+    def __init__(self, envs: dict[str, dict[str, Any]]) -> None:
+        """
+        Args:
+            envs: by the name of their source in `data.options.sources`: `{name, options, reward_weight}`, as `env.name`
+                and `env.options`; what is earned there is multiplied by `reward_weight`, 1 if not set.
+        """
+        self._envs = envs
+        self._weight = 1.0
+        self._env: Env | None = None
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Every environment by its own checks. Raises ValueError."""
+        for name, spec in options.get("envs", {}).items():
+            field = f"env.options.envs.{name}"
+            if not isinstance(spec, Mapping) or "name" not in spec or set(spec) - {"name", "options", "reward_weight"}:
+                raise ValueError(f"{field} is {spec!r}; expected {{name: ..., options: ..., reward_weight: ...}}")
+            weight = spec.get("reward_weight", 1.0)
+            if not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ValueError(f"{field}.reward_weight is {weight!r}; expected a finite number")
+            made, inner = _maker(spec, field), spec.get("options", {})
+            if is_agent(made):
+                raise ValueError(
+                    f"{field}.name is {spec['name']!r}, an agent; a mix is of environments. Train it alone."
+                )
+            check_options(made, inner, f"{field}.options")
+            if callable(check := getattr(made, "check", None)):
+                try:
+                    check(inner)
+                except ValueError as error:
+                    raise ValueError(f"{field}: {error}") from error
+
+    @staticmethod
+    def name_of(task: Task) -> str:
+        """What the episode of `task` is counted under."""
+        return str(task.get("env", "mix"))
+
+    async def reset(self, task: Task) -> list[Message]:
+        """Raises ValueError for a task of a source that no environment is given for."""
+        spec = self._envs.get(self.name_of(task))
+        if spec is None:
+            raise ValueError(
+                f"task {task['id']!r} is of {task.get('env')!r}; env.options.envs has {', '.join(self._envs)}: add it"
+            )
+        self._env = functools.partial(_maker(spec, "env.options.envs"), **spec.get("options", {}))()
+        self._weight = float(spec.get("reward_weight", 1.0))
+        messages = await self._env.reset(task)
+        self.tools = self._env.tools
+        return messages
+
+    async def step(self, message: Message) -> Turn:
+        assert self._env is not None, "reset comes first"
+        turn = await self._env.step(message)
+        return dataclasses.replace(turn, reward=turn.reward * self._weight)
+
+    async def close(self) -> None:
+        if self._env is not None:
+            await self._env.close()
+
+
+def _maker(spec: Mapping[str, Any], field: str) -> Callable[..., Env]:
+    from asyncrl.actors.envs import ENVIRONMENTS
+
+    return resolve(spec["name"], ENVIRONMENTS, f"{field}.name")

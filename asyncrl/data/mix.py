@@ -1,0 +1,102 @@
+"""Several sources as one, by weight. A task says in `env` which of them it is from; `env.name: mix` plays it there."""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.data.base import Task, TaskSource
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import check_options, resolve
+
+CYCLE = 1000
+"""Tasks after which every source has had exactly its share: weights count to a thousandth."""
+
+
+class MixSource:
+    """Draws from each source by its weight, in an order that follows from the seed; each source keeps its own order."""
+
+    def __init__(self, sources: dict[str, dict[str, Any]], *, model: str = "", seed: int = 0) -> None:
+        """
+        Args:
+            sources: by name: `{source, options, weight}`, as `data.source` and `data.options`; `weight` 1 if not set.
+        Raises ConfigError.
+        """
+        if not sources:
+            raise ConfigError(
+                "data.options.sources is empty; expected {name: {source: ..., options: ..., weight: ...}}"
+            )
+        self._names = list(sources)
+        weights = [_weight(name, spec) for name, spec in sources.items()]
+        self._sources = [_open(name, spec, seed, model) for name, spec in sources.items()]
+        cycle = [k for k, count in enumerate(shares(weights, CYCLE)) for _ in range(count)]
+        random.Random(f"mix/{seed}").shuffle(cycle)
+        self._cycle = cycle
+        self._places: list[list[int]] = [[i for i, k in enumerate(cycle) if k == s] for s in range(len(weights))]
+        # Without end: what is drawn at an index follows the weights, not the sizes.
+        self.train_size: int | None = None
+        self.held_out_size = sum(source.held_out_size for source in self._sources)
+
+    def task(self, index: int) -> Task:
+        rounds, place = divmod(index, CYCLE)
+        k = self._cycle[place]
+        places = self._places[k]
+        return self._named(k, self._sources[k].task(rounds * len(places) + bisect.bisect_left(places, place)))
+
+    def held_out(self, index: int) -> Task:
+        """Round robin, so that the first few tasks already are of every source."""
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        depth = 0
+        while True:
+            layer = [k for k, source in enumerate(self._sources) if source.held_out_size > depth]
+            if index < len(layer):
+                return self._named(layer[index], self._sources[layer[index]].held_out(depth))
+            index -= len(layer)
+            depth += 1
+
+    def _named(self, k: int, task: Task) -> Task:
+        name = self._names[k]
+        return {"data_source": name, **task, "id": f"{name}/{task['id']}", "env": name}
+
+
+def shares(weights: list[float], places: int) -> list[int]:
+    """`places` divided in proportion to `weights`, by largest remainder.
+
+    >>> shares([2.0, 1.0], 10)
+    [7, 3]
+    """
+    exact = [weight / sum(weights) * places for weight in weights]
+    found = [math.floor(share) for share in exact]
+    rest = sorted(range(len(weights)), key=lambda k: found[k] - exact[k])
+    for k in rest[: places - sum(found)]:
+        found[k] += 1
+    return found
+
+
+def _weight(name: str, spec: Any) -> float:
+    field = f"data.options.sources.{name}"
+    if not isinstance(spec, Mapping) or "source" not in spec or set(spec) - {"source", "options", "weight"}:
+        raise ConfigError(f"{field} is {spec!r}; expected {{source: ..., options: ..., weight: ...}}")
+    weight = spec.get("weight", 1.0)
+    if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise ConfigError(f"{field}.weight is {weight!r}; expected a number above 0; leave out what has no weight")
+    return float(weight)
+
+
+def _open(name: str, spec: Mapping[str, Any], seed: int, model: str) -> TaskSource:
+    from asyncrl.data import SOURCES
+
+    field, options = f"data.options.sources.{name}", spec.get("options", {})
+    try:
+        make = resolve(spec["source"], SOURCES, f"{field}.source")
+        takes = inspect.signature(make).parameters
+        given = {n: value for n, value in {"seed": seed, "model": model}.items() if n in takes and n not in options}
+        check_options(make, options, f"{field}.options", given)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    return make(**given, **options)
