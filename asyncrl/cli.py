@@ -136,11 +136,11 @@ def evaluate(words: list[str]) -> int:
 
     options, given = _parse(Eval, words, "eval")
     config = load(options.config, given).config
+    from asyncrl.evaluation import evaluate as play
+    from asyncrl.evaluation import with_model
     from asyncrl.launch import start
 
-    start.check(config)
-    from asyncrl.evaluation import evaluate as play
-
+    start.check(with_model(config, options.checkpoint))
     return play(config, options.checkpoint, options.out)
 
 

@@ -46,8 +46,9 @@ class EnvConfig(Section):
     """Keyword arguments of the environment."""
     max_turns: int = Field(8, ge=1)
     """Assistant turns in one episode, at most."""
-    max_tokens: int = Field(512, ge=2)
-    """Tokens in one row of an episode (prompt, tool outputs and answers together), at most."""
+    max_tokens: int = Field(256, ge=2)
+    """Tokens in one row of an episode (prompt, tool outputs and answers together), at most. The default is what the
+    quickstart's model reads."""
     call_s: float = Field(30.0, gt=0)
     """Seconds that one call of the environment (reset, step, close) may take."""
     retries: int = Field(2, ge=0)

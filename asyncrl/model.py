@@ -19,11 +19,9 @@ def resolve_path(model: ModelConfig) -> Path:
         from asyncrl.quickstart import ensure_model
 
         return Path(ensure_model())
-    folder = Path(model.path).expanduser()
-    if folder.is_dir():
+    folder = local_path(model)
+    if folder is not None:
         return folder
-    if folder.is_absolute() or model.path.startswith((".", "~")) or model.path.count("/") > 1:
-        raise ConfigError(f"model.path is {model.path!r}, and there is no such folder: give a folder or a hub name.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -35,6 +33,19 @@ def resolve_path(model: ModelConfig) -> Path:
             f"model.path is {model.path!r}: no folder of that name, and the hub does not give it "
             f"({type(error).__name__}). Give a folder with config.json, or a hub name that this machine can reach."
         ) from error
+
+
+def local_path(model: ModelConfig) -> Path | None:
+    """The folder that `model.path` names; None for a hub name. Raises ConfigError for a path where no folder is."""
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.path.startswith((".", "~")) or model.path.count("/") > 1:
+        raise ConfigError(
+            f"model.path is {model.path!r}, and there is no such folder: expected a Hugging Face folder (with "
+            "config.json and a tokenizer), a hub name, or `quickstart`."
+        )
+    return None
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.processes import alive, of_run, role_of
+from asyncrl.model import local_path, resolve_path
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
@@ -68,22 +70,26 @@ def check_names(config: Config) -> None:
 
 
 def check_model(config: Config) -> None:
-    """A path that names no model. Whether a hub name exists is for transformers to say. Raises ConfigError."""
-    path = Path(config.model.path).expanduser()
-    looks_local = path.is_absolute() or config.model.path.startswith((".", "~")) or config.model.path.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise ConfigError(
-            f"model.path is {config.model.path!r}, and there is no such folder: expected a Hugging Face folder (with "
-            "config.json and a tokenizer), a hub name, or `quickstart`."
-        )
-    if not path.is_dir() or config.model.path == "quickstart":
+    """A folder that holds no model, or one of fewer positions than `env.max_tokens`. What a hub name means is for the
+    roles to say. Raises ConfigError."""
+    named = config.model.path
+    path = resolve_path(config.model) if named == "quickstart" else local_path(config.model)
+    if path is None:
         return
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model.path is {config.model.path!r}, a folder without config.json: save the model there.")
+        raise ConfigError(f"model.path is {named!r}, a folder without config.json: save the model there.")
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ConfigError(
-            f"model.path is {config.model.path!r}, a folder without a tokenizer (tokenizer.json): save it beside the "
-            "model with tokenizer.save_pretrained."
+            f"model.path is {named!r}, a folder without a tokenizer (tokenizer.json): save it beside the model with "
+            "tokenizer.save_pretrained."
+        )
+    try:
+        positions = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"model.path is {named!r}, whose config.json is no JSON object: {error}.") from error
+    if isinstance(positions, int) and config.env.max_tokens > positions:
+        raise ConfigError(
+            f"env.max_tokens is {config.env.max_tokens} but the model has {positions} positions: lower it."
         )
 
 
