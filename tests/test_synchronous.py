@@ -30,7 +30,7 @@ from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.batch import flatten
-from asyncrl.learner.checkpoints import group_digests, latest_complete, read_list
+from asyncrl.learner.checkpoints import complete, group_digests, read_list
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.step import train_step
 from asyncrl.run_folder import RunFolder
@@ -175,8 +175,7 @@ def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(config: Config, 
     assert trained(ledger) == [(step.groups, step.tasks) for step in plain.steps]
     stored = {key: row.digest for key, row in ledger.trajectories.items()}
     assert stored == {key: digest for step in plain.steps for key, digest in step.trajectories.items()}
-    last = latest_complete(finished.checkpoints)
-    assert last is not None
+    last = complete(finished.checkpoints)[-1]
     state, done = read_list(last)
     assert (state.version, [d.groups for d in done]) == (STEPS, [step.group_digests for step in plain.steps])
 

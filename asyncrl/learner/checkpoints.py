@@ -135,7 +135,9 @@ class Checkpoints:
         """Version and folder of those that were completed since the last call."""
         if not self._writing.busy:
             self.settle()
-        found, self._there = self._there, []
+        found = []
+        while self._there:  # one by one: the thread may add to them meanwhile
+            found.append(self._there.pop(0))
         return found
 
     def _finish(self, state: State, unfinished: Path, final: Path) -> None:
@@ -166,12 +168,6 @@ def complete(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first."""
     found = [p for p in folder.glob("step-*") if (p / _STATE).is_file()]
     return sorted(found, key=lambda p: (_place(p), p.name))
-
-
-def latest_complete(folder: Path) -> Path | None:
-    """The one to resume from, or None."""
-    found = complete(folder)
-    return found[-1] if found else None
 
 
 def read(path: Path) -> tuple[State, list[Done]]:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.torch import TorchBackend
-from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, group_digests, latest_complete, read
+from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, group_digests, read
 from tests.learner.tiny import tiny_config, tiny_model
 
 
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     torch.manual_seed(5)
     (path,) = written(tmp_path, 20)
     expected = torch.rand(3)
-    assert path == latest_complete(tmp_path) == tmp_path / "step-000020"
+    assert [path] == complete(tmp_path) == [tmp_path / "step-000020"]
     state, done = read(path)
     assert state == State(20, 20, 0, 1)
     assert done == DONE
@@ -75,8 +75,8 @@ def test_a_redone_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    assert latest_complete(tmp_path) is None
-    assert latest_complete(tmp_path / "nowhere") is None
+    assert complete(tmp_path) == []
+    assert complete(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("file", ["hf/weights", "rng.pt", "batches.jsonl", "state.json"])
@@ -117,7 +117,7 @@ def test_it_is_written_beside_the_training_and_one_at_a_time(tmp_path: Path) -> 
 
     checkpoints.begin(State(2, 2, 0, 1), DONE, slow, announce)
     assert checkpoints.there() == []
-    assert latest_complete(tmp_path) is None, "nothing has its name before all of it is there"
+    assert complete(tmp_path) == [], "nothing has its name before all of it is there"
     go_on.set()
     checkpoints.begin(State(4, 4, 0, 1), DONE, slow, announce)
     assert (2, tmp_path / "step-000002") in checkpoints.there()
@@ -142,7 +142,7 @@ def test_what_was_cut_off_is_no_checkpoint_and_is_swept_up(tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt):
         Checkpoints(tmp_path, 2).write(State(4, 4, 0, 1), DONE, save, interrupted)
-    assert latest_complete(tmp_path) is None
+    assert complete(tmp_path) == []
     assert len(list(tmp_path.iterdir())) == 1
     Checkpoints(tmp_path, 2)
     assert not list(tmp_path.iterdir())
