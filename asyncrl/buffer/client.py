@@ -1,4 +1,4 @@
-"""The one door to the buffer process, for actors and learner: blocking, or as coroutines.
+"""The one door to the buffer process: blocking, for anybody; as coroutines, for an actor's episodes.
 
 Every call has a deadline and ends in its answer, `BufferTimeout` or `BufferRefused`. While the buffer restarts, calls
 wait and are sent again: all of them may be repeated. One client per thread.
@@ -19,7 +19,6 @@ import zmq.asyncio
 from asyncrl.buffer import messages
 from asyncrl.buffer.batches import Start
 from asyncrl.buffer.evaluation import EvalReply, EvalResult
-from asyncrl.buffer.group import Outcome
 from asyncrl.buffer.messages import BatchReply, Held, Request, TicketReply
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Link
@@ -167,7 +166,7 @@ class BufferClient:
 
 
 class AsyncBufferClient:
-    """The same calls as coroutines, any number at once, over one socket of the running event loop."""
+    """What an actor asks, as coroutines: any number at once, over one socket of the running event loop."""
 
     def __init__(self, address: Endpoint | str, *, identity: str, deadline_s: float = 30.0) -> None:
         self.address = address
@@ -194,9 +193,6 @@ class AsyncBufferClient:
     ) -> TicketReply:
         return await self._ask(messages.tickets(actor, held, credits, leased, wait_s))
 
-    async def renew(self, actor: str, leases: Held) -> list[tuple[TicketId, int]]:
-        return await self._ask(messages.renew(actor, leases))
-
     async def put(self, trajectory: Trajectory) -> PutOutcome:
         # So many at once keep the buffer busy; more would only queue, unbounded, in memory.
         async with self._puts:
@@ -207,38 +203,6 @@ class AsyncBufferClient:
 
     async def release(self, actor: str, leases: Held) -> None:
         await self._ask(messages.release(actor, leases))
-
-    async def start(
-        self, resume_batch: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False
-    ) -> Start:
-        return await self._ask(messages.start(resume_batch, version, branch, fresh, caused))
-
-    async def batch(self, incarnation: int, b: int, dp_rank: int, dp_size: int, wait_s: float) -> BatchReply:
-        return await self._ask(messages.batch(incarnation, b, dp_rank, dp_size, wait_s))
-
-    async def finished(self, incarnation: int, b: int, outcome: Outcome, metrics: Mapping[str, float]) -> int:
-        return await self._ask(messages.finished(incarnation, b, outcome, metrics))
-
-    async def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
-        await self._ask(messages.published(incarnation, branch, version, digest))
-
-    async def checkpointed(self, incarnation: int, version: int, batch: int, path: str) -> None:
-        await self._ask(messages.checkpointed(incarnation, version, batch, path))
-
-    async def evaluate(self, version: tuple[int, int], label: str) -> None:
-        await self._ask(messages.evaluate(version, label))
-
-    async def evaluation(self, label: str) -> EvalReply:
-        return await self._ask(messages.evaluation(label))
-
-    async def status(self) -> dict[str, Any]:
-        return await self._ask(messages.status())
-
-    async def caused(self) -> None:
-        await self._ask(messages.caused())
-
-    async def stop(self) -> None:
-        await self._ask(messages.stop())
 
     async def _ask(self, request: Request[T]) -> T:
         if self._reader is None:
