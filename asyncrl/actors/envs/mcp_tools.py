@@ -26,8 +26,11 @@ CLOSE_S = 10.0
 
 
 class McpToolEnv(ToolEnv):
-    """A result that the server marks as an error is told to the policy; a server that fails is `env_error`, and the
-    next episode connects anew."""
+    """The policy may call the tools of MCP servers; its final text is scored.
+
+    A result that the server marks as an error is told to the policy. A server that fails is `env_error`, and the next
+    episode connects anew.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class McpToolEnv(ToolEnv):
         only: list[str] | None = None,
         per_episode: bool = False,
         connect_s: float = 30.0,
-        max_turns: int = 10,
+        max_turns: int | None = None,
         tool_timeout_s: float = 30.0,
         max_tool_chars: int = 4000,
     ) -> None:
