@@ -45,7 +45,8 @@ class EnvConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_turns: int = Field(8, ge=1)
-    """Assistant turns in one episode, at most."""
+    """Assistant turns in one episode, at most. `max_turns` in the options of an environment with tools can only lower
+    it."""
     max_tokens: int = Field(256, ge=2)
     """Tokens in one row of an episode (prompt, tool outputs and answers together), at most. The default is what the
     quickstart's model reads."""

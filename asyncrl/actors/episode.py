@@ -177,7 +177,8 @@ class _Episode:
                 return "max_tokens"
             message = self._renderer.parse(generation.token_ids.tolist())
             # How much was sampled is the environment's to know (a penalty for length), which ids is not.
-            told = {**message, "tokens": len(generation.token_ids)}
+            last = self.turns == self._limits.max_turns
+            told = {**message, "tokens": len(generation.token_ids), "last": last}
             answer = await self._call(self._env.step(told), "step")
             self._count(answer)
             if answer.done and generation.stop_reason == "stop":
@@ -186,7 +187,7 @@ class _Episode:
                 return "max_tokens"
             if answer.done:
                 return "length"
-            if self.turns == self._limits.max_turns:
+            if last:
                 return "max_turns"
             row = self._continue(row, message, answer, closed=generation.stop_reason == "stop")
 

@@ -44,6 +44,12 @@ def saying(*outputs: str) -> FakeEngine:
     return FakeEngine(script, LIMITS.max_tokens)
 
 
+def test_the_environment_is_told_which_message_is_the_last() -> None:
+    env = FakeEnv([tool_says("1")] * 4)
+    assert run(env, saying("a", "b", "c", "d")).stop_reason == "max_turns"
+    assert [m["last"] for m in env.heard] == [False, False, False, True]
+
+
 def test_two_turns_become_one_row() -> None:
     env = FakeEnv([tool_says("42"), Turn(reward=1.0, done=True, rewards={"success": 1.0}, metrics={"turns": 2.0})])
     engine = saying("call", "42!")

@@ -10,6 +10,8 @@ from asyncrl.rewards import ScoreSpec
 class CalculatorEnv(ToolEnv):
     """The policy may call `calculate` as often as it has turns; its final text is scored."""
 
-    def __init__(self, score: ScoreSpec = "exact_match", *, max_turns: int = 4, tool_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, score: ScoreSpec = "exact_match", *, max_turns: int | None = None, tool_timeout_s: float = 30.0
+    ) -> None:
         """As in `tools`."""
         super().__init__((calculate,), score, max_turns=max_turns, tool_timeout_s=tool_timeout_s)

@@ -16,10 +16,12 @@ from asyncrl.errors import ConfigError
 class LookupEnv(ToolEnv):
     """Reward 1 when the final text is exactly the task's answer, else 0."""
 
-    def __init__(self, *, max_turns: int = 6, tool_latency_s: float | str = 0.0, tool_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, *, max_turns: int | None = None, tool_latency_s: float | str = 0.0, tool_timeout_s: float = 30.0
+    ) -> None:
         """
         Args:
-            max_turns: assistant messages.
+            max_turns: as in `tools`.
             tool_latency_s: how long each tool call takes: seconds, or `lognormal:mean,sigma` for a long tail (`mean` in
                 seconds; drawn per call, seeded by the task and the episode's index in its group).
             tool_timeout_s: deadline of one call.

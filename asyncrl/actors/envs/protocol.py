@@ -47,7 +47,8 @@ class Env(Protocol):
         ...
 
     async def step(self, message: Message) -> Turn:
-        """Answer one assistant message (`content`, `tokens` sampled for it, and `tool_calls` if it makes any)."""
+        """Answer one assistant message: `content`, `tool_calls` if it makes any, `tokens` sampled for it, and `last`:
+        `env.max_turns` lets the policy say no more."""
         ...
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ class PythonToolEnv(ToolEnv):
         *,
         sandbox: dict[str, Any] | None = None,
         timeout_s: float = 6.0,
-        max_turns: int = 6,
+        max_turns: int | None = None,
         max_tool_chars: int = 4000,
     ) -> None:
         """

@@ -31,7 +31,7 @@ class ToolEnv:
         tools: Sequence[ToolLike] = (),
         score: ScoreSpec | None = None,
         *,
-        max_turns: int = 10,
+        max_turns: int | None = None,
         tool_timeout_s: float = 30.0,
         max_tool_chars: int = 4000,
     ) -> None:
@@ -39,7 +39,8 @@ class ToolEnv:
         Args:
             tools: what the policy may call.
             score: a name, an import path, or several with weights (docs/rewards.md); given the last message's text.
-            max_turns: assistant messages; the last one is scored even if it calls tools (metric `max_turns` is 1).
+            max_turns: assistant messages, where that is fewer than `env.max_turns`. The last one that either allows is
+                scored even if it calls tools (metric `max_turns` is 1).
             tool_timeout_s: deadline of one call.
             max_tool_chars: a longer result is cut, and says so.
         """
@@ -68,7 +69,8 @@ class ToolEnv:
         self._turns += 1
         self.tokens = message.get("tokens")
         calls = message.get("tool_calls") or []
-        if calls and self._turns < self._max_turns:
+        last = message.get("last", False) or self._turns == self._max_turns
+        if calls and not last:
             return Turn(messages=await self._execute(calls))
         found = await self.score(message.get("content") or "")
         if isinstance(found, tuple):

@@ -114,6 +114,13 @@ def test_max_turns_ends_an_episode_that_goes_on_calling():
     assert second.metrics["max_turns"] == 1.0
 
 
+def test_the_last_message_that_env_max_turns_allows_is_scored_whatever_the_options_allow():
+    first, second = play(says(call("slow", {"x": 1})), says(call("slow", {"x": 1})) | {"last": True}, max_turns=9)
+    assert not first.done
+    assert second.done
+    assert second.metrics["max_turns"] == 1.0
+
+
 def test_tools_and_score_by_import_path(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
