@@ -53,6 +53,8 @@ class Batches:
         start: no batch is suspected."""
         self._missed: dict[int, float] = {}
         """Under `wait`: the groups that the next batch must hold and misses, and since when."""
+        self.restored = ledger.db.get("restored")
+        """The checkpoint from which the ledger was copied, while no learner has started on it."""
 
     # A learner comes
 
@@ -78,7 +80,7 @@ class Batches:
         self._served = False
         suspect = self._suspect()
         history.start(b, version)
-        restored = self._ledger.db.get("restored")
+        restored, self.restored = self.restored, None
         if restored is not None:
             self._ledger.db.unset("restored")
         if restored is not None or (fresh and not first):
@@ -99,7 +101,9 @@ class Batches:
         return b if self._ledger.history.deaths_in_a_row(b) >= self._rules.batch_retries else None
 
     def check(self, incarnation: int) -> Incarnation:
-        """Raises Refused for a message of an earlier incarnation."""
+        """Raises Refused for a message of an earlier incarnation, and of one that trained on what was lost."""
+        if self.restored is not None:
+            raise Refused("ledger_restored", f"the ledger was restored from {self.restored}: the learner starts anew")
         current = self._ledger.history.current
         if current is None or current.incarnation != incarnation:
             now = "none has started" if current is None else f"{current.incarnation} is the current one"

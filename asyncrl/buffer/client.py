@@ -33,6 +33,7 @@ __all__ = [
     "BufferTimeout",
     "EvalReply",
     "EvalResult",
+    "LedgerRestored",
     "Start",
     "TicketReply",
 ]
@@ -55,6 +56,11 @@ class BufferRefused(RunError):
     def __init__(self, op: str, code: str, message: str) -> None:
         super().__init__(f"the buffer refused {op}: {message} ({code})")
         self.code = code
+
+
+class LedgerRestored(Exception):
+    """The buffer's host was lost: the learner ends, and its next start goes on from the checkpoint. No RunError, since
+    those end the run."""
 
 
 class BufferClient:
@@ -244,6 +250,8 @@ def _frames(request: Request[Any], n: int, identity: str) -> list[Frame]:
 def _decode(request: Request[T], header: Mapping[str, Any], buffers: Sequence[Frame]) -> T:
     if not header.get("ok"):
         error = header.get("error", {})
+        if error.get("code") == "ledger_restored":
+            raise LedgerRestored(error.get("message", ""))
         raise BufferRefused(request.op, error.get("code", "unknown"), error.get("message", "no reason given"))
     return request.decode(header, buffers)
 

@@ -95,6 +95,8 @@ class Buffer:
         self.held[actor] = held
         if self.stopping:
             return [], "the run is stopping"
+        if self.batches.restored is not None:
+            return [], "the ledger was restored, and the learner has not started on it"
         if self.evals.is_open:
             return self.evals.lend(now, actor, held, credits)
         return self.tickets.lend(now, actor, held, credits)
@@ -108,11 +110,16 @@ class Buffer:
         is_eval = trajectory.id.group >= FIRST_NUMBER
         if is_eval != (trajectory.kind == "eval"):
             raise Refused("bad_trajectory", f"ticket {trajectory.id} is not of kind {trajectory.kind}")
+        if self.batches.restored is not None:  # of the history that is lost
+            self.ledger.bump("late")
+            return "late"
         if is_eval:
             return self.evals.put(trajectory, digest)
         return self.tickets.put(trajectory, digest, record)
 
     def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        if self.batches.restored is not None:
+            return
         if id.group >= FIRST_NUMBER:
             self.evals.fail(id, attempt)
         else:

@@ -66,6 +66,11 @@ def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_
     assert restore(checkpoints, live) == checkpoints / "step-4"
     again = open_buffer(live)
     assert again.lost_to_disk == 0
+    # Who still lives and trained on what is lost must start anew; until then nothing is issued, and nothing failed.
+    with pytest.raises(Refused, match="the learner starts anew"):
+        again.batch(0, incarnation, 4)
+    assert again.lend(0, "a", (0, 4), 4)[0] == []
+    assert put(again, trajectory(gone[0], (4,))) == "late"
     started = again.start(4, 4, 0)
     assert (started.branch, started.published) == (1, -1)
     again.published(started.incarnation, 1, 4, "d")
