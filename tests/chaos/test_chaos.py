@@ -32,7 +32,7 @@ def words(tmp_path: Path, **values: object) -> list[str]:
 
 @pytest.mark.timeout(300)
 def test_a_minute_of_faults(tmp_path: Path) -> None:
-    size = {"learner.steps": 160, "learner.groups-per-step": 4, "learner.group-size": 4}
+    size = {"learner.steps": 120, "learner.groups-per-step": 4, "learner.group-size": 4}
     command = words(
         tmp_path, **size, **{"actors.slots": 16, "buffer.capacity": 64, "eval.tasks": 0, "learner.checkpoint-every": 5}
     )
