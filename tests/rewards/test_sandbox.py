@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -277,3 +279,27 @@ def test_the_contract_over_http() -> None:
     gone = asyncio.run(remote.run(Run("1")))
     assert gone.status == "SandboxError"
     assert "gave no answer in 1 attempts" in gone.message
+
+
+@needs_namespaces
+def test_the_report_is_out_of_reach_of_the_code_also_where_the_caller_has_many_files_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from asyncrl.rewards.sandbox import local
+
+    made = local._memory
+
+    def high(text: str = "") -> Any:
+        with made(text) as file:
+            number = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, 5000)
+        return os.fdopen(number, "w+b")
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(6000, most[1]), most[1]))
+    monkeypatch.setattr(local, "_memory", high)
+    try:
+        result = run("import os\nprint(sorted(map(int, os.listdir('/proc/self/fd'))))")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert result.run is not None
+    assert max(json.loads(result.run.stdout)) < 5000, result

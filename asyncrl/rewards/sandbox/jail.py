@@ -39,6 +39,7 @@ _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 
 def main() -> None:
     plan_fd, report_fd = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(report_fd, False)  # whatever its number: the code must not write the report on itself
     with os.fdopen(plan_fd) as file:
         plan = json.load(file)
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
