@@ -19,7 +19,19 @@ from asyncrl.tracking.series import BUCKETS
 from asyncrl.tracking.view import RoleView, View, view
 
 REFRESH_S = 0.5
-SHOWN_EVENTS = {"restart", "joins", "leaves", "exit", "guard", "poison", "checkpoint", "stall", "resumed", "branch", "skipped"}
+SHOWN_EVENTS = {
+    "restart",
+    "joins",
+    "leaves",
+    "exit",
+    "guard",
+    "poison",
+    "checkpoint",
+    "stall",
+    "resumed",
+    "branch",
+    "skipped",
+}
 """Events that are worth a line; the others are in events.jsonl."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
