@@ -114,8 +114,8 @@ def kubernetes(config: Config, name: str) -> str:
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"config.yaml": _text(config)},
     }  # fmt: skip
     head = (
-        "# Made by `asyncrl launch --print k8s`. `asyncrl:latest` stands for an image with asyncrl and ray,\n# `shared` for a "
-        "claim that many pods may write (ReadWriteMany): run folders and checkpoints lie there.\n"
+        "# Made by `asyncrl launch --print k8s`. `asyncrl:latest` stands for an image with asyncrl and ray,\n"
+        "# `shared` for a claim that many pods may write (ReadWriteMany): run folders and checkpoints lie there.\n"
     )
     return head + yaml.safe_dump_all([shown, job], sort_keys=False, allow_unicode=True, width=120)
 
