@@ -201,8 +201,16 @@ class History:
         )
 
     def oldest_checkpoint(self) -> int:
-        """Batch number from which a learner may have to resume; 0 without a checkpoint."""
-        return int(next(iter(self._db.read("SELECT coalesce(min(batch), 0) FROM checkpoints WHERE released = 0")))[0])
+        """Batch number from which a learner may have to resume.
+
+        A single checkpoint may never get its final name, since it is announced before: then the learner goes back to
+        where it started, the initial weights at first.
+        """
+        kept = [batch for (batch,) in self._db.read("SELECT batch FROM checkpoints WHERE released = 0")]
+        if len(kept) < 2:
+            started = self._db.read("SELECT start_batch FROM incarnations ORDER BY incarnation DESC LIMIT 1")
+            kept += [batch for (batch,) in started]
+        return min(kept, default=0)
 
     def _current(self) -> Incarnation:
         if self.current is None:

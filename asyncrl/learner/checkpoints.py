@@ -77,7 +77,7 @@ class Checkpoints:
         self._there: list[tuple[int, Path]] = []
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(unfinished)
+            _remove(unfinished)
 
     def begin(
         self,
@@ -233,8 +233,9 @@ def _by_group(found: dict[str, Any]) -> dict[int, Any]:
 
 
 def _remove(path: Path) -> None:
-    # Renamed first, so that a kill on the way leaves nothing half there under a checkpoint's name.
-    doomed = path.with_name(f"{_UNFINISHED}{path.name}")
+    # Renamed first, so that a kill on the way leaves nothing half there under a checkpoint's name, and so that whoever
+    # still writes into it (the buffer, for a learner that has died) finds it gone.
+    doomed = path.with_name(f"{_UNFINISHED}{path.name}.{os.getpid()}")
     os.rename(path, doomed)
     shutil.rmtree(doomed)
 

@@ -217,6 +217,22 @@ def test_a_request_that_is_answered_already_leaves_the_checkpoint_as_it_is(tmp_p
     assert buffer.checkpointed(0, incarnation, 0, 0, target, wait=False)
 
 
+def test_the_first_checkpoint_may_never_be_complete_and_the_initial_weights_be_gone_back_to(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    play(buffer, credits=4)
+    used = step(buffer, incarnation, 0)
+    target = tmp_path / "checkpoint"
+    target.mkdir()
+    buffer.checkpointed(0, incarnation, 1, 1, target)
+    buffer.commit(0)
+    shutil.rmtree(target)
+    answer = buffer.batch(0, learner(buffer), 0)
+    assert answer.batch is not None
+    assert answer.batch.groups == used
+    assert len(buffer.share(answer, 0, 1)) == 2 * len(used)
+
+
 def test_a_folder_that_a_new_learner_removes_is_the_old_ones_loss_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +250,8 @@ def test_a_folder_that_a_new_learner_removes_is_the_old_ones_loss_alone(
 
     monkeypatch.setattr(os, "link", slow)
     assert not buffer.checkpointed(0, incarnation, 1, 1, target, wait=False)
-    shutil.rmtree(target)
+    target.rename(tmp_path / "doomed")
+    shutil.rmtree(tmp_path / "doomed")
     go.set()
     with pytest.raises(Refused, match="no folder"):
         buffer.checkpointed(0, incarnation, 1, 1, target)
