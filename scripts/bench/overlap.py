@@ -115,7 +115,7 @@ def against_trl(python: str, steps: int) -> dict[str, float]:
     }
 
 
-PINNED = {"launch": {"cpus": {"actor": [0], "learner": [1]}}}
+PINNED = {"launch": {"cpus": {"actor": [0], "learner": [1], "buffer": [1]}}}
 
 
 def _threads(n: int) -> dict[str, dict[str, int]]:
