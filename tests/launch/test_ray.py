@@ -91,6 +91,7 @@ def output(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=10)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_lost_node_s_role_starts_anew_on_another_and_nothing_is_left(
     nodes: Nodes, run: RunFolder, launch: Launch
@@ -132,6 +133,7 @@ def test_nothing_outlives_a_launcher_killed_dead(run: RunFolder, launch: Launch)
     assert gone(run) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_in_order_and_a_fatal_end_is_final(run: RunFolder, launch: Launch) -> None:
     launcher = fakes(launch, run, buffer="stay", learner="stay", actor_0="stay")
