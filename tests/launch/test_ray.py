@@ -133,7 +133,6 @@ def test_nothing_outlives_a_launcher_killed_dead(run: RunFolder, launch: Launch)
     assert gone(run) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_in_order_and_a_fatal_end_is_final(run: RunFolder, launch: Launch) -> None:
     launcher = fakes(launch, run, buffer="stay", learner="stay", actor_0="stay")
