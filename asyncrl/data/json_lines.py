@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from asyncrl.data.base import Task
-from asyncrl.data.order import EpochOrder
+from asyncrl.data.order import ListedTasks
 from asyncrl.errors import ConfigError
 
 
-class JsonLinesSource:
+class JsonLinesSource(ListedTasks):
     """Goes round the training tasks in a new order each time; no held-out prompt is among them."""
 
     def __init__(self, path: str, seed: int = 0, held_out_size: int = 0, held_out_path: str | None = None) -> None:
@@ -33,23 +32,12 @@ class JsonLinesSource:
         if held_out_size and held_out_path:
             raise ConfigError("data.options.held_out_size and data.options.held_out_path are both set; keep one")
         split = len(tasks) - held_out_size
-        self._train = tasks[:split]
-        self._held_out = _read(held_out_path) if held_out_path else tasks[split:]
-        trained = {json.dumps(task["prompt"], sort_keys=True) for task in self._train}
-        for task in self._held_out:
+        train, held_out = tasks[:split], _read(held_out_path) if held_out_path else tasks[split:]
+        trained = {json.dumps(task["prompt"], sort_keys=True) for task in train}
+        for task in held_out:
             if json.dumps(task["prompt"], sort_keys=True) in trained:
                 raise ConfigError(f"held-out task {task['id']!r} has the prompt of a training task; remove one of them")
-        self._order = EpochOrder("json_lines", seed, len(self._train))
-        self.train_size: int | None = len(self._train)
-        self.held_out_size = len(self._held_out)
-
-    def task(self, index: int) -> Task:
-        return self._train[self._order.position(index)]
-
-    def held_out(self, index: int) -> Task:
-        if not 0 <= index < self.held_out_size:
-            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
-        return self._held_out[index]
+        super().__init__("json_lines", train, held_out, seed)
 
 
 def _read(path: str) -> list[dict[str, Any]]:

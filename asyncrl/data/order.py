@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+
+from asyncrl.data.base import Task
 
 
 class EpochOrder:
@@ -21,3 +24,21 @@ class EpochOrder:
             random.Random(f"{self._name}/{self._seed}/{epoch}").shuffle(order)
             self._epoch, self._order = epoch, order
         return self._order[position]
+
+
+class ListedTasks:
+    """A TaskSource of two lists, the training tasks in a new order each round."""
+
+    def __init__(self, name: str, train: Sequence[Task], held_out: Sequence[Task], seed: int) -> None:
+        self._train, self._held_out = train, held_out
+        self._order = EpochOrder(name, seed, len(train))
+        self.train_size: int | None = len(train)
+        self.held_out_size = len(held_out)
+
+    def task(self, index: int) -> Task:
+        return self._train[self._order.position(index)]
+
+    def held_out(self, index: int) -> Task:
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        return self._held_out[index]

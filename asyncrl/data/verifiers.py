@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.data.base import Task
-from asyncrl.data.order import EpochOrder
+from asyncrl.data.order import ListedTasks
 from asyncrl.errors import ConfigError
 
 WORKER = str(Path(__file__).with_name("verifiers_worker.py"))
@@ -22,7 +21,7 @@ def worker_config(taskset: Mapping[str, Any], agent: Mapping[str, Any] | None) -
     return json.dumps({"taskset": dict(taskset), "agent": defaults | dict(agent or {})}, sort_keys=True)
 
 
-class VerifiersSource:
+class VerifiersSource(ListedTasks):
     """The tasks of a taskset in verifiers' order, the last ones held out; goes round in a new order each time."""
 
     def __init__(
@@ -62,15 +61,5 @@ class VerifiersSource:
             raise ConfigError(
                 f"data.options.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {taskset}"
             )
-        self._train, self._held_out = tasks[: len(tasks) - held_out_size], tasks[len(tasks) - held_out_size :]
-        self._order = EpochOrder("verifiers", seed, len(self._train))
-        self.train_size: int | None = len(self._train)
-        self.held_out_size = held_out_size
-
-    def task(self, index: int) -> Task:
-        return self._train[self._order.position(index)]
-
-    def held_out(self, index: int) -> Task:
-        if not 0 <= index < self.held_out_size:
-            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
-        return self._held_out[index]
+        split = len(tasks) - held_out_size
+        super().__init__("verifiers", tasks[:split], tasks[split:], seed)
