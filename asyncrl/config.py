@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, model_validator
 
+from asyncrl.config_learner import LearnerConfig
 from asyncrl.config_rules import impossible
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+from asyncrl.config_section import Section
 
 
 class ModelConfig(Section):
@@ -140,125 +138,6 @@ class BufferConfig(Section):
     """Puts that arrive within so many milliseconds share one commit."""
     max_disk_gb: float = Field(20.0, gt=0)
     """Bound on the payloads kept; near it checkpoints are asked for, at it no new group is issued."""
-
-
-class LearnerConfig(Section):
-    backend: str = "torch"
-    """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
-    `megatron`) or `package.module:Name`."""
-    backend_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options. megatron: tensor_parallel (1), sequence_parallel (false), distributed_optimizer (false)."""
-    ranks: int = Field(1, ge=1)
-    """Processes that train together; above 1 with `fsdp2` or `megatron`. The result of a step does not depend
-    on it beyond rounding."""
-    collective_s: float = Field(600.0, gt=0)
-    """Seconds that a rank waits for the others in one exchange before it gives up, and all are started again."""
-    activation_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them: less memory, a third more
-    computation."""
-    cpu_offload: bool = False
-    """`fsdp2`: parameters, gradients and optimizer state rest in CPU memory; each layer is on the GPU while it runs."""
-    steps: int = Field(100, ge=0)
-    """Training steps of the run: the policy version at its end."""
-    groups_per_step: int = Field(16, ge=1)
-    """Prompt groups in one batch."""
-    group_size: int = Field(8, ge=1)
-    """Trajectories of one prompt."""
-    minibatches: int = Field(1, ge=1)
-    """Optimizer updates in one training step; each takes an equal share of the groups."""
-    tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Tokens that one forward and backward pass holds, at most; a longer row is a pass of its own."""
-    lr: float = Field(1e-6, ge=0)
-    """Learning rate of AdamW."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer updates over which the learning rate rises from 0."""
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    """The learning rate after the warm-up."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Of AdamW."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient is scaled down to this norm."""
-    advantage: str = "grpo"
-    """Advantage estimator, by name (docs/algorithms.md) or import path."""
-    advantage_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
-    loss: str = "decoupled_ppo"
-    """Policy loss, by name or import path."""
-    loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
-    corrections: tuple[dict[str, Any], ...] = ({"name": "tis", "level": "token", "cap": 2.0},)
-    """Importance corrections, applied together: each a name and its options. Empty: none."""
-    proximal: Literal["recompute", "approximate", "behaviour"] = "recompute"
-    """The policy that the loss's ratio is against. recompute: the learner at the start of the step. approximate: the
-    same, interpolated without the extra forward pass (A-3PO); one update per step needs none anyway. behaviour: who
-    sampled the token, as in plain PPO; then there is nothing left to correct, and stale data need `unsafe`."""
-    aggregation: str = "token_mean"
-    """How the loss per token becomes one number."""
-    aggregation_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
-    entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
-    shaping: tuple[dict[str, Any], ...] = ()
-    """What is done to an episode's reward before advantages are made of it, one after another: each a name
-    (docs/algorithms.md) or import path and its options. Filters and reported rewards are of the reward as it came."""
-    greedy_baseline: bool = False
-    """The first trajectory of every group is played greedily: its reward is the baseline that `advantage: remax`
-    subtracts, and its tokens carry no loss."""
-    pf_ppo: Literal["off", "pow", "max_min", "max_random"] = "off"
-    """Draw as many episodes as the batch has, with replacement, by their rewards (PF-PPO); one that is drawn twice
-    counts twice in the loss, one that is not drawn does not count."""
-    pf_ppo_power: float = Field(2.0, gt=0)
-    """Under `pf_ppo: pow`, an episode is drawn in proportion to the absolute value of its reward to this power."""
-    critic: Literal["none", "shared", "separate"] = "none"
-    """Who estimates values for gae, vapo_gae and vtrace. shared: a head on the policy's last hidden state, whose loss
-    pulls the policy's weights too. separate: a second copy of the model with a head; costs as much memory as the
-    policy."""
-    critic_lr: float = Field(1e-5, ge=0)
-    """Learning rate of the head, and of the separate critic; follows `schedule` and `warmup_steps`."""
-    critic_warmup_steps: int = Field(0, ge=0)
-    """First training steps in which only the critic learns (under `shared` its head): the version grows, the policy
-    stays."""
-    value_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the critic's loss: clip (none), scale (0.5), huber_delta (none)."""
-    kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL term towards the model at the start of the run; 0 keeps no reference model."""
-    kl: str = "k3"
-    """Estimator of that KL."""
-    kl_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL term to the loss, or take it off the reward of each token before advantages are made."""
-    kl_unbiased: Literal["off", "proximal", "behaviour"] = "off"
-    """In the loss, multiply the KL of a token by the ratio of the current policy to this one, with gradient: the KL
-    under the current policy, from tokens that another one sampled (DeepSeek-V3.2)."""
-    kl_controller: str = "fixed"
-    """Who sets the weight from step to step: fixed, adaptive (steers the KL to a target) or an import path."""
-    kl_controller_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options. adaptive: target (nats a token), horizon (trajectories, 10000)."""
-    reference_every: int = Field(0, ge=0)
-    """Training steps after which the reference model becomes the policy as it is then, again and again; 0: never."""
-    ess_lr: Literal["off", "sqrt", "linear"] = "off"
-    """Scales an update's learning rate by s = min(1, ESS over episode rows / `ess_lr_base`), or by its root (VCPO)."""
-    ess_lr_base: float = Field(1.0, gt=0, le=1)
-    """Effective sample size from which on the learning rate stays whole; its paper: 1 for maths, 0.55 for tool use."""
-    min_ess: float = Field(0.0, ge=0, le=1)
-    """A batch whose effective sample size is below this share is skipped: guard."""
-    unsafe: bool = False
-    """Allow stale data without a correction or with `proximal: behaviour`, and top_p / top_k at training time."""
-    batch_retries: int = Field(2, ge=1)
-    """Learner deaths in a row with one batch open after which it is skipped: poison."""
-    max_skipped: int = Field(3, ge=0)
-    """Skipped batches in a row that the run survives."""
-    checkpoint_every: int = Field(20, ge=1)
-    """Training steps between checkpoints."""
-    keep_checkpoints: int = Field(2, ge=1)
-    """Checkpoints kept for resuming."""
-    threads: int = Field(1, ge=1)
-    """CPU threads of the learner; recorded, since results are bit-identical only at the same number."""
-    seed: int = 0
-    """Seed of the learner's random numbers."""
 
 
 class WeightsConfig(Section):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.config import LearnerConfig
+from asyncrl.config_learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.advantages import ESTIMATORS
 from asyncrl.learner.aggregation import AGGREGATIONS, denominator, unit_tokens
