@@ -9,11 +9,15 @@
 
 It reads what the learner left in shared memory, so that the last version can be had while the learner is down. Whoever
 fetches asks for each chunk, and checks everything: the server remembers nothing about it.
+
+A new version is offered once it is known what changed. A thread finds that out (changes.py), while the version before
+is still served.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +29,7 @@ import xxhash
 import zmq
 
 from asyncrl.sockets import Endpoint, Listener
-from asyncrl.weights import delta
-from asyncrl.weights.file import digest
+from asyncrl.weights.changes import Changes, Coming, Delta
 from asyncrl.weights.folder import File, Watch
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from asyncrl.wire import Frame, WireError, pack, unpack
@@ -42,6 +45,8 @@ WORTH = 0.25
 """A delta larger than this share of the file is not worth its work; all that are kept are one file's size at most."""
 IDLE_S = 10.0
 """An old version stays while somebody fetched a chunk of it within so many seconds."""
+AGAIN_S = 1.0
+"""A file that is damaged is looked at again after so long: its publisher may write it anew."""
 LOOK_MS = 20
 
 
@@ -75,6 +80,9 @@ class Server:
         self._deltas: deque[_Payload] = deque(maxlen=CHAIN)
         self._seen: WeightsVersion | None = None
         self._since_full = 0
+        self._changes = Changes()
+        self._coming: Coming | None = None
+        self._told, self._look_at = "", -math.inf
         self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
         self.counts: Counter[str] = Counter()
         """chunks, sent_bytes, refused, gone, full (offered), delta (offered): since this process began."""
@@ -112,6 +120,9 @@ class Server:
                 self._send(peer, request, _described(offer))
 
     def close(self) -> None:
+        self._changes.close()
+        if self._coming is not None:
+            self._coming.file.close()
         for payload in (self._current, *self._previous):
             if payload is not None and payload.file is not None:
                 payload.file.close()
@@ -172,28 +183,38 @@ class Server:
         return self._current
 
     def _look(self) -> None:
-        try:
-            latest = self._watch.latest()
-            if latest is not None and latest != self._seen:
-                self._take(self._watch.file(verify_bytes=False))
-        except WeightsCorrupt as error:
-            log.error("a version is not handed on: %s", error)
         now = self._clock()
+        if self._coming is not None and self._coming.known:
+            coming, self._coming = self._coming, None
+            self._take(coming.file, coming.changes())
+        if self._coming is None and now >= self._look_at:
+            try:
+                latest = self._watch.latest()
+                if latest is not None and latest != self._seen:
+                    self._begin(self._watch.file(verify_bytes=False))
+            except WeightsCorrupt as error:
+                self._look_at = now + AGAIN_S
+                if str(error) != self._told:
+                    self._told = str(error)
+                    log.error("a version is not handed on: %s", error)
         for old in [p for p in self._previous if now - p.asked > IDLE_S]:
             self._forget(old)
 
-    def _take(self, file: File) -> None:
+    def _begin(self, file: File) -> None:
+        old = self._current.file if self._current is not None else None
+        if self._full_every and self._since_full + 1 >= self._full_every:
+            old = None
+        self._coming = self._changes.between(old, file, WORTH)
+
+    def _take(self, file: File, made: Delta | None) -> None:
         new = _Payload(f"{file.id.branch}-{file.id.version}-{file.id.digest}", file.id, file.map, file=file)
         old, self._current, self._seen = self._current, new, file.id
         self._since_full += 1
         self.delta_bytes = 0
-        made = None
-        if old is not None and old.file is not None and (not self._full_every or self._since_full < self._full_every):
-            made = self._changes(old.data, old.file, file)
-        if old is not None and made is not None and len(made) < WORTH * len(file.map):
+        if old is not None and made is not None:
             name = f"{new.name}<{old.id.digest}"
-            self._deltas.append(_Payload(name, new.id, made, old.id.digest, digest(made)))
-            self.delta_bytes = len(made)
+            self._deltas.append(_Payload(name, new.id, made.data, old.id.digest, made.sum))
+            self.delta_bytes = len(made.data)
         else:
             self._deltas.clear()
             self._since_full = 0
@@ -201,10 +222,6 @@ class Server:
             self._previous.append(old)
             while len(self._previous) > 2:
                 self._forget(self._previous[0])
-
-    def _changes(self, data: Any, old: File, new: File) -> bytes | None:
-        alike = len(data) == len(new.map) and delta.worth_making(data, new.map, new.entries)
-        return delta.make(data, old.entries, new.map, new.entries) if alike else None
 
     def _forget(self, old: _Payload) -> None:
         self._previous.remove(old)

@@ -16,11 +16,12 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Endpoint, Link
+from asyncrl.weights import delta
 from asyncrl.weights import mirror as mirror_module
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.mirrored import MirroredSubscriber
 from asyncrl.weights.protocol import WeightsVersion
-from asyncrl.weights.server import Server
+from asyncrl.weights.server import AGAIN_S, Server
 from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 from asyncrl.wire import pack, unpack
 
@@ -289,6 +290,58 @@ def test_a_source_file_that_is_damaged_is_not_served_to_actors(place: Place) -> 
     assert ShmSubscriber(host.dir).latest() == good
     assert other.version == 1
     assert holds(host, place.publish(2))
+
+
+def test_a_damaged_file_is_told_once_and_the_next_version_is_served(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.publish(0)
+    path = place.path / "source" / "000000-0000000000.weights"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    now = [0.0]
+    server = Server(place.path / "source", place.address, 0, clock=lambda: now[0])
+    try:
+        for turn in range(30):
+            now[0] = turn * AGAIN_S / 3
+            server.turn()
+        assert len([r for r in caplog.records if "not handed on" in r.message]) == 1
+        assert server.latest is None
+        id = place.publish(1)
+
+        def served() -> bool:
+            now[0] += AGAIN_S
+            server.turn()
+            return server.latest == id
+
+        assert until(served, 5)
+    finally:
+        server.close()
+
+
+def test_chunks_are_served_while_a_delta_is_made(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, begun = threading.Event(), threading.Event()
+    make = delta.make
+
+    def slow(*args: Any) -> bytes | None:
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        return make(*args)
+
+    monkeypatch.setattr(delta, "make", slow)
+    serving = place.serve()
+    host = place.host()
+    first, second = place.publish(0), None
+    assert holds(host, first)
+    second = place.publish(1)
+    assert begun.wait(WAIT_S)
+    late = place.host("late")
+    assert holds(late, first), "the version before is served meanwhile"
+    assert serving.server.latest == first
+    may_end.set()
+    assert holds(late, second)
+    assert same(late, 1)
+    assert late.counts["delta"] == 1
 
 
 def test_the_server_refuses_what_it_does_not_understand(place: Place) -> None:
