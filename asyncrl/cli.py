@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -237,33 +237,28 @@ def actors(words: list[str]) -> int:
 
 def envs(words: list[str]) -> int:
     """Lists the environments and task sources that come with asyncrl."""
-
-    @dataclass(frozen=True)
-    class Envs:
-        pass
-
-    tyro.cli(Envs, args=words, prog="asyncrl envs", description=envs.__doc__)
     from asyncrl.actors.envs import ENVIRONMENTS
     from asyncrl.data import SOURCES
 
-    for title, table in (("env.name", ENVIRONMENTS), ("data.source", SOURCES)):
-        print(title)
-        for name, entry in sorted(table.items()):
-            print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
-    return 0
+    return _list("envs", words, {"env.name": ENVIRONMENTS, "data.source": SOURCES})
 
 
 def rewards(words: list[str]) -> int:
     """Lists the scores and wrappers that come with asyncrl."""
-
-    @dataclass(frozen=True)
-    class Rewards:
-        pass
-
-    tyro.cli(Rewards, args=words, prog="asyncrl rewards", description=rewards.__doc__)
     from asyncrl.rewards import REWARDS, WRAPPERS
 
-    for title, table in (("env.options.score", REWARDS), ("env.options.score.wrap", WRAPPERS)):
+    return _list("rewards", words, {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS})
+
+
+def _list(command: str, words: list[str], tables: Mapping[str, Mapping[str, Any]]) -> int:
+    """The entries of tables by name, each with the first line of its docstring."""
+
+    @dataclass(frozen=True)
+    class Nothing:
+        pass
+
+    tyro.cli(Nothing, args=words, prog=f"asyncrl {command}", description=COMMANDS[command].__doc__)
+    for title, table in tables.items():
         print(title)
         for name, entry in sorted(table.items()):
             print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")

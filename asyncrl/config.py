@@ -50,6 +50,11 @@ class EnvConfig(Section):
     quickstart's model reads."""
     call_s: float = Field(30.0, gt=0)
     """Seconds that one call of the environment (reset, step, close) may take."""
+    workers: Literal["async", "threads", "processes"] = "async"
+    """Where environments run: `async`, on the actor's event loop, for those that never block it; `threads`, for those
+    that wait in plain functions; `processes`, for those that compute, or may crash."""
+    worker_count: int = Field(4, ge=1)
+    """Threads or processes of one actor; each plays many episodes, and one call at a time if calls block."""
     retries: int = Field(2, ge=0)
     """How often a trajectory whose environment failed is tried again before its group is dropped: env_error."""
 
@@ -91,7 +96,10 @@ class ActorsConfig(Section):
     episode_s: float = Field(1800.0, gt=0)
     """Hard limit of one episode."""
     drain_s: float = Field(5.0, ge=0)
-    """How long an actor that is told to stop may go on finishing its episodes."""
+    """How long an actor that is told to stop may go on finishing its episodes, or take to hand them back."""
+    resume_episodes: bool = False
+    """An episode that its actor could not finish when told to stop, and whose environment was not stepped yet, is
+    handed back with what was sampled, and continued by the next actor (docs/engines.md). Otherwise it starts anew."""
 
     @property
     def most_slots(self) -> int:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
-from asyncrl.actors.envs.protocol import Env, Turn
+from asyncrl.actors.envs.protocol import Env, EnvFailed, Turn
 from asyncrl.actors.renderer import Renderer, tell_prefix_break
 from asyncrl.actors.rows import OpenRow
 from asyncrl.config import Config
@@ -296,4 +296,4 @@ async def _close(env: Env, seconds: float) -> None:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, EnvFailed) else f"{type(error).__name__}: {error}"

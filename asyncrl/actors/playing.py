@@ -10,6 +10,7 @@ from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent, provided_by_actor
 from asyncrl.actors.envs.protocol import Env
+from asyncrl.actors.envs.workers import Workers
 from asyncrl.actors.episode import Limits, Progress, play
 from asyncrl.actors.renderer import Renderer
 from asyncrl.config import Config
@@ -28,17 +29,22 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     name, limits = config.env.name, Limits.of(config)
     make = _chosen(config)
     if not is_agent(make):
-        make_env = functools.partial(make, **config.env.options)
         # An environment that stands for several says under which name a task counts.
         name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: name)
+        async with _hosted(config, make) as make_env:
 
-        async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
-            return await play(
-                ticket, make_env, engine, renderer, limits, progress, actor=actor, env_name=name_of(ticket.task)
-            )
+            async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
+                return await play(
+                    ticket, make_env, engine, renderer, limits, progress, actor=actor, env_name=name_of(ticket.task)
+                )
 
-        yield play_env
+            yield play_env
         return
+    if config.env.workers != "async":
+        raise ConfigError(
+            f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
+            "thread anyway, a coroutine function on the event loop. Set env.workers async."
+        )
 
     # uvicorn, and openai, which take a second to import, are for agents only.
     from asyncrl.actors.endpoint import Endpoint
@@ -47,6 +53,17 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     agent = functools.partial(make, **config.env.options)
     async with Endpoint(config.model.path, limits.max_tokens) as endpoint, Clients(config.actors.episode_s) as clients:
         yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
+
+
+@asynccontextmanager
+async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Callable[[], Env]]:
+    """What makes an environment per episode, where `env.workers` says."""
+    env = config.env
+    if env.workers == "async":
+        yield functools.partial(make, **env.options)
+        return
+    async with Workers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
+        yield workers.env
 
 
 def environment(config: Config) -> Callable[[], Env]:

@@ -7,16 +7,13 @@ audit recomputes every task from them.
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.data import SOURCES
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curriculum import CURRICULA
+from asyncrl.data.opening import opened
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import check_options, resolve
 
 
 def draw_of(index: int, size: int | None) -> tuple[int, int]:
@@ -40,7 +37,7 @@ def open_source(config: Config) -> TaskSource:
     Raises ConfigError.
     """
     given = {"seed": config.data.seed, "model": config.model.path}
-    source: TaskSource = _make(config.data.source, SOURCES, "source", config.data.options, "options", given)
+    source: TaskSource = opened(config.data.source, SOURCES, "data.source", config.data.options, "data.options", given)
     if source.train_size is not None and source.train_size < 1:
         raise ConfigError(
             f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."
@@ -53,23 +50,5 @@ def open_curriculum(config: Config, source: TaskSource) -> Curriculum:
     takes them. Raises ConfigError."""
     given = {"seed": config.data.seed, "train_size": source.train_size}
     name, options = config.data.curriculum, config.data.curriculum_options
-    curriculum: Curriculum = _make(name, CURRICULA, "curriculum", options, "curriculum_options", given)
+    curriculum: Curriculum = opened(name, CURRICULA, "data.curriculum", options, "data.curriculum_options", given)
     return curriculum
-
-
-def _make(
-    name: str,
-    table: Mapping[str, Callable[..., Any]],
-    field: str,
-    options: Mapping[str, Any],
-    of: str,
-    given: dict[str, Any],
-) -> Any:
-    try:
-        make: Callable[..., Any] = resolve(name, table, f"data.{field}")
-        parameters = inspect.signature(make).parameters
-        provided = {n: value for n, value in given.items() if n in parameters and n not in options}
-        check_options(make, options, f"data.{of}", provided)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
-    return make(**provided, **options)

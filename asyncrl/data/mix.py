@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import inspect
 import math
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.data.base import Task, TaskSource
+from asyncrl.data.opening import opened
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import check_options, resolve
 
 CYCLE = 1000
 """Tasks after which every source has had exactly its share: weights count to a thousandth."""
@@ -91,12 +90,8 @@ def _weight(name: str, spec: Any) -> float:
 def _open(name: str, spec: Mapping[str, Any], seed: int, model: str) -> TaskSource:
     from asyncrl.data import SOURCES
 
-    field, options = f"data.options.sources.{name}", spec.get("options", {})
-    try:
-        make = resolve(spec["source"], SOURCES, f"{field}.source")
-        takes = inspect.signature(make).parameters
-        given = {n: value for n, value in {"seed": seed, "model": model}.items() if n in takes and n not in options}
-        check_options(make, options, f"{field}.options", given)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from error
-    return make(**given, **options)
+    field, given = f"data.options.sources.{name}", {"seed": seed, "model": model}
+    source: TaskSource = opened(
+        spec["source"], SOURCES, f"{field}.source", spec.get("options", {}), f"{field}.options", given
+    )
+    return source

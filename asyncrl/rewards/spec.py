@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -66,17 +67,19 @@ def check(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -
 
 
 def build(spec: ScoreSpec, field: str) -> Score:
-    """The score that `spec` means; one object per process for the same spec, so that limits and workers are shared
-    by all episodes. Raises ValueError."""
+    """The score that `spec` means; one object per event loop's thread for the same spec, so that limits and workers are
+    shared by the episodes played there. Raises ValueError."""
     if callable(spec):
         return spec
     key = json.dumps(spec, sort_keys=True, default=repr)
-    if key not in _built:
-        _built[key] = _build(parse(spec, field))
-    return _built[key]
+    built: dict[str, Score] = vars(_of_thread).setdefault("built", {})
+    if key not in built:
+        built[key] = _build(parse(spec, field))
+    return built[key]
 
 
-_built: dict[str, Score] = {}
+_of_thread = threading.local()
+"""What gathers calls, or limits them, belongs to one event loop: under `env.workers: threads` there are several."""
 
 
 def _build(parts: Sequence[Part]) -> Score:

@@ -10,11 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from numbers import Real
@@ -22,6 +18,7 @@ from typing import Any
 
 import msgpack
 
+from asyncrl.parent import end_with_parent
 from asyncrl.plugins import resolve
 
 
@@ -53,15 +50,9 @@ def _number(value: Any) -> float:
     raise TypeError(f"a score returned a {type(value).__name__}; expected numbers and text")
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     try:
         sys.path[:] = msgpack.unpackb(connection.recv_bytes())
         connection.send_bytes(b"ready")

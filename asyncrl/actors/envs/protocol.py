@@ -13,7 +13,11 @@ from typing import Protocol
 from asyncrl.actors.envs.tool import Tool
 from asyncrl.data.base import Message, Task
 
-__all__ = ["Env", "Message", "Task", "Tool", "Turn"]
+__all__ = ["Env", "EnvFailed", "Message", "Task", "Tool", "Turn"]
+
+
+class EnvFailed(Exception):
+    """What went wrong in an environment, in words that need no type before them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""Environments that block, die, or never return, for the tests of what they are hosted by."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+from asyncrl.actors.envs.protocol import Message, Task, Turn
+from asyncrl.actors.envs.tool import Tool
+
+
+class HostedCounter:
+    """Done after `turns` messages; `blocks_s` is spent in a function that blocks, as users write them."""
+
+    def __init__(self, turns: int = 1, blocks_s: float = 0.0) -> None:
+        self._left, self._blocks_s = turns, blocks_s
+        self.tools = [Tool.from_function(add)]
+
+    async def reset(self, task: Task) -> list[Message]:
+        self._task = task
+        return [{"role": "system", "content": str(task["prompt"])}]
+
+    async def step(self, message: Message) -> Turn:
+        time.sleep(self._blocks_s)  # noqa: ASYNC251
+        what = self._task.get("what")
+        if what == "die":
+            os._exit(7)
+        if what == "hang":
+            time.sleep(1000)  # noqa: ASYNC251
+        if what == "raise":
+            raise ValueError("boom")
+        self._left -= 1
+        if self._left:
+            return Turn(messages=[{"role": "tool", "content": "on"}])
+        where = {"pid": float(os.getpid()), "thread": float(threading.get_native_id())}
+        return Turn(reward=1.0, done=True, metrics=where, rewards={"success": 1.0})
+
+    async def close(self) -> None:
+        return None
+
+
+def add(a: int, b: int) -> Any:
+    """Add two numbers."""
+    return a + b
