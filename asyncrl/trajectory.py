@@ -55,6 +55,9 @@ class Ticket:
     seed: int
     """Of this attempt's sampling and environment; differs between the attempts of one ticket."""
     lease_s: float
+    prefix: Row | None = None
+    """What an interrupted attempt at the first turn has left: the prompt, and behind it what was sampled, one token or
+    more. The episode goes on behind it (`actors.resume_episodes`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +75,28 @@ class Row:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def begins_with(self, other: Row) -> bool:
+        """Whether the arrays of `other` are the first entries of these."""
+        n = len(other)
+        return len(self) >= n and all(
+            np.array_equal(mine[:n], theirs) for mine, theirs in zip(self._arrays, other._arrays, strict=True)
+        )
+
+    def digest(self) -> str:
+        """32 hex digits over the arrays; see Trajectory.digest."""
+        h = xxhash.xxh3_128()
+        self.hash_into(h)
+        return h.hexdigest()
+
+    def hash_into(self, h: xxhash.xxh3_128) -> None:
+        h.update(len(self).to_bytes(8, "little"))
+        for array in self._arrays:
+            h.update(np.ascontiguousarray(array).data)
+
+    @property
+    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.token_ids, self.mask, self.logprobs, self.versions
 
 
 def succeeded(reward: float, rewards: Mapping[str, float], name: str) -> bool:
@@ -129,7 +154,5 @@ class Trajectory:
         """
         h = xxhash.xxh3_128(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode())
         for row in self.rows:
-            h.update(len(row).to_bytes(8, "little"))
-            for array in (row.token_ids, row.mask, row.logprobs, row.versions):
-                h.update(np.ascontiguousarray(array).data)
+            row.hash_into(h)
         return h.hexdigest()

@@ -66,10 +66,26 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         "timings": {k: float(v) for k, v in t.timings.items()},
         "metrics": {k: float(v) for k, v in t.metrics.items()},
     }
-    frames: list[Frame] = [pack(header)]
-    for row in t.rows:
-        frames.extend(np.ascontiguousarray(getattr(row, name), dtype=dtype).data.cast("B") for name, dtype in _ARRAYS)
-    return frames
+    return [pack(header), *(frame for row in t.rows for frame in encode_row(row))]
+
+
+def encode_row(row: Row) -> list[Frame]:
+    """[token_ids, mask, logprobs, versions]."""
+    return [np.ascontiguousarray(getattr(row, name), dtype=dtype).data.cast("B") for name, dtype in _ARRAYS]
+
+
+def decode_prefixes(frames: Sequence[Frame]) -> list[Row]:
+    """Rows that end with what the policy sampled and hold context before: four frames each. Raises WireError."""
+    if len(frames) % len(_ARRAYS) or not all(map(len, frames)):
+        raise WireError(f"prefixes have {len(_ARRAYS)} frames each, none of them empty; got {len(frames)} in all")
+    found = []
+    for i in range(0, len(frames), len(_ARRAYS)):
+        row = _row(len(frames[i]) // _SIZES[0], frames[i : i + len(_ARRAYS)], f"prefixes[{i // len(_ARRAYS)}]")
+        begins = int(row.mask.argmax())
+        if begins == 0 or not row.mask[begins:].all():
+            raise WireError("a prefix is a prompt and, behind it, what was sampled")
+        found.append(row)
+    return found
 
 
 def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:

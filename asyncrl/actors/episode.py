@@ -24,6 +24,7 @@ from jinja2 import TemplateError
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Turn
+from asyncrl.actors.interruption import first_turn
 from asyncrl.actors.renderer import Renderer, tell_prefix_break
 from asyncrl.actors.rows import OpenRow
 from asyncrl.config import Config
@@ -72,6 +73,14 @@ class Progress:
     """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
     tokens: int = 0
     """Sampled so far."""
+    taken_over: int = 0
+    """Of these, from the ticket's prefix: sampled by an earlier attempt."""
+    interruptible: str = ""
+    """Name of the engine's request for the first turn, while that runs: aborted, it leaves a prefix."""
+    interrupted: bool = False
+    """To be set before that is done: the actor leaves."""
+    prefix: Row | None = None
+    """Then: prompt and what was sampled, if anything was."""
     prefix_breaks: int = 0
     """How often the chat template changed what stood before, so that a new row began."""
     seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
@@ -97,7 +106,7 @@ async def play(
     actor: str,
     env_name: str,
 ) -> Trajectory:
-    """Play the episode of `ticket`. Raises EpisodeFailed, and what the engine raises (EngineDied).
+    """Play the episode of `ticket`. Raises EpisodeFailed, Interrupted, and what the engine raises (EngineDied).
 
     The last assistant message is handed to the environment also when a limit cut it short, so that every trajectory
     is scored by it.
@@ -204,7 +213,11 @@ class _Episode:
         )
         self._progress.enter("generate")
         try:
-            generation = await self._engine.generate(f"{t.id}-{t.attempt}/{self.turns}", row.ids, sampling)
+            name = f"{t.id}-{t.attempt}/{self.turns}"
+            if self.turns:
+                generation = await self._engine.generate(name, row.ids, sampling)
+            else:
+                generation = await first_turn(self._engine, name, row.ids, sampling, t.prefix, self._progress)
         except PromptTooLong as error:
             if self.turns == 0:
                 raise EpisodeFailed("env_error", f"task {t.task['id']}: {error}") from error

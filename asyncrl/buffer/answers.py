@@ -75,7 +75,7 @@ class Answers:
         lent, why = self._buffer.lend(self._clock(), header["actor"], pair(header, "held"), header["credits"])
         if not lent and not last_chance and not self._buffer.stopping:
             return None
-        return messages.encode_tickets(lent, why), ()
+        return messages.encode_tickets(lent, why)
 
     def batch(self, header: Header, last_chance: bool) -> Answer | None:
         """None: it cannot be filled yet, and may wait."""
@@ -145,8 +145,10 @@ class Answers:
         self._counts["env_failures"] += 1
         return {}, ()
 
-    def _release(self, header: Header, _: Sequence[Frame]) -> Answer:
-        self._buffer.release(text(header, "actor", 256), held(header, "leases"))
+    def _release(self, header: Header, buffers: Sequence[Frame]) -> Answer:
+        leases = held(header, "leases")
+        prefixes = messages.prefixes(header, buffers, len(leases))
+        self._buffer.release(text(header, "actor", 256), leases, prefixes=prefixes)
         return {}, ()
 
     def _start(self, header: Header, _: Sequence[Frame]) -> Answer:

@@ -22,7 +22,7 @@ from asyncrl.buffer.evaluation import EvalReply, EvalResult
 from asyncrl.buffer.messages import BatchReply, Held, Request, TicketReply
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import TicketId, Trajectory
+from asyncrl.trajectory import Row, TicketId, Trajectory
 from asyncrl.wire import Frame, pack, unpack
 
 __all__ = [
@@ -97,9 +97,10 @@ class BufferClient:
         """The episode cannot be finished; it is tried again within `env.retries`."""
         self._ask(messages.fail(id, attempt, reason, detail))
 
-    def release(self, actor: str, leases: Held) -> None:
-        """Tickets given back untouched."""
-        self._ask(messages.release(actor, leases))
+    def release(self, actor: str, leases: Held, prefixes: Sequence[Row | None] = ()) -> None:
+        """Tickets given back. `prefixes`: of each, what its attempt has sampled in its first turn (None: nothing is
+        handed over); the next one who gets the ticket goes on behind it."""
+        self._ask(messages.release(actor, leases, prefixes))
 
     def start(
         self, resume_batch: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False
@@ -207,8 +208,8 @@ class AsyncBufferClient:
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
         await self._ask(messages.fail(id, attempt, reason, detail))
 
-    async def release(self, actor: str, leases: Held) -> None:
-        await self._ask(messages.release(actor, leases))
+    async def release(self, actor: str, leases: Held, prefixes: Sequence[Row | None] = ()) -> None:
+        await self._ask(messages.release(actor, leases, prefixes))
 
     async def _ask(self, request: Request[T]) -> T:
         if self._reader is None:

@@ -35,7 +35,7 @@ from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tickets import Put, Tickets
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curriculum import InOrder
-from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 
 Held = Sequence[tuple[TicketId, int]]
 """(ticket, attempt) pairs that an actor is working on."""
@@ -125,13 +125,18 @@ class Buffer:
         else:
             self.tickets.fail(id, attempt, reason, detail)
 
-    def release(self, actor: str, held: Held, how: str = "released") -> None:
-        for id, attempt in held:
+    def release(self, actor: str, held: Held, how: str = "released", prefixes: Mapping[int, Row] | None = None) -> None:
+        """`prefixes`: what the attempts at some of them, by their place in `held`, have sampled. Raises Refused."""
+        for prefix in (prefixes or {}).values():
+            self.tickets.check_prefix(prefix)
+        for place, (id, attempt) in enumerate(held):
             lease = self.leases.get(id.group, id.index)
             if lease is None or (lease.id, lease.attempt, lease.actor) != (id, attempt, actor):
                 continue
             if lease.eval:
                 self.evals.give_back(lease)
+            elif prefixes and place in prefixes:
+                self.tickets.hand_back(lease, prefixes[place])
             else:
                 self.tickets.give_back(lease, how)
 
@@ -267,6 +272,7 @@ class Buffer:
             "incarnation": len(history.incarnations),
             "equation": {str(branch): ledger.equation(branch) for branch in branches},
             "counters": {str(branch): _of(ledger.counters, branch) for branch in branches},
+            "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),
             "leases": dict(actors),

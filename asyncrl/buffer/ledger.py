@@ -87,7 +87,8 @@ class Ledger:
         return attempt
 
     def end_attempt(self, number: int, index: int, attempt: int, how: str, detail: str | None = None) -> None:
-        """stored, late, lapsed, released, failed, revoked. The first ending stays, but a put may come after it."""
+        """stored, late, lapsed, released, handed_back, failed, revoked. The first ending stays, but a put may come
+        after it."""
         put = how in ("stored", "late")
         self.db.write(
             "UPDATE attempts SET ended = ?, detail = ? WHERE grp = ? AND idx = ? AND attempt = ?"

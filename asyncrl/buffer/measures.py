@@ -35,6 +35,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/reissued": buffer.tickets.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
+        "throughput/tokens_wasted/prefix": buffer.tickets.prefixes.wasted,
         **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},
     }
     for fate, tally in ledger.bias.fates.items():

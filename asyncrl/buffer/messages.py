@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from asyncrl.buffer.batches import BatchState, Start
 from asyncrl.buffer.evaluation import EvalReply, EvalResult
 from asyncrl.buffer.group import Outcome
 from asyncrl.buffer.record import from_record, to_record
-from asyncrl.trajectory import Ticket, TicketId, Trajectory
-from asyncrl.wire import Frame, WireError, decode_ticket, encode_ticket, ticket_id
+from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.wire import Frame, WireError, decode_prefixes, decode_ticket, encode_row, encode_ticket, ticket_id
 
 T = TypeVar("T")
 Held = Sequence[tuple[TicketId, int]]
@@ -76,8 +76,11 @@ def hello(role: str) -> Request[dict[str, Any]]:
 
 
 def tickets(actor: str, held: tuple[int, int], credits: int, leased: Held, wait_s: float) -> Request[TicketReply]:
-    def decode(header: Mapping[str, Any], _: Sequence[Frame]) -> TicketReply:
-        return TicketReply([decode_ticket(t) for t in header["tickets"]], header["why"])
+    def decode(header: Mapping[str, Any], buffers: Sequence[Frame]) -> TicketReply:
+        lent = [decode_ticket(t) for t in header["tickets"]]
+        for place, prefix in prefixes(header, buffers, len(lent)).items():
+            lent[place] = replace(lent[place], prefix=prefix)
+        return TicketReply(lent, header["why"])
 
     arguments = {"actor": actor, "held": list(held), "credits": credits, "leased": _plain(leased), "wait_s": wait_s}
     return Request("tickets", arguments, decode, wait_s=wait_s)
@@ -99,8 +102,10 @@ def fail(id: TicketId, attempt: int, reason: str, detail: str) -> Request[None]:
     return Request("fail", arguments, _nothing)
 
 
-def release(actor: str, leases: Held) -> Request[None]:
-    return Request("release", {"actor": actor, "leases": _plain(leases)}, _nothing)
+def release(actor: str, leases: Held, prefixes: Sequence[Row | None] = ()) -> Request[None]:
+    places, buffers = _encode_prefixes(prefixes)
+    arguments = {"actor": actor, "leases": _plain(leases), "prefixes": places}
+    return Request("release", arguments, _nothing, buffers)
 
 
 def start(resume_batch: int, version: int, branch: int | None, fresh: bool, caused: bool) -> Request[Start]:
@@ -168,8 +173,10 @@ def stop() -> Request[None]:
     return Request("stop", {}, _nothing)
 
 
-def encode_tickets(lent: Sequence[Ticket], why: str) -> dict[str, Any]:
-    return {"tickets": [encode_ticket(t) for t in lent], "why": why}
+def encode_tickets(lent: Sequence[Ticket], why: str) -> tuple[dict[str, Any], list[Frame]]:
+    """Header and buffers."""
+    places, buffers = _encode_prefixes([t.prefix for t in lent])
+    return {"tickets": [encode_ticket(t) for t in lent], "why": why, "prefixes": places}, buffers
 
 
 def encode_evaluation(reply: EvalReply) -> dict[str, Any]:
@@ -227,6 +234,23 @@ def held(header: Mapping[str, Any], name: str) -> list[tuple[TicketId, int]]:
             raise WireError(f"{name} holds {entry!r}, expected [ticket, attempt]")
         found.append((ticket_id(entry[0]), integer({"attempt": entry[1]}, "attempt")))
     return found
+
+
+def prefixes(header: Mapping[str, Any], buffers: Sequence[Frame], count: int) -> dict[int, Row]:
+    """Of some of `count` tickets or leases, by their place."""
+    places = header.get("prefixes", [])
+    if not isinstance(places, list) or not all(isinstance(p, int) and 0 <= p < count for p in places):
+        raise WireError(f"prefixes is {places!r}, expected places below {count}")
+    found = decode_prefixes(buffers)
+    if len(found) != len(set(places)) or len(found) != len(places):
+        raise WireError(f"{len(found)} prefixes came for the places {places}")
+    return dict(zip(places, found, strict=True))
+
+
+def _encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
+    """Places, and four frames for each."""
+    having = [(place, prefix) for place, prefix in enumerate(prefixes) if prefix is not None]
+    return [place for place, _ in having], [frame for _, prefix in having for frame in encode_row(prefix)]
 
 
 def _plain(leases: Held) -> list[list[Any]]:

@@ -16,7 +16,11 @@ _ALIGN = 8
 
 
 def to_record(trajectory: Trajectory) -> bytes:
-    frames = encode_trajectory(trajectory)
+    return join(encode_trajectory(trajectory))
+
+
+def join(frames: Sequence[Frame]) -> bytes:
+    """The inverse of `split`."""
     parts: list[Frame] = [struct.pack(f"<{len(frames) + 1}Q", len(frames), *map(len, frames))]
     for frame in frames:
         parts.append(frame)

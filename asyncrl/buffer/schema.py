@@ -7,7 +7,7 @@ ledger without payloads is small: its snapshot goes into every checkpoint.
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 """Raised with every change of the tables; a ledger of another version is refused."""
 
 TABLES = """
@@ -47,10 +47,23 @@ CREATE TABLE attempts (
     attempt INTEGER NOT NULL,
     actor TEXT NOT NULL,
     min_version INTEGER NOT NULL,
-    ended TEXT,                     -- NULL while leased; stored, late, lapsed, released, failed, revoked
+    ended TEXT,                     -- NULL while leased; stored, late, lapsed, released, handed_back, failed, revoked
     detail TEXT,
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
+CREATE TABLE prefixes (             -- what an interrupted attempt at the first turn had sampled; see prefixes.py
+    grp INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,       -- that handed it back
+    tokens INTEGER NOT NULL,        -- of the prompt and what was sampled
+    sampled INTEGER NOT NULL,
+    oldest INTEGER NOT NULL,        -- version among them
+    digest TEXT NOT NULL,
+    row BLOB,                       -- the arrays; NULL once it has ended
+    ended TEXT,                     -- NULL while its ticket has it; continued, anew, longer, stale, failed, dropped
+    PRIMARY KEY (grp, idx, attempt)
+) WITHOUT ROWID;
+CREATE INDEX prefixes_kept ON prefixes(grp, idx) WHERE ended IS NULL;
 CREATE TABLE trajectories (
     grp INTEGER NOT NULL,
     idx INTEGER NOT NULL,

@@ -15,10 +15,11 @@ from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.group import Group, Reason, received, version_counts
 from asyncrl.buffer.leases import Key, Lease, Leases
 from asyncrl.buffer.ledger import Ledger
+from asyncrl.buffer.prefixes import Prefixes
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, last_version, verdict
 from asyncrl.data.base import TaskSource
-from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 
 Put = Literal["stored", "duplicate", "late"]
 
@@ -32,6 +33,7 @@ class Tickets:
         self._source = source
         self._drawing = drawing
         self._leases = leases
+        self.prefixes = Prefixes(ledger.db)
         self._tasks: dict[int, Mapping[str, Any]] = {}
         self._free: list[Key] = []
         self._reissues = float(self._reissues_per_s)
@@ -78,9 +80,11 @@ class Tickets:
     def _ticket(self, now: float, key: Key, actor: str, least: tuple[int, int]) -> Ticket:
         number, index = key
         group = self._ledger.live[number]
-        attempt = self._ledger.lend(group, index, actor, least[1])
+        prefix = self.prefixes.lend(key, self._ledger.history.version, self._rules.max_staleness)
+        oldest = least[1] if prefix is None else min(prefix[1], least[1])
+        attempt = self._ledger.lend(group, index, actor, oldest)
         id = TicketId(group.branch, number, index)
-        self._leases.add(now, id, attempt, actor, least[1])
+        self._leases.add(now, id, attempt, actor, oldest)
         seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
         return Ticket(
             id,
@@ -92,6 +96,7 @@ class Tickets:
             0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature,
             seed,
             self._rules.lease_s,
+            prefix and prefix[0],
         )
 
     def _issue(self) -> Group:
@@ -174,6 +179,7 @@ class Tickets:
         if lease is not None and lease.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
         location = self._ledger.db.payloads.append(record)
+        self.prefixes.stored(trajectory)
         self._ledger.receive(group, id.index, received(trajectory, versions, digest, location))
         self._judge(group)
         return "stored"
@@ -215,6 +221,7 @@ class Tickets:
         for lease in self._leases.of_group(group.number):
             self._end(lease, "revoked")
         self._tasks.pop(group.number, None)
+        self.prefixes.drop(group.number, group.size)
         if group.uses:
             self._ledger.retire(group)
         else:
@@ -226,6 +233,7 @@ class Tickets:
         if lease is None or (lease.id, lease.attempt) != (id, attempt):
             return  # it lapsed before, or this is a repeat
         self._end(lease, "failed", f"{reason}: {detail}"[:2000])
+        self.prefixes.end((id.group, id.index), "failed")
         group = self._ledger.live[id.group]
         if group.failures[id.index] > self._rules.env_retries:
             self.drop(group, "env_error")
@@ -237,11 +245,26 @@ class Tickets:
         self._end(lease, how)
         self._offer_ticket((lease.id.group, lease.id.index))
 
+    def hand_back(self, lease: Lease, prefix: Row) -> None:
+        """The ticket is lent again with what its attempt has sampled."""
+        self.prefixes.keep((lease.id.group, lease.id.index), lease.attempt, prefix)
+        self.give_back(lease, "handed_back")
+
+    def check_prefix(self, prefix: Row) -> None:
+        """Raises Refused for one that nobody can have sampled by now."""
+        newest, reached = int(prefix.versions.max()), self._ledger.history.recorded_version
+        if newest > reached + 1:
+            raise Refused(
+                "bad_trajectory", f"a prefix has a token of version {newest}; the learner has reached {reached}"
+            )
+
     def forget_dropped(self) -> None:
-        """After a fork: leases of groups that it ended."""
+        """After a fork: leases and prefixes of groups that it ended."""
         for lease in self._leases:
             if not lease.eval and lease.id.group not in self._ledger.live:
                 self._end(lease, "revoked")
+        for number in self.prefixes.groups() - self._ledger.live.keys():
+            self.prefixes.drop(number, self._rules.group_size)
 
     def last_version(self, group: Group) -> int | None:
         leased = [lease.min_version for lease in self._leases.of_group(group.number)]

@@ -1,0 +1,166 @@
+"""An actor whose engine, environments, buffer, weights and launcher are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.actors.acks import AckLog
+from asyncrl.actors.envs.protocol import Turn
+from asyncrl.actors.episode import Limits, Progress, play
+from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
+from asyncrl.actors.process import Actor
+from asyncrl.actors.updates import DrainingEngine, Updates
+from asyncrl.buffer.client import BufferTimeout, TicketReply
+from asyncrl.config import Config
+from asyncrl.tracking.series import check
+from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
+
+DEADLINE_S = 20.0
+
+
+class FakeBuffer:
+    def __init__(self, tickets: Sequence[Ticket]) -> None:
+        self.free = list(tickets)
+        self.credits: list[int] = []
+        self.held: list[tuple[int, int]] = []
+        self.stored: list[Trajectory] = []
+        self.failed: list[tuple[TicketId, int, str, str]] = []
+        self.released: list[Lease] = []
+        self.prefixes: list[Row | None] = []
+        self.outcome: Any = "stored"
+        self.silent = 0
+
+    async def hello(self, role: str) -> dict[str, Any]:
+        assert role == "actor"
+        return {}
+
+    async def tickets(
+        self, actor: str, held: tuple[int, int], credits: int, leased: Sequence[Lease], wait_s: float
+    ) -> TicketReply:
+        self.credits.append(credits)
+        self.held.append(held)
+        lent, self.free = self.free[:credits], self.free[credits:]
+        if not lent:
+            await asyncio.sleep(wait_s / 10)
+        return TicketReply(lent, "" if lent else "nothing to do")
+
+    async def put(self, trajectory: Trajectory) -> Any:
+        if self.silent:
+            self.silent -= 1
+            raise BufferTimeout("no answer")
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        self.stored.append(trajectory)
+        return self.outcome
+
+    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        self.failed.append((id, attempt, reason, detail))
+
+    async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
+        self.released += leases
+        self.prefixes += prefixes
+
+
+class FakeSubscriber:
+    def __init__(self) -> None:
+        self.version: tuple[int, int] | None = (0, 0)
+        self.corrupt = False
+
+    def latest(self) -> WeightsVersion | None:
+        return None if self.version is None else WeightsVersion(*self.version, "0" * 32)
+
+    def open(self, verify: bool = True) -> Any:
+        if self.corrupt:
+            raise WeightsCorrupt("cut short")
+        version = self.latest()
+
+        class FakeWeights:
+            id = version
+
+            def close(self) -> None:
+                return None
+
+        return FakeWeights()
+
+
+class FakeReporter:
+    def __init__(self) -> None:
+        self.causes: list[tuple[str | None, str]] = []
+        self.sent: dict[str, float] = {}
+
+    def waiting(self, cause: str | None, on: str = "") -> None:
+        if not self.causes or self.causes[-1] != (cause, on):
+            self.causes.append((cause, on))
+
+    def metrics(self, values: dict[str, float]) -> None:
+        check(values)
+        self.sent |= values
+
+
+class Stage:
+    """An actor and all that is around it."""
+
+    def __init__(self, tmp_path: Path, tickets: Sequence[Ticket], **options: Any) -> None:
+        self.config = Config.model_validate(
+            {
+                "actors": {
+                    "slots": options.get("slots", 4),
+                    "drain_s": options.get("drain_s", 0.2),
+                    "resume_episodes": options.get("resume", False),
+                    "max_new_tokens": 10,
+                }
+            }
+        )
+        self.envs: list[FakeEnv] = []
+        self.engine: Any = options.get("engine") or FakeEngine(options.get("script", lambda *_: [65, STOP]))
+        self.buffer = FakeBuffer(tickets)
+        self.subscriber = FakeSubscriber()
+        self.reporter = FakeReporter()
+        self.acks = tmp_path / "acks" / "actor-0.jsonl"
+        self.stop = asyncio.Event()
+        self.revoked: list[Lease] = []
+        engine: Any = DrainingEngine(self.engine) if options.get("drain") else self.engine
+        self.updates = Updates(engine, self.subscriber, recompute_kv=True)
+        make = options.get("env", lambda: FakeEnv([tool_says("1"), Turn(reward=1.0, done=True)]))
+
+        def make_env() -> FakeEnv:
+            self.envs.append(make())
+            return self.envs[-1]
+
+        keeper = LeaseKeeper(
+            lambda leases: [lease for lease in leases if lease in self.revoked],
+            lambda: float(len(self.engine.said)),
+            Patience(options.get("idle_s", 10.0), 100.0),
+            0.02,
+        )
+        limits = Limits.of(self.config)
+
+        async def play_episode(ticket: Ticket, progress: Progress) -> Trajectory:
+            renderer = FakeRenderer()
+            return await play(ticket, make_env, engine, renderer, limits, progress, actor="actor-0", env_name="lookup")
+
+        self.actor = Actor(
+            "actor-0", self.config, engine=engine, play=play_episode, buffer=self.buffer,
+            updates=self.updates, keeper=keeper, reporter=self.reporter, acks=AckLog(self.acks),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def acknowledged(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.acks.read_text().splitlines()]
+
+
+def act(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(scenario(), DEADLINE_S)
+
+    asyncio.run(limited())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)

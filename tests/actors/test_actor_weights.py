@@ -1,0 +1,90 @@
+"""When an actor takes over new weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.actors.actor_stage import Stage, act, until
+from tests.actors.fakes import ticket
+
+
+def test_nothing_is_asked_before_weights_are_held(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket()])
+        s.subscriber.version = None
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await asyncio.sleep(0.1)
+        assert s.buffer.credits == []
+        assert s.reporter.causes[-1] == ("weights", "learner")
+        s.subscriber.version = (1, 5)
+        await until(lambda: s.actor.lent.counts.episodes == 1)
+        s.stop.set()
+        await running
+        assert set(s.buffer.held) == {(1, 5)}
+        assert s.buffer.stored[0].newest_version == 5
+
+    act(scenario)
+
+
+def test_new_weights_are_taken_between_tokens_and_told_to_the_buffer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [])
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.buffer.held))
+        s.subscriber.version = (0, 1)
+        await until(lambda: s.buffer.held[-1] == (0, 1))
+        s.subscriber.corrupt, s.subscriber.version = True, (0, 2)
+        await asyncio.sleep(0.1)
+        assert s.buffer.held[-1] == (0, 1)
+        s.subscriber.corrupt = False
+        await until(lambda: s.buffer.held[-1] == (0, 2))
+        s.subscriber.version = (1, 0)  # a later branch starts at a lower version
+        await until(lambda: s.buffer.held[-1] == (1, 0))
+        s.subscriber.version = (0, 9)
+        await asyncio.sleep(0.1)
+        assert s.buffer.held[-1] == (1, 0)
+        s.stop.set()
+        await running
+        assert s.engine.log[:3] == ["pause True", "load (0, 0)", "resume"]
+        assert s.reporter.sent["weights/updates"] == 4
+
+    act(scenario)
+
+
+def test_an_evaluation_keeps_its_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(kind="eval")])
+        s.engine.gate = asyncio.Event()
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.calls))
+        s.subscriber.version = (0, 1)
+        await asyncio.sleep(0.1)
+        assert s.engine.held == (0, 0)
+        s.engine.gate.set()
+        await until(lambda: s.engine.held == (0, 1))
+        assert [t.newest_version for t in s.buffer.stored] == [0]
+        s.stop.set()
+        await running
+
+    act(scenario)
+
+
+def test_under_drain_running_requests_finish_before_an_update(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket()], drain=True)
+        s.engine.gate = asyncio.Event()
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.calls))
+        s.subscriber.version = (0, 1)
+        await until(lambda: s.updates.loading)
+        await asyncio.sleep(0.05)
+        assert s.engine.held == (0, 0)
+        s.engine.gate.set()
+        await until(lambda: s.actor.lent.counts.episodes == 1)
+        s.stop.set()
+        await running
+        row = s.buffer.stored[0].rows[0]
+        assert row.versions[row.mask].tolist() == [0, 0, 1, 1]
+
+    act(scenario)
