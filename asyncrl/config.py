@@ -57,6 +57,13 @@ class EnvConfig(Section):
     """Threads or processes of one actor; each plays many episodes, and one call at a time if calls block."""
     retries: int = Field(2, ge=0)
     """How often a trajectory whose environment failed is tried again before its group is dropped: env_error."""
+    max_failures: float = Field(0.5, ge=0, le=1)
+    """Past this share of the last `failure_window` attempts that failed in their environment, the run says so: a tool
+    or service is probably away."""
+    failure_window: int = Field(100, ge=1)
+    """Attempts at episodes that `max_failures` looks back on."""
+    on_failures: Literal["warn", "stop"] = "warn"
+    """Past `max_failures`: say it and go on, dropping what fails, or end the run (exit code 1); it can be resumed."""
 
 
 class ActorsConfig(Section):

@@ -45,7 +45,15 @@ def main(path: Path) -> None:
     history = buffer.ledger.history
     log.info("%s: branch %d, version %d, %d batches", folder, history.branch, history.version, len(history.line))
 
+    said = ""
+
     def report() -> None:
+        nonlocal said
+        failing = buffer.tickets.failures.exceeded
+        if failing and not said:
+            log.error("%s", failing)
+            reporter.event("failing", why=failing)
+        said = failing
         reporter.metrics(series(buffer, service.counts, service.commit_seconds))
 
     try:

@@ -134,6 +134,8 @@ class Batches:
             return BatchAnswer("ended", f"all {rules.steps} training steps are done")
         if self._tickets.starved:
             return BatchAnswer("ended", self._tickets.starved)
+        if self._tickets.failing:
+            return BatchAnswer("ended", self._tickets.failing, failed=True)
         groups, why = self._choose(now, b, current.version)
         if groups is None:
             if self._disk_is_full_for_good():

@@ -43,6 +43,9 @@ class Rules:
     max_skipped: int = 3
     keep_checkpoints: int = 2
     env_retries: int = 2
+    max_failures: float = 1.0
+    failure_window: int = 100
+    stop_on_failures: bool = False
     temperature: float = 1.0
     greedy_first: bool = False
     """The first trajectory of a group is a greedy one."""
@@ -82,6 +85,9 @@ class Rules:
             max_skipped=c.learner.max_skipped,
             keep_checkpoints=c.learner.keep_checkpoints,
             env_retries=c.env.retries,
+            max_failures=c.env.max_failures,
+            failure_window=c.env.failure_window,
+            stop_on_failures=c.env.on_failures == "stop",
             temperature=c.actors.temperature,
             greedy_first=c.learner.greedy_baseline,
             actors_seed=c.actors.seed,

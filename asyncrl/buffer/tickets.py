@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from asyncrl.buffer.cursor import ticket_seed
 from asyncrl.buffer.drawing import Drawing
+from asyncrl.buffer.failures import FailureBudget
 from asyncrl.buffer.group import Group, Reason, received, version_counts
 from asyncrl.buffer.leases import Key, Lease, Leases
 from asyncrl.buffer.ledger import Ledger
@@ -40,6 +41,7 @@ class Tickets:
         self._reissues_at = now
         self.reissued = 0
         """Tickets lent again, since this process began."""
+        self.failures = FailureBudget(rules.max_failures, rules.failure_window)
         self.starved = ledger.db.get("starved")
         """Set when filters used up their allowance under `on_starved: end`."""
         self._filtered = ledger.filtered_while_filling()
@@ -121,6 +123,8 @@ class Tickets:
         rules, ledger, history = self._rules, self._ledger, self._ledger.history
         if self.starved:
             return self.starved
+        if self.failing:
+            return self.failing
         in_flight, unused = ledger.count("in_flight"), ledger.count("waiting")
         if rules.max_uses > 1:
             unused -= sum(g.state == "waiting" and g.uses > 0 for g in ledger.live.values())
@@ -136,6 +140,11 @@ class Tickets:
         if ledger.db.payloads.disk_bytes >= rules.max_disk_bytes:
             return f"disk: the payloads reach buffer.max_disk_gb = {rules.max_disk_bytes / 1e9:g}"
         return ""
+
+    @property
+    def failing(self) -> str:
+        """Why the run ends: too many episodes fail in their environment, and `env.on_failures` is stop."""
+        return self.failures.exceeded if self._rules.stop_on_failures else ""
 
     def reserved(self) -> int:
         """Places taken: in trajectories, of groups that are in flight or may still be used after the open batch."""
@@ -178,6 +187,7 @@ class Tickets:
         lease = self._leases.remove(id.group, id.index)
         if lease is not None and lease.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
+        self.failures.note("")
         location = self._ledger.db.payloads.append(record)
         self.prefixes.stored(trajectory)
         self._ledger.receive(group, id.index, received(trajectory, versions, digest, location))
@@ -233,6 +243,7 @@ class Tickets:
         if lease is None or (lease.id, lease.attempt) != (id, attempt):
             return  # it lapsed before, or this is a repeat
         self._end(lease, "failed", f"{reason}: {detail}"[:2000])
+        self.failures.note(f"{reason}: {detail}")
         self.prefixes.end((id.group, id.index), "failed")
         group = self._ledger.live[id.group]
         if group.failures[id.index] > self._rules.env_retries:

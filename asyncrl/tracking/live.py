@@ -24,6 +24,7 @@ SHOWN_EVENTS = {
     "joins",
     "leaves",
     "exit",
+    "failing",
     "guard",
     "poison",
     "checkpoint",

@@ -149,6 +149,7 @@ _TABLE: list[Series] = [
     *_total("buffer/reissued", "tickets", "tickets lent again after a lapsed lease or a failed environment"),
     *_total("buffer/refused", "messages", "malformed messages refused"),
     *_total("buffer/env_failures", "episodes", "episodes whose environment failed"),
+    Series("buffer/env_failing", "share", "of the last env.failure_window attempts, whose environment failed", "max"),
     Series("buffer/length/{fate}", "tokens", "policy tokens per trajectory, mean since the start", "sum"),
     Series("buffer/turns/{fate}", "turns", "assistant turns per trajectory, mean since the start", "sum"),
     Series("buffer/reward/{fate}", "reward", "reward per trajectory, mean since the start", "sum"),
