@@ -6,18 +6,20 @@ A flag's value stays text or plain YAML here: `config_sources.load` validates it
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from tyro import conf
 from tyro.constructors import PrimitiveConstructorSpec
 
 from asyncrl.config import Config
-from asyncrl.config_sources import kinds, nearest, parse_yaml, section_of
+from asyncrl.config_sources import fields, kinds, nearest, parse_yaml, section_of
 from asyncrl.errors import ConfigError
 
 
@@ -30,30 +32,27 @@ class _Unset:
 
 def flags_type() -> type:
     """A dataclass for tyro with every config field as a flag, named by its path, documented by its docstring."""
-    sections = []
-    for name, field in Config.model_fields.items():
-        model = section_of(field)
-        assert model is not None, "the top level of Config holds sections only"
-        leaves: list[Any] = []
-        for leaf_name, leaf in model.model_fields.items():
-            default = leaf.get_default(call_default_factory=True)
-            leaves.append((leaf_name, _flag(leaf), dataclasses.field(default=_Unset(_shown(default)))))
-        section = dataclasses.make_dataclass(name, leaves, frozen=True)
-        section.__doc__ = (model.__doc__ or "").strip()
-        sections.append((name, section, dataclasses.field(default_factory=section)))
-    flags = dataclasses.make_dataclass("ConfigFlags", sections, frozen=True)
-    flags.__doc__ = Config.__doc__
-    return flags
+    return _section(Config, "ConfigFlags")
+
+
+def _section(model: type[BaseModel], name: str) -> type:
+    members: list[Any] = []
+    for member, field in model.model_fields.items():
+        if (inner := section_of(field)) is not None:
+            kind = _section(inner, member)
+            members.append((member, kind, dataclasses.field(default_factory=kind)))
+        else:
+            default = field.get_default(call_default_factory=True)
+            members.append((member, _flag(field), dataclasses.field(default=_Unset(_shown(default)))))
+    section = dataclasses.make_dataclass(name, members, frozen=True)
+    section.__doc__ = (model.__doc__ or "").strip()
+    return section
 
 
 def given_flags(flags: Any) -> dict[str, Any]:
     """Of a parsed `flags_type()`, or a subclass: the values that were given, by field path."""
-    return {
-        f"{section}.{leaf.name}": value
-        for section in Config.model_fields
-        for leaf in dataclasses.fields(getattr(flags, section))
-        if not isinstance(value := getattr(getattr(flags, section), leaf.name), _Unset)
-    }
+    found = {path: functools.reduce(getattr, path.split("."), flags) for path, _ in fields(Config)}
+    return {path: value for path, value in found.items() if not isinstance(value, _Unset)}
 
 
 def unknown_flag(flag: str, command: str = "launch") -> ConfigError:

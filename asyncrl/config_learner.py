@@ -9,6 +9,24 @@ from pydantic import Field
 from asyncrl.config_section import Section
 
 
+class LoraConfig(Section):
+    """Fields as peft's LoraConfig has them."""
+
+    r: int = Field(0, ge=0)
+    """Rank of the adapters that train instead of the weights (LoRA, extra `lora`); 0: all weights train. The frozen
+    base is the reference model of the KL term. Wants about ten times the learning rate."""
+    lora_alpha: float = Field(32.0, gt=0)
+    """What an adapter adds is multiplied by `lora_alpha / r`."""
+    use_rslora: bool = False
+    """Multiply by `lora_alpha / sqrt(r)` instead, which suits large ranks (2312.03732)."""
+    lora_dropout: float = Field(0.0, ge=0, lt=1)
+    """0, or refused: with dropout the policy that is trained is not the one that samples."""
+    target_modules: tuple[str, ...] = ()
+    """Matrices that get an adapter, by the end of their names, such as `q_proj`; empty: all of the layers."""
+    exclude_modules: tuple[str, ...] = ()
+    """Those among them that get none."""
+
+
 class LearnerConfig(Section):
     backend: str = "torch"
     """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
@@ -23,6 +41,7 @@ class LearnerConfig(Section):
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them: less memory, a third more
     computation."""
+    lora: LoraConfig = LoraConfig()
     cpu_offload: bool = False
     """`fsdp2`: parameters, gradients and optimizer state rest in CPU memory; each layer is on the GPU while it runs."""
     steps: int = Field(100, ge=0)

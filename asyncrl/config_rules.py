@@ -37,7 +37,7 @@ def impossible(c: Config) -> list[str]:
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
             "remove them, or use learner.backend megatron."
         )
-    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
+    problems += _lora(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -52,6 +52,21 @@ def impossible(c: Config) -> list[str]:
                 f"actors.top_p is {c.actors.top_p} and actors.top_k {c.actors.top_k}: truncated sampling makes the "
                 "behaviour logprobs of engines disagree; use 1.0 and 0, or learner.unsafe: true."
             )
+    return problems
+
+
+def _lora(c: Config) -> list[str]:
+    lora, problems = c.learner.lora, []
+    if lora.r and c.learner.backend == "megatron":
+        problems.append(
+            f"learner.lora.r is {lora.r} and learner.backend megatron, which trains all weights: use learner.backend "
+            "torch or fsdp2, or learner.lora.r 0."
+        )
+    if lora.lora_dropout:
+        problems.append(
+            f"learner.lora.lora_dropout is {lora.lora_dropout}: with dropout the policy that is trained is not the one "
+            "that samples, and importance weights would correct for the noise. Set it to 0."
+        )
     return problems
 
 

@@ -41,9 +41,13 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> Sourced:
     if file:
         values = _with_files(values, (file.parent, Path.cwd()))
     for path, value in flags.items():
-        section, _, name = path.partition(".")
-        given = _with_files({section: {name: value}}, (Path.cwd(),))
-        values[section] = {**(values.get(section) or {}), **given[section]}
+        section, *inner, name = path.split(".")
+        given = {name: _with_files({section: {name: value}}, (Path.cwd(),))[section][name]}
+        place = values[section] = {**(values.get(section) or {})}
+        for step in inner:
+            place[step] = {**(place.get(step) or {})}
+            place = place[step]
+        place |= given
     try:
         config = Config.model_validate(_with_tuples(values, Config), strict=True)
     except ValidationError as error:
@@ -72,16 +76,20 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 def show(sourced: Sourced) -> str:
     """The resolved configuration as YAML, each value with its source as a comment."""
-    values = sourced.config.model_dump(mode="json")
-    lines = []
-    for section, members in values.items():
-        lines.append(f"{section}:")
+
+    def lines(members: Mapping[str, Any], prefix: str, margin: str) -> Iterator[str]:
         for name, value in members.items():
+            path = f"{prefix}{name}"
+            if path not in sourced.sources:
+                yield f"{margin}{name}:"
+                yield from lines(value, f"{path}.", f"{margin}  ")
+                continue
             text = yaml.safe_dump(
                 {name: value}, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True
             ).strip()[1:-1]
-            lines.append(f"  {text:<44}  # {sourced.sources[f'{section}.{name}']}")
-    return "\n".join(lines)
+            yield f"{margin + text:<46}  # {sourced.sources[path]}"
+
+    return "\n".join(lines(sourced.config.model_dump(mode="json"), "", ""))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -216,8 +224,8 @@ def _sentence(error: ValidationError, flags: set[str], file: Path | None) -> str
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")
     path = ".".join(str(part) for part in first["loc"])
-    field = ".".join(str(part) for part in first["loc"][:2])
-    where = f"--{field.replace('_', '-')}" if field in flags else f"{path} in {file}" if file else path
+    flag = next((f for f in flags if f"{path}.".startswith(f"{f}.")), None)
+    where = f"--{flag.replace('_', '-')}" if flag else f"{path} in {file}" if file else path
     expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     if first["type"] == "extra_forbidden":
         expected = f"no such field{nearest(path)}"

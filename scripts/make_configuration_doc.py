@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from pathlib import Path
 
 from asyncrl.config import Config
+from asyncrl.config_sources import fields
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -30,8 +33,9 @@ def page() -> str:
     parts = [HEAD]
     for name, section in Config.model_fields.items():
         parts.append(f"\n## {name}\n\n| field | default | meaning |\n| --- | --- | --- |\n")
-        for field, info in section.default.__class__.model_fields.items():
-            default = json.dumps(section.default.model_dump(mode="json")[field])
+        values = section.default.model_dump(mode="json")
+        for field, info in fields(section.default.__class__):
+            default = json.dumps(functools.reduce(operator.getitem, field.split("."), values))
             meaning = " ".join((info.description or "").split()).replace("|", "\\|")
             parts.append(f"| `{name}.{field}` | `{default}` | {meaning} |\n")
     return "".join(parts)

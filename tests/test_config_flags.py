@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 from typing import Any
@@ -42,6 +43,8 @@ def test_nothing_given_is_nothing() -> None:
         (["--buffer.filters", "[zero_variance]"], "buffer.filters", ["zero_variance"]),
         (["--buffer.filters"], "buffer.filters", []),
         (["--learner.betas", "0.8", "0.9"], "learner.betas", [0.8, 0.9]),
+        (["--learner.lora.r", "8"], "learner.lora.r", 8),
+        (["--learner.lora.target-modules", "q_proj", "v_proj"], "learner.lora.target_modules", ["q_proj", "v_proj"]),
         (["--learner.corrections", "{name: a}", "{name: b}"], "learner.corrections", [{"name": "a"}, {"name": "b"}]),
         (["--learner.corrections", '[{"name": "tis"}]'], "learner.corrections", [{"name": "tis"}]),
     ],
@@ -49,8 +52,7 @@ def test_nothing_given_is_nothing() -> None:
 def test_a_flag_is_read(words: list[str], path: str, value: Any) -> None:
     flags = given(*words)
     assert flags == {path: value}
-    section, name = path.split(".")
-    read = getattr(getattr(load(None, flags).config, section), name)
+    read = functools.reduce(getattr, path.split("."), load(None, flags).config)
     assert read == (tuple(value) if isinstance(value, list) else value)
 
 

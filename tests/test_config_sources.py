@@ -34,6 +34,21 @@ def test_flags_go_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> No
     assert {sourced.sources[f"buffer.{f}"] for f in ("capacity", "max_staleness", "dir")} == {"file", "flag", "default"}
 
 
+def test_a_flag_within_a_section_of_a_section_leaves_its_neighbours(tmp_path: Path) -> None:
+    file = write(tmp_path, "learner: {steps: 7, lora: {r: 4, lora_alpha: 8.0}}\n")
+    sourced = load(file, {"learner.lora.r": 16, "learner.lora.target_modules": ["q_proj"]})
+    lora = sourced.config.learner.lora
+    assert (sourced.config.learner.steps, lora.r, lora.lora_alpha, lora.target_modules) == (7, 16, 8.0, ("q_proj",))
+    assert [sourced.sources[f"learner.lora.{f}"] for f in ("r", "lora_alpha", "use_rslora")] == [
+        "flag",
+        "file",
+        "default",
+    ]
+    assert yaml.safe_load(show(sourced))["learner"]["lora"]["r"] == 16
+    assert "learner.lora.rank in" in refused(write(tmp_path, "learner: {lora: {rank: 4}}\n"))
+    assert refused(None, learner__lora__r=-1).startswith("--learner.lora.r is -1")
+
+
 def test_a_file_that_says_nothing_is_the_defaults(tmp_path: Path) -> None:
     assert load(write(tmp_path, ""), {}).config == load(None, {}).config == Config()
     assert load(write(tmp_path, "buffer:\nlearner:\n"), {}).config == Config()

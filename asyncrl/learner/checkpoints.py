@@ -5,6 +5,8 @@
                                               megatron: megatron/, whole moments in files of all ranks
                                critic/        the same of a critic (learner.critic), and head.pt; reference.pt, kl.json
                                               where the reference is refreshed, the KL term's weight steered
+                               adapter/       learner.lora: what peft loads over the base; hf/ is merged then, and
+                                              optimizer.pt or dcp/ is of the adapters alone
                                rng.pt         torch's random state
                                batches.jsonl  every batch so far: number, outcome, each group's digest and weights
                                state.json     version, batch, branch, threads; digests of the files above

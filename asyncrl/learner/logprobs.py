@@ -69,7 +69,8 @@ class _Selected(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=ctx.exact)
+        # Under adapters the head is frozen, and its gradient, as large as itself, is not made.
+        grad_weight = torch.zeros_like(weight, dtype=ctx.exact) if ctx.needs_input_grad[1] else None
         for at in range(0, len(hidden), ctx.chunk):
             part = slice(at, at + ctx.chunk)
             log_p = _log_softmax(hidden[part], weight, ctx.temperature, ctx.exact)
@@ -83,8 +84,9 @@ class _Selected(torch.autograd.Function):
                 grad_logits.scatter_add_(1, targets[part, None], g)
             grad_logits = (grad_logits / ctx.temperature).to(hidden.dtype)
             torch.mm(grad_logits, weight, out=grad_hidden[part])
-            grad_weight += grad_logits.t() @ hidden[part]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ hidden[part]
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -31,14 +32,15 @@ from tests.learner.test_step import a_batch
 from tests.learner.tiny import tiny_config, tiny_model
 
 LR = 1e-3
+LORA = (("lora", {"r": 3, "lora_alpha": 6.0}),)
 
 
 def sharded_gradients(backend: Any) -> dict[str, Tensor]:
-    return {n: p.grad.full_tensor() for n, p in backend._model.named_parameters()}
+    return {n: p.grad.full_tensor() for n, p in backend._model.named_parameters() if p.requires_grad}
 
 
 def plain_gradients(backend: Any) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in backend._model.named_parameters()}
+    return {n: p.grad.clone() for n, p in backend._model.named_parameters() if p.requires_grad}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,19 @@ class Case:
     ranks: int = 1
     family: str = "qwen3"
     learner: tuple[tuple[str, Any], ...] = ()
+    layers: int = 2
+
+    def model(self, seed: int = 0) -> PreTrainedModel:
+        return tiny_model(self.family, seed, self.layers)
+
+    @property
+    def lora(self) -> dict[str, Any] | None:
+        return dict(self.learner).get("lora")
+
+    def another(self, config: Config) -> Backend:
+        """Of other values than the first, where those are what it loads."""
+        drawn = config.model_copy(update={"learner": config.learner.model_copy(update={"seed": 9})})
+        return self.build(drawn, self.model(seed=0 if self.lora else 9))
 
 
 def streamed_gradients(backend: Any) -> dict[str, Tensor]:
@@ -63,9 +78,9 @@ def megatron(config: Config, model: PreTrainedModel) -> Backend:
     return MegatronBackend(config, model, device="cpu")
 
 
-def on_megatron(ranks: int, family: str, *, checkpointing: bool = False, **options: Any) -> Case:
+def on_megatron(ranks: int, family: str, *, checkpointing: bool = False, layers: int = 2, **options: Any) -> Case:
     learner = {"backend": "megatron", "backend_options": options, "activation_checkpointing": checkpointing}
-    return Case(megatron, streamed_gradients, ranks, family, tuple(learner.items()))
+    return Case(megatron, streamed_gradients, ranks, family, tuple(learner.items()), layers)
 
 
 def on_cpu(kind: Callable[..., Backend]) -> Callable[[Config, PreTrainedModel], Backend]:
@@ -80,7 +95,10 @@ CASES = {
     "fsdp2-2-checkpointing": Case(
         on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, learner=(("activation_checkpointing", True),)
     ),
+    "torch-lora": Case(on_cpu(TorchBackend), plain_gradients, learner=LORA),
+    "fsdp2-2-lora": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, family="qwen2", learner=LORA),
     "megatron-tp2": on_megatron(2, "qwen3", tensor_parallel=2),
+    "megatron-pp2": on_megatron(2, "qwen3", pipeline_parallel=2, layers=3),
     "megatron-dp2-sharded-optimizer": on_megatron(2, "qwen2", distributed_optimizer=True),
     "megatron-1": on_megatron(1, "llama"),
     "megatron-dp2": on_megatron(2, "qwen3"),
@@ -94,8 +112,20 @@ CASES = {
         sequence_parallel=True,
         distributed_optimizer=True,
     ),
+    "megatron-pp3-untied": on_megatron(3, "qwen2", pipeline_parallel=3, layers=4),
+    "megatron-pp2-dp2-sharded-optimizer": on_megatron(4, "qwen3", pipeline_parallel=2, distributed_optimizer=True),
+    "megatron-pp2-tp2-all": on_megatron(
+        4,
+        "qwen3",
+        checkpointing=True,
+        tensor_parallel=2,
+        pipeline_parallel=2,
+        sequence_parallel=True,
+        distributed_optimizer=True,
+    ),
 }
-SLOW = ("megatron-1", "megatron-dp2", "megatron-tp2-untied", "megatron-tp2-sequence", "megatron-tp2-dp2-all")
+QUICK = ("megatron-tp2", "megatron-pp2", "megatron-dp2-sharded-optimizer")
+SLOW = tuple(name for name in CASES if name.startswith("megatron") and name not in QUICK)
 
 
 def parts(seed: int) -> list[Packed]:
@@ -116,7 +146,7 @@ def first(values: Any) -> Any:
 def played(case: Case, folder: Path) -> dict[str, Any]:
     config = tiny_config(**dict(case.learner))
     found: dict[str, Any] = {"losses": []}
-    backend = case.build(config, tiny_model(case.family))
+    backend = case.build(config, case.model())
     found["scores"] = [(s.logprobs, s.entropy) for s in backend.logprobs(parts(0))]
     asked: list[int] = []
 
@@ -152,7 +182,7 @@ def played(case: Case, folder: Path) -> dict[str, Any]:
     found["rolled_back"] = {n: t.clone() for n, t in backend.weights()}
     if dist.is_initialized():
         dist.barrier()
-    loaded = case.build(config, tiny_model(case.family, seed=9))
+    loaded = case.another(config)
     loaded.load(folder / "saved")
     backend = loaded
     update(2)
@@ -169,7 +199,7 @@ def played(case: Case, folder: Path) -> dict[str, Any]:
 def stepped(case: Case, limit: int) -> tuple[dict[str, Tensor], list[float]]:
     """Two whole training steps of two updates each."""
     config = tiny_config(minibatches=2, tokens_per_micro_batch=limit, **dict(case.learner))
-    backend, objective = case.build(config, tiny_model(case.family)), Objective(config.learner)
+    backend, objective = case.build(config, case.model()), Objective(config.learner)
     results = [train_step(backend, objective, a_batch(v), config.learner, version=v) for v in range(2)]
     numbers = [x for r in results for x in (r.record.loss, *r.record.grad_norms)]
     return {n: t.clone() for n, t in backend.weights()}, numbers
@@ -196,9 +226,14 @@ def found(all_found: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain(case: Case) -> dict[str, Any]:
-    """The same in plain transformers and torch, row by row."""
-    model = tiny_model(case.family).eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0)
+    """The same in plain transformers, peft and torch, row by row."""
+    model: Any = case.model().eval()
+    if adapted := case.lora:
+        torch.manual_seed(tiny_config().learner.seed)
+        model = get_peft_model(model, LoraConfig(**adapted, target_modules="all-linear", task_type="CAUSAL_LM"))
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=LR, betas=(0.9, 0.95), weight_decay=0.0
+    )
 
     def total(seed: int) -> Tensor:
         value = torch.zeros(())
@@ -211,14 +246,16 @@ def plain(case: Case) -> dict[str, Any]:
 
     value = total(0)
     value.backward()
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    prefix = "base_model.model." if adapted else ""
+    named = [(n.removeprefix(prefix), p) for n, p in model.named_parameters()]
+    gradients = {n: p.grad.clone() for n, p in named if p.grad is not None}
     norms = []
     for seed in range(3):
         optimizer.zero_grad()
         total(seed).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
-    weights = {n: t for n, t in model.named_parameters()}
+    weights = dict((model.merge_and_unload() if adapted else model).named_parameters())
     return {"loss": float(value.detach()), "gradients": gradients, "norms": norms, "weights": weights}
 
 
@@ -266,27 +303,33 @@ def test_what_is_saved_goes_on_bit_for_bit(found: dict[str, Any]) -> None:
 
 
 def test_a_training_step_does_not_depend_on_ranks_or_micro_batches(case: Case, found: dict[str, Any]) -> None:
-    alone = Case(on_cpu(TorchBackend), plain_gradients, family=case.family)
+    lora = tuple((name, value) for name, value in case.learner if name == "lora")
+    alone = Case(on_cpu(TorchBackend), plain_gradients, family=case.family, layers=case.layers, learner=lora)
     weights, numbers = stepped(alone, 100_000)
     assert found["step"][1] == pytest.approx(numbers, rel=1e-5)
     close(found["step"][0], weights, 1e-6)
 
 
-def test_saved_at_one_number_of_ranks_and_loaded_at_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("learner", [(), LORA], ids=["all", "lora"])
+def test_saved_at_one_number_of_ranks_and_loaded_at_another(
+    tmp_path: Path, learner: tuple[tuple[str, Any], ...]
+) -> None:
     """2 -> 1 -> 2, and the export is what transformers loads."""
-    whole = on_ranks(1, tmp_path / "whole", chain, None, tmp_path / "whole" / "0", 0, 3)[0]
+    whole = on_ranks(1, tmp_path / "whole", chain, None, tmp_path / "whole" / "0", 0, 3, learner)[0]
     weights = None
     for n, (size, begin, end) in enumerate([(2, 0, 1), (1, 1, 2), (2, 2, 3)]):
         from_ = tmp_path / f"s{n - 1}" if n else None
-        weights = on_ranks(size, tmp_path / f"ranks-{n}", chain, from_, tmp_path / f"s{n}", begin, end)[0]
+        weights = on_ranks(size, tmp_path / f"ranks-{n}", chain, from_, tmp_path / f"s{n}", begin, end, learner)[0]
     assert weights is not None
     close(weights, whole, 2e-6)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s2" / "hf")
     close({n: weights[n] for n in weights}, {n: p for n, p in loaded.named_parameters()}, 0.0)
 
 
-def chain(from_: Path | None, to: Path, begin: int, end: int) -> dict[str, Tensor]:
-    backend = Fsdp2Backend(tiny_config(), tiny_model(), device="cpu")
+def chain(
+    from_: Path | None, to: Path, begin: int, end: int, learner: tuple[tuple[str, Any], ...] = ()
+) -> dict[str, Tensor]:
+    backend = Fsdp2Backend(tiny_config(**dict(learner)), tiny_model(), device="cpu")
     if from_ is not None:
         backend.load(from_)
     for seed in range(begin, end):
@@ -338,7 +381,7 @@ def with_reference(case: Case, folder: Path) -> list[Tensor]:
     """Logprobs under the reference: at first, after an update, refreshed, loaded; then the policy's when refreshed."""
     learner = {"kl_coef": 0.1, "reference_every": 1} | dict(case.learner)
     config = tiny_config(**learner).model_copy(update={"model": ModelConfig(path=str(folder / "model"))})
-    backend = case.build(config, tiny_model(case.family))
+    backend = case.build(config, case.model())
 
     def scored(of: Backend, *, reference: bool = True) -> Tensor:
         return torch.cat([s.logprobs for s in of.logprobs(parts(0), reference=reference)])
@@ -351,16 +394,18 @@ def with_reference(case: Case, folder: Path) -> list[Tensor]:
     backend.refresh_reference()
     found.append(scored(backend))
     backend.save(folder / "saved")
-    loaded = case.build(config, tiny_model(case.family, seed=9))
+    loaded = case.another(config)
     loaded.load(folder / "saved")
     return [*found, scored(loaded), scored(backend, reference=False)]
 
 
-@pytest.mark.parametrize("name", ["torch", "fsdp2-2"])
+@pytest.mark.parametrize("name", ["torch", "fsdp2-2", "torch-lora", "fsdp2-2-lora"])
 def test_the_reference_stays_until_it_is_refreshed(tmp_path: Path, name: str) -> None:
-    tiny_model().save_pretrained(tmp_path / "model")
     case = CASES[name]
+    tiny_model(case.family).save_pretrained(tmp_path / "model")
+    base = TorchBackend(tiny_config(), tiny_model(case.family), device="cpu").logprobs(parts(0))
     first, after, refreshed, loaded, policy = on_ranks(case.ranks, tmp_path / "meet", with_reference, case, tmp_path)[0]
+    torch.testing.assert_close(first, torch.cat([s.logprobs for s in base]), atol=1e-6, rtol=1e-6)
     assert torch.equal(after, first)
     assert torch.equal(refreshed, policy)
     assert torch.equal(loaded, refreshed)

@@ -96,7 +96,14 @@ def test_cadence(tmp_path: Path) -> None:
     assert buffer.published_versions == [(0, 0), (0, 2), (0, 4), (0, 5)]
 
 
-@pytest.mark.parametrize("learner", [{}, {"minibatches": 2, "warmup_steps": 3, "schedule": "cosine"}])
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {},
+        {"minibatches": 2, "warmup_steps": 3, "schedule": "cosine"},
+        {"lora": {"r": 4}, "kl_coef": 0.1, "reference_every": 2},
+    ],
+)
 def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path, learner: dict[str, Any]) -> None:
     config = a_config(**learner)
     whole, _ = played(tmp_path / "whole", FakeBuffer(steps=4), config=config)

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import register_dataclass
@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.export import export
+from asyncrl.learner.backends.lora import Adapters, Weight, check_kin, refuse_adapters, weights
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.rounds import Rounds
 from asyncrl.learner.backends.scorer import Scorer, check, layers, scorer_of
@@ -65,17 +66,15 @@ class Fsdp2Backend(TorchBackend):
         super().__init__(config, model, device=device)
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
-        scorer = self._reference if reference else self._scorer
-        if scorer is None:
-            raise ValueError("there is no reference model: learner.kl_coef is 0")
-        return self._rounds.logprobs(scorer, parts)
+        with self._scoring(reference) as scorer:
+            return self._rounds.logprobs(scorer, parts)
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         self._rounds.accumulate(self._scorer, parts, loss)
 
     def clip(self, max_norm: float) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        return float(whole(norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stream(self._dtype)
@@ -83,6 +82,8 @@ class Fsdp2Backend(TorchBackend):
     def snapshot(self) -> Callable[[Path], None]:
         state = on_cpu(self._state())
         names = [name for name, _ in self._model.named_parameters()]
+        # The base under adapters never changes: it is gathered while training goes on.
+        held = [weight.held(on_cpu) for weight in weights(self._model)] if self._adapters else []
 
         def write(folder: Path) -> None:
             try:
@@ -90,12 +91,44 @@ class Fsdp2Backend(TorchBackend):
                 state_dict_saver.save(state, checkpoint_id=folder / SHARDS, process_group=self._writers)
             except CheckpointException as error:
                 raise _failure(error) from error
-            if self.rank == 0:
+            if self._adapters is not None:
+                self._write_adapted(self._adapters, held, folder)
+            elif self.rank == 0:
                 export(self._model, _read_back(folder / SHARDS, names), folder / "hf")
 
         return write
 
+    def _write_adapted(self, adapters: Adapters, held: Sequence[Weight], folder: Path) -> None:
+        """Merged and as adapters. Every rank gathers every tensor, one at a time; rank 0 writes."""
+        mesh = DeviceMesh.from_group(self._writers, "cpu")
+
+        def beside(shards: Tensor) -> Tensor:
+            if not isinstance(shards, DTensor):
+                return shards.cpu()
+            mine = shards.to_local().cpu()
+            shape, stride = shards.shape, shards.stride()
+            return DTensor.from_local(mine, mesh, shards.placements, run_check=False, shape=shape, stride=stride)
+
+        def gathered(shards: Tensor) -> Tensor:
+            return whole(beside(shards))
+
+        merged = ((w.name, whole(w.merged(beside))) for w in held)
+        if self.rank == 0:
+            export(self._model, merged, folder / "hf")
+            adapters.write(held, gathered, folder)
+            return
+        for _ in merged:
+            pass
+        for w in held:
+            for matrix in (w.a, w.b):
+                if matrix is not None:
+                    gathered(matrix)
+
     def load(self, folder: Path) -> None:
+        if self._adapters is not None:
+            self._adapters.check_base(folder)
+        else:
+            refuse_adapters(folder)
         state = self._state()
         self._check_kin(folder, state)
         try:
@@ -103,7 +136,11 @@ class Fsdp2Backend(TorchBackend):
         except CheckpointException as error:
             raise _failure(error) from error
         set_state_dict(
-            self._scorer, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            self._scorer,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=self._adapters is None),
         )
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
@@ -128,20 +165,17 @@ class Fsdp2Backend(TorchBackend):
 
     def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Every rank gathers every tensor, one at a time; rank 0 yields it."""
-        seen: set[int] = set()
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            held = tensor.detach()
-            held = held.to(self.device, dtype if held.is_floating_point() else held.dtype)
-            full = held.full_tensor() if isinstance(held, DTensor) else held
+        for weight in weights(self._model):
+            shards = weight.merged(lambda x: x.to(self.device))
+            full = whole(shards.to(dtype) if shards.is_floating_point() else shards)
             if self.rank == 0:
-                yield name, full
+                yield weight.name, full
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds, as shards: filled by `load`."""
         model, optimizer = get_state_dict(self._scorer, self._optimizer)
+        trained = {f"model.{name}" for name in self._trained()}
+        model = {name: tensor for name, tensor in model.items() if name in trained}
         state: dict[str, Any] = {"model": model, "optimizer": optimizer}
         if self._reference is not None and self._reference_every:
             state["reference"] = self._reference.state_dict()
@@ -158,6 +192,8 @@ class Fsdp2Backend(TorchBackend):
         theirs = {n: tuple(m.size) for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
         mine = {f"model.{name}": tuple(tensor.shape) for name, tensor in state["model"].items()}
         theirs = {name: shape for name, shape in theirs.items() if name.startswith("model.")}
+        if self._adapters is not None:
+            check_kin(folder, theirs, mine)
         different = sorted(n for n in theirs.keys() | mine.keys() if theirs.get(n) != mine.get(n))
         if different:
             name = different[0]
@@ -165,6 +201,11 @@ class Fsdp2Backend(TorchBackend):
                 f"checkpoint {folder} is of another model: {name} is {theirs.get(name)} there and {mine.get(name)} in "
                 "model.path. Resume with the model that the run was started with."
             )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Of all ranks' shards; collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _read_back(shards: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.lora import Adapters
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.varlen_attention import NAME as PACKED_ATTENTION
 from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
@@ -25,14 +26,17 @@ class Scorer(nn.Module):
         model: PreTrainedModel,
         *,
         temperature: float,
+        adapters: Adapters | None = None,
         autocast: bool = False,
         activation_checkpointing: bool = False,
     ) -> None:
-        """Takes `model` over. `autocast`: matrix products in bfloat16, the head and what is stored in float32."""
+        """Takes `model` over, with the `adapters` in it. `autocast`: matrix products in bfloat16, the head and what is
+        stored in float32."""
         super().__init__()
         model.set_attn_implementation(PACKED_ATTENTION)
         # Dropout would make the proximal logprobs another policy's than the one that samples.
         self.model: PreTrainedModel = model.float().eval()
+        self.adapters = adapters
         self._temperature, self.autocast = temperature, autocast
         if activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -74,10 +78,12 @@ class Scorer(nn.Module):
 
 
 def scorer_of(config: Config, model: PreTrainedModel | None, *, autocast: bool) -> Scorer:
-    """Around `model`, or the one of `config.model`, on the CPU in float32."""
+    """Around `model`, or the one of `config.model`, on the CPU in float32, with adapters if they are asked for."""
+    model = model or load_model(config.model, torch.float32)
     return Scorer(
-        model or load_model(config.model, torch.float32),
+        model,
         temperature=config.actors.temperature,
+        adapters=Adapters(model.float(), config) if config.learner.lora.r else None,
         autocast=autocast,
         activation_checkpointing=config.learner.activation_checkpointing,
     )
