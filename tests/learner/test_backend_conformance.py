@@ -98,7 +98,7 @@ CASES = {
     "torch-lora": Case(on_cpu(TorchBackend), plain_gradients, learner=LORA),
     "fsdp2-2-lora": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, family="qwen2", learner=LORA),
     "megatron-tp2": on_megatron(2, "qwen3", tensor_parallel=2),
-    "megatron-pp2": on_megatron(2, "qwen3", pipeline_parallel=2, layers=3),
+    "megatron-pp2": on_megatron(2, "qwen3", pipeline_parallel=2),
     "megatron-dp2-sharded-optimizer": on_megatron(2, "qwen2", distributed_optimizer=True),
     "megatron-1": on_megatron(1, "llama"),
     "megatron-dp2": on_megatron(2, "qwen3"),
@@ -187,7 +187,7 @@ def played(case: Case, folder: Path) -> dict[str, Any]:
     backend = loaded
     update(2)
     found["resumed"] = {n: t.clone() for n, t in backend.weights()}
-    other = case.build(config, tiny_model("qwen2" if case.family != "qwen2" else "llama"))
+    other = case.build(config, tiny_model("qwen2" if case.family != "qwen2" else "llama", layers=case.layers))
     try:
         other.load(folder / "saved")
     except RunError as error:

@@ -17,8 +17,11 @@ from asyncrl.learner.backends.megatron_names import Layout, from_hf, placed, to_
 from asyncrl.learner.backends.protocol import Packed
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
+from asyncrl.learner.objective import Objective
+from asyncrl.learner.trainer import Trainer
 from tests.learner.ranks import on_ranks
 from tests.learner.test_backend_conformance import LR, close, loss, parts
+from tests.learner.test_critic import GAE, a_trainer, config_of, differ, trained, weights
 from tests.learner.tiny import VOCABULARY, tiny_config, tiny_model
 
 NAMES = (
@@ -132,10 +135,11 @@ def chain(from_: Path | None, to: Path, begin: int, end: int, options: dict[str,
 
 @pytest.mark.usefixtures("megatron")
 def test_a_checkpoint_goes_on_however_the_model_is_shared(tmp_path: Path) -> None:
-    """Tensor parallel -> alone -> data parallel with a sharded optimizer; the export is what transformers loads."""
+    """Tensor parallel -> pipeline -> data parallel with a sharded optimizer; the export is what transformers loads."""
     whole = on_ranks(1, tmp_path / "meet", chain, None, tmp_path / "whole", 0, 3, {})[0]
     first = on_ranks(2, tmp_path / "meet-0", chain, None, tmp_path / "s0", 0, 1, {"tensor_parallel": 2})[0]
-    second = on_ranks(1, tmp_path / "meet-1", chain, tmp_path / "s0", tmp_path / "s1", 1, 2, {})[0]
+    staged = {"pipeline_parallel": 2}
+    second = on_ranks(2, tmp_path / "meet-1", chain, tmp_path / "s0", tmp_path / "s1", 1, 2, staged)[0]
     sharded = {"distributed_optimizer": True}
     third = on_ranks(2, tmp_path / "meet-2", chain, tmp_path / "s1", tmp_path / "s2", 2, 3, sharded)[0]
     torch.testing.assert_close(second.pop("reference"), first.pop("reference"), atol=2e-5, rtol=1e-5)
@@ -158,11 +162,23 @@ def refused(learners: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.usefixtures("megatron")
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    options = [{"backend_options": {"pipeline_parallel": 2}}, {"backend_options": {"tensor_parallel": 3}}]
-    unknown, uneven, offload = on_ranks(2, tmp_path, refused, [*options, {"cpu_offload": True}])[0]
-    assert "learner.backend_options.pipeline_parallel" in unknown
+    options = [{"context_parallel": 2}, {"tensor_parallel": 3}, {"tensor_parallel": 2, "pipeline_parallel": 2}]
+    learners = [*({"backend_options": o} for o in options), {"cpu_offload": True}]
+    unknown, uneven, too_many, offload = on_ranks(2, tmp_path, refused, learners)[0]
+    assert "learner.backend_options.context_parallel" in unknown
     assert "tensor_parallel is 3, which does not divide learner.ranks = 2" in uneven
+    assert "pipeline_parallel is 2, and times tensor_parallel = 2 it does not divide learner.ranks = 2" in too_many
     assert "cpu_offload" in offload
+
+
+@pytest.mark.usefixtures("megatron")
+def test_every_stage_has_a_layer() -> None:
+    from asyncrl.learner.backends.megatron_groups import Options
+    from asyncrl.learner.backends.megatron_model import layout_of, stages_of
+
+    assert [stage.count("decoder") for stage in stages_of(7, 3)] == [3, 2, 2]
+    with pytest.raises(ConfigError, match="pipeline_parallel is 3 and the model has 2 layers"):
+        layout_of(tiny_model().config, Options(pipeline_parallel=3))
 
 
 def test_options_of_a_backend_that_has_none_are_refused() -> None:
@@ -233,6 +249,38 @@ def test_each_family_has_its_own_logits_and_comes_back_bit_for_bit(tmp_path: Pat
     assert max(worst) < 1e-4
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "hf")
     close(dict(loaded.named_parameters()), dict(tiny_model(family).named_parameters()), 0.0)
+
+
+def ppo_on_a_stage(model: Path, folder: Path, kind: str) -> tuple[dict[str, Tensor], bool]:
+    """Two steps, a checkpoint, one more; then that one again from the checkpoint."""
+    from asyncrl.learner.backends.megatron import MegatronBackend
+
+    learner = {"backend": "megatron", "backend_options": {"pipeline_parallel": 2}, "ranks": 2}
+    config = config_of(model, **GAE, **learner, critic=kind, tokens_per_micro_batch=60)
+    trainer = Trainer(config, MegatronBackend(config), Objective(config.learner), MegatronBackend)
+    trained(trainer, 2)
+    trainer.save(folder)
+    torch.distributed.barrier()
+    trained(trainer, 1, start=2)
+    again = Trainer(config, MegatronBackend(config), Objective(config.learner), MegatronBackend)
+    again.load(folder)
+    trained(again, 1, start=2)
+    found = weights(trainer)
+    return found, all(torch.equal(t, found[n]) for n, t in weights(again).items())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_a_critic_whose_states_come_out_of_a_pipeline(tmp_path: Path, kind: str) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    _, alone = a_trainer(tmp_path / "model", **GAE, critic=kind)
+    trained(alone, 3)
+    first, second = on_ranks(2, tmp_path / "meet", ppo_on_a_stage, tmp_path / "model", tmp_path, kind)
+    assert differ(weights(alone), first[0]) < 2e-5
+    assert first[1]
+    assert second[1]
+    assert all(torch.equal(second[0][f"head.{n}"], first[0][f"head.{n}"]) for n in ("weight", "bias"))
 
 
 @pytest.mark.usefixtures("megatron")

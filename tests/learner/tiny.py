@@ -32,13 +32,14 @@ SIZE: dict[str, Any] = {
 }
 
 
-def tiny_model(family: str = "qwen3", seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: str = "qwen3", seed: int = 0, layers: int = 2) -> PreTrainedModel:
     torch.manual_seed(seed)
+    size = SIZE | {"num_hidden_layers": layers}
     if family == "qwen3":
-        return Qwen3ForCausalLM(Qwen3Config(**SIZE, head_dim=8, tie_word_embeddings=True))
+        return Qwen3ForCausalLM(Qwen3Config(**size, head_dim=8, tie_word_embeddings=True))
     if family == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**SIZE, tie_word_embeddings=False))
-    return LlamaForCausalLM(LlamaConfig(**SIZE, tie_word_embeddings=False))
+        return Qwen2ForCausalLM(Qwen2Config(**size, tie_word_embeddings=False))
+    return LlamaForCausalLM(LlamaConfig(**size, tie_word_embeddings=False))
 
 
 def tiny_config(**learner: Any) -> Config:

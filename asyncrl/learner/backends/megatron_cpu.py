@@ -1,8 +1,9 @@
 """Megatron-core on a machine without a GPU: for tests and small trials, nothing else imports this.
 
 Megatron-core writes `torch.cuda.current_device()` and `device="cuda"` where it means "where the model is", and keeps
-generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs those three have to say CPU. None
-of Megatron's own functions is replaced. With a GPU this refuses to run: there Megatron-core runs as it is.
+generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs those three have to say CPU, and
+there is no GPU that pipeline stages would wait for. None of Megatron's own functions is replaced. With a GPU this
+refuses to run: there Megatron-core runs as it is.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ def stand_in() -> None:
     if torch.cuda.is_available():
         raise RuntimeError("megatron_cpu stands in for a GPU, and there is one")
     torch.cuda.current_device = _cpu  # type: ignore[assignment]
+    torch.cuda.synchronize = _nothing_to_wait_for
     random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
 
 
-class OptimizerOnCpu(TorchFunctionMode):
+class OnCpu(TorchFunctionMode):
     """Within it tensors asked for on "cuda" come on the CPU, and those there say the type of a GPU's, which the
     optimizer and its clipping assert."""
 
@@ -45,6 +47,10 @@ class OptimizerOnCpu(TorchFunctionMode):
 
 def _cpu() -> torch.device:
     return CPU
+
+
+def _nothing_to_wait_for(device: Any = None) -> None:
+    pass
 
 
 class _NoGenerators(random.CudaRNGStatesTracker):  # type: ignore[misc]

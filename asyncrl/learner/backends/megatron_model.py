@@ -1,21 +1,19 @@
-"""A Hugging Face decoder as a model of Megatron-core, and the scores of packed rows from it.
+"""A Hugging Face decoder as a model of Megatron-core, or the layers of it that one pipeline stage has.
 
 Attention runs row by row in torch's own kernel, so a pack needs neither a mask of T x T nor Transformer Engine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -25,28 +23,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from asyncrl.errors import ConfigError
-from asyncrl.learner.backends.megatron_logprobs import parallel_logprobs
-from asyncrl.learner.backends.megatron_names import Layout, from_hf, placed
-from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.backends.megatron_groups import Groups, Options
+from asyncrl.learner.backends.megatron_names import EMBEDDING, HEAD, Layout, in_layer, placed
 from asyncrl.learner.backends.varlen_attention import varlen_sdpa
 from asyncrl.learner.prefixes import Segment
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """learner.backend_options under `learner.backend: megatron`."""
-
-    tensor_parallel: int = 1
-    """Ranks that share each matrix; divides learner.ranks and the model's key and value heads."""
-    sequence_parallel: bool = False
-    """They share what lies between the matrices along the tokens too: less memory for activations."""
-    distributed_optimizer: bool = False
-    """Optimizer state sharded over the ranks that compute different micro-batches."""
-
-
-def layout_of(hf: PretrainedConfig, tensor_parallel: int) -> Layout:
+def layout_of(hf: PretrainedConfig, options: Options) -> Layout:
     """Raises ConfigError for a model that is not one of FAMILIES as it comes, or cannot be shared so."""
     rope = dict(getattr(hf, "rope_parameters", None) or {})
     problem = None
@@ -65,11 +50,16 @@ def layout_of(hf: PretrainedConfig, tensor_parallel: int) -> Layout:
     if problem:
         raise ConfigError(f"model.path {problem}: learner.backend megatron does not compute it, use fsdp2.")
     for what, n in (("num_key_value_heads", hf.num_key_value_heads), ("intermediate_size", hf.intermediate_size)):
-        if n % tensor_parallel:
+        if n % options.tensor_parallel:
             raise ConfigError(
-                f"learner.backend_options.tensor_parallel is {tensor_parallel}, which does not divide the model's "
-                f"{what} = {n}: choose a divisor."
+                f"learner.backend_options.tensor_parallel is {options.tensor_parallel}, which does not divide the "
+                f"model's {what} = {n}: choose a divisor."
             )
+    if options.pipeline_parallel > hf.num_hidden_layers:
+        raise ConfigError(
+            f"learner.backend_options.pipeline_parallel is {options.pipeline_parallel} and the model has "
+            f"{hf.num_hidden_layers} layers: each stage needs one, choose fewer stages."
+        )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     return Layout(hf.num_attention_heads, hf.num_key_value_heads, head_dim, hf.vocab_size)
 
@@ -80,11 +70,29 @@ class Decoder(GPTModel):  # type: ignore[misc]
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
 
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Its parameters, with the names that they have in a model of one stage."""
+        for name, parameter in self.named_parameters():
+            if name == HEAD and self.share_embeddings_and_output_weights:
+                yield EMBEDDING, parameter
+            elif found := in_layer(name):
+                # Megatron counts layers from 1, and through all stages.
+                yield f"decoder.layers.{self.decoder.layers[found[0]].layer_number - 1}.{found[1]}", parameter
+            else:
+                yield name, parameter
+
 
 def build(
-    hf: PretrainedConfig, layout: Layout, options: Options, dtype: torch.dtype, *, checkpointing: bool
+    hf: PretrainedConfig,
+    layout: Layout,
+    options: Options,
+    groups: Groups,
+    dtype: torch.dtype,
+    *,
+    checkpointing: bool,
 ) -> Decoder:
-    """With memory for weights that nobody has written yet."""
+    """This rank's piece, with memory for weights that nobody has written yet. Collective."""
+    stages = stages_of(hf.num_hidden_layers, options.pipeline_parallel)
     config = TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
@@ -103,6 +111,11 @@ def build(
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=options.tensor_parallel,
+        pipeline_model_parallel_size=options.pipeline_parallel,
+        pipeline_model_parallel_layout=stages if len(stages) > 1 else None,
+        # Micro-batches differ in size. Megatron looks at a dispatcher of experts, which there are none of.
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
         sequence_parallel=options.sequence_parallel and options.tensor_parallel > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -129,89 +142,34 @@ def build(
     rows = -(-layout.vocabulary // options.tensor_parallel) * options.tensor_parallel
     decoder = Decoder(
         config,
-        TransformerBlockSubmodules([spec] * config.num_layers, Norm),
+        TransformerBlockSubmodules([spec] * stages[groups.stages.rank()].count("decoder"), Norm),
         vocab_size=rows,
         max_sequence_length=hf.max_position_embeddings,
+        pre_process=groups.first,
+        post_process=groups.last,
         share_embeddings_and_output_weights=hf.tie_word_embeddings,
         position_embedding_type="rope",
         rotary_base=hf.rope_parameters["rope_theta"],
     )
-    for name, parameter in decoder.named_parameters():
+    for name, parameter in decoder.named():
         if placed(name)[1] != "whole":
             # Counted on every rank in the gradient's norm; Megatron marks it only where it initializes weights itself.
-            parameter.tensor_model_parallel = True
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     decoder.to(dtype)
     return decoder
 
 
-def fill(decoder: Decoder, state: dict[str, Tensor], layout: Layout) -> None:
-    """This rank's pieces of weights with Hugging Face names."""
-    rank, size = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            parameter.copy_(from_hf(name, state.__getitem__, layout, rank, size))
+def stages_of(layers: int, stages: int) -> list[list[str]]:
+    """What each stage computes, as Megatron says it. The earlier ones have a layer more where they cannot all have as
+    many: the last one has the head.
 
-
-class Scorer:
-    """Scores of packed rows; `run` is the decoder, or what wraps it."""
-
-    def __init__(self, decoder: Decoder, run: nn.Module, layout: Layout, temperature: float) -> None:
-        self.decoder, self._run, self._layout, self._temperature = decoder, run, layout, temperature
-        self._group = parallel_state.get_tensor_model_parallel_group()
-
-    def __call__(self, part: Packed) -> Scores:
-        weight = self._head()
-        device, size = weight.device, self._group.size()
-        sequence_parallel = self.decoder.config.sequence_parallel
-        # Sequence parallelism shares the tokens evenly: a row of padding fills them up.
-        padding = -len(part.token_ids) % size if sequence_parallel else 0
-        lengths = (*part.lengths, padding) if padding else part.lengths
-        token_ids = F.pad(part.token_ids, (0, padding)).to(device)
-        starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
-        hidden = self._run(
-            token_ids[None],
-            torch.cat([torch.arange(n) for n in lengths]).to(device)[None],
-            None,
-            packed_seq_params=PackedSeqParams("thd", starts, starts, None, None, max(lengths), max(lengths)),
-        )
-        if sequence_parallel:
-            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        wanted = part.mask.to(device).nonzero()[:, 0]
-        predicting = hidden[:, 0].index_select(0, wanted - 1)
-
-        def on_tokens(x: Tensor) -> Tensor:
-            return torch.zeros(len(part.token_ids), device=device).index_put((wanted,), x)
-
-        logprobs = entropy = torch.zeros(len(part.token_ids), device=device)
-        squares = None
-        if part.wants & {"logprobs", "sum_pi_sq"}:
-            found = parallel_logprobs(
-                predicting,
-                weight,
-                token_ids[wanted],
-                self._temperature,
-                first=self._group.rank() * self._rows(),
-                vocabulary=self._layout.vocabulary,
-                group=self._group,
-            )
-            logprobs, entropy, squares = map(on_tokens, found)
-        return Scores(
-            logprobs,
-            entropy,
-            predicting if "hidden" in part.wants else None,
-            squares if "sum_pi_sq" in part.wants else None,
-        )
-
-    def _head(self) -> Tensor:
-        """This rank's rows of the output matrix, those of real tokens."""
-        decoder = self.decoder
-        tied = decoder.share_embeddings_and_output_weights
-        weight: Tensor = decoder.shared_embedding_or_output_weight() if tied else decoder.output_layer.weight
-        return weight[: max(0, min(self._rows(), self._layout.vocabulary - self._group.rank() * self._rows()))]
-
-    def _rows(self) -> int:
-        size: int = self._group.size()
-        return -(-self._layout.vocabulary // size)
+    >>> stages_of(3, 2)
+    [['embedding', 'decoder', 'decoder'], ['decoder', 'loss']]
+    """
+    found = [["decoder"] * (layers // stages + (stage < layers % stages)) for stage in range(stages)]
+    found[0].insert(0, "embedding")
+    found[-1].append("loss")
+    return found
 
 
 class Norm(nn.RMSNorm):

@@ -20,6 +20,7 @@ from torch import Tensor
 Kind = Literal["whole", "rows", "columns", "qkv", "stacked"]
 """How the ranks share it. whole: each has all. rows, columns: an equal share of them."""
 
+EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _QKV = ("self_attn.q_proj.{}", "self_attn.k_proj.{}", "self_attn.v_proj.{}")
 _IN_LAYER: dict[str, tuple[tuple[str, ...], Kind]] = {
@@ -34,9 +35,9 @@ _IN_LAYER: dict[str, tuple[tuple[str, ...], Kind]] = {
     "mlp.linear_fc2.weight": (("mlp.down_proj.weight",), "columns"),
 }
 _TOP: dict[str, tuple[tuple[str, ...], Kind]] = {
-    "embedding.word_embeddings.weight": (("model.embed_tokens.weight",), "rows"),
+    EMBEDDING: (("model.embed_tokens.weight",), "rows"),
     "decoder.final_layernorm.weight": (("model.norm.weight",), "whole"),
-    "output_layer.weight": (("lm_head.weight",), "rows"),
+    HEAD: (("lm_head.weight",), "rows"),
 }
 
 
@@ -52,11 +53,17 @@ class Layout:
     """Real tokens; rows beyond them fill the last rank up and are zero."""
 
 
+def in_layer(name: str) -> tuple[int, str] | None:
+    """Of a weight in a layer: which, and its name there."""
+    found = _LAYER.fullmatch(name)
+    return None if found is None else (int(found[1]), found[2])
+
+
 def placed(name: str) -> tuple[tuple[str, ...], Kind]:
     """The Hugging Face names of what Megatron calls `name`, and how ranks share it."""
-    if found := _LAYER.fullmatch(name):
-        names, kind = _IN_LAYER[found[2]]
-        return tuple(f"model.layers.{found[1]}.{n}" for n in names), kind
+    if found := in_layer(name):
+        names, kind = _IN_LAYER[found[1]]
+        return tuple(f"model.layers.{found[0]}.{n}" for n in names), kind
     return _TOP[name]
 
 

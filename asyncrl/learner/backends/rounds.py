@@ -19,6 +19,7 @@ from asyncrl.learner.backends.protocol import Packed, Scores, Want
 from asyncrl.learner.packing import rounds, row_cost
 
 Score = Callable[[Packed], Scores]
+Loss = Callable[[int, Scores], Tensor]
 
 
 class Rounds:
@@ -32,45 +33,76 @@ class Rounds:
         """Backend.logprobs, of a model that `score` calls."""
         found: dict[int, Scores] = {}
         with torch.no_grad():
-            for together in self._rounds(parts):
-                scores = score(self._own(parts, together))
-                found |= zip(together, self._gathered(parts, together, scores), strict=True)
+            for together in self.plan(parts):
+                scores = score(self.own(parts, together))
+                found |= zip(together, self.gathered(parts, together, scores), strict=True)
         return [found[i] for i in range(len(parts))]
 
-    def accumulate(self, score: Score, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
+    def accumulate(self, score: Score, parts: Sequence[Packed], loss: Loss) -> None:
         """Backend.accumulate, of a model that `score` calls."""
-        for together in self._rounds(parts):
-            scores = score(self._own(parts, together))
-            for r, (i, seen) in enumerate(zip(together, self._gathered(parts, together, scores), strict=True)):
-                share = loss(i, scores if r == self._rank else seen)
-                if r == self._rank:
-                    own = share
-                elif share.requires_grad:  # what hangs on the scores and is not sharded, such as a critic's head
-                    share.backward()  # type: ignore[no-untyped-call]
-            if self._rank >= len(together):
-                own = 0.0 * sum((x.sum() for x in _fields(scores) if x.requires_grad), start=torch.zeros(()))
-            own.backward()  # type: ignore[no-untyped-call]
+        for together in self.plan(parts):
+            scores = score(self.own(parts, together))
+            share = self.share(together, scores, self.gathered(parts, together, scores), loss)
+            share.backward()  # type: ignore[no-untyped-call]
 
-    def _rounds(self, parts: Sequence[Packed]) -> list[list[int]]:
+    def plan(self, parts: Sequence[Packed]) -> list[list[int]]:
+        """Which parts each round computes."""
         return rounds([sum(row_cost(n) for n in part.lengths) for part in parts], self._size)
 
-    def _own(self, parts: Sequence[Packed], together: Sequence[int]) -> Packed:
+    def own(self, parts: Sequence[Packed], together: Sequence[int]) -> Packed:
+        """What this rank computes of a round."""
         if self._rank < len(together):
             return parts[together[self._rank]]
         return _nothing(parts[together[0]].wants)
 
-    def _gathered(self, parts: Sequence[Packed], together: Sequence[int], own: Scores) -> list[Scores]:
-        """Of each part of the round, without gradient."""
+    def gathered(self, parts: Sequence[Packed], together: Sequence[int], own: Scores) -> list[Scores]:
+        """Of each part of the round, without gradient, on every rank; `own` as this rank computed it."""
+        width = 0 if own.hidden is None else own.hidden.shape[1]
+        flat = _flat(own)
         if self._size == 1:
-            return [_cut(own.hidden, parts[together[0]], torch.cat(_flat(own)))]
-        flat = torch.cat(_flat(own))
+            return [_cut(width, parts[together[0]], flat)]
         # How much each rank sends follows from its part, which all of them know.
-        longest = max(_numbers(own.hidden, parts[i]) for i in together)
-        padded = flat.new_zeros(max(longest, _numbers(own.hidden, _nothing(parts[0].wants))))
+        longest = max(_numbers(width, parts[i]) for i in together)
+        padded = flat.new_zeros(max(longest, _numbers(width, _nothing(parts[0].wants))))
         padded[: len(flat)] = flat
         received = [torch.empty_like(padded) for _ in range(self._size)]
         dist.all_gather(received, padded, group=self._group)
-        return [_cut(own.hidden, parts[i], x) for i, x in zip(together, received, strict=False)]
+        return [_cut(width, parts[i], x) for i, x in zip(together, received, strict=False)]
+
+    def share(self, together: Sequence[int], own: Scores, seen: Sequence[Scores], loss: Loss) -> Tensor:
+        """What this rank differentiates of a round's loss, which is asked of every part of it; `seen` as gathered."""
+        mine = None
+        for r, (i, scores) in enumerate(zip(together, seen, strict=True)):
+            if r == self._rank:
+                mine = loss(i, own)
+            else:
+                settle(loss(i, scores))
+        if mine is None:
+            mine = 0.0 * sum((x.sum() for x in _fields(own) if x.requires_grad), start=torch.zeros(()))
+        return mine
+
+
+def settle(share: Tensor) -> None:
+    """Of a part that another rank computed: what hangs on its scores and is not sharded, such as a critic's head."""
+    if share.requires_grad:
+        share.backward()  # type: ignore[no-untyped-call]
+
+
+def broadcast(
+    parts: Sequence[Packed],
+    found: Sequence[Scores] | None,
+    *,
+    width: int,
+    device: torch.device,
+    source: int,
+    group: dist.ProcessGroup,
+) -> list[Scores]:
+    """Scores of `parts` on every rank of `group`, without gradient: those `found` on its rank `source`. `width`: of a
+    hidden state."""
+    numbers = [_numbers(width, part) for part in parts]
+    flat = torch.empty(sum(numbers), device=device) if found is None else torch.cat([*map(_flat, found)])
+    dist.broadcast(flat, group=group, group_src=source)
+    return [_cut(width, part, x) for part, x in zip(parts, torch.split(flat, numbers), strict=True)]
 
 
 def _nothing(wants: frozenset[Want]) -> Packed:
@@ -82,21 +114,21 @@ def _fields(scores: Scores) -> list[Tensor]:
     return [x for x in (scores.logprobs, scores.entropy, scores.sum_pi_sq, scores.hidden) if x is not None]
 
 
-def _flat(scores: Scores) -> list[Tensor]:
-    return [x.detach().float().flatten() for x in _fields(scores)]
+def _flat(scores: Scores) -> Tensor:
+    return torch.cat([x.detach().float().flatten() for x in _fields(scores)])
 
 
-def _sizes(hidden: Tensor | None, part: Packed) -> list[int]:
-    """Numbers in each of `_fields`; `hidden` of any part, None where it was not wanted."""
+def _sizes(width: int, part: Packed) -> list[int]:
+    """Numbers in each of `_fields`; `width` of a hidden state."""
     tokens = [len(part.token_ids)] * (3 if "sum_pi_sq" in part.wants else 2)
-    return tokens if hidden is None else [*tokens, int(part.mask.sum()) * hidden.shape[1]]
+    return [*tokens, int(part.mask.sum()) * width] if "hidden" in part.wants else tokens
 
 
-def _numbers(hidden: Tensor | None, part: Packed) -> int:
-    return sum(_sizes(hidden, part))
+def _numbers(width: int, part: Packed) -> int:
+    return sum(_sizes(width, part))
 
 
-def _cut(hidden: Tensor | None, part: Packed, flat: Tensor) -> Scores:
-    logprobs, entropy, *rest = torch.split(flat[: _numbers(hidden, part)], _sizes(hidden, part))
+def _cut(width: int, part: Packed, flat: Tensor) -> Scores:
+    logprobs, entropy, *rest = torch.split(flat[: _numbers(width, part)], _sizes(width, part))
     squares = rest.pop(0) if "sum_pi_sq" in part.wants else None
-    return Scores(logprobs, entropy, None if hidden is None else rest[0].view(-1, hidden.shape[1]), squares)
+    return Scores(logprobs, entropy, rest[0].view(-1, width) if "hidden" in part.wants else None, squares)
