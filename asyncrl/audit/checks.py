@@ -9,6 +9,7 @@ staleness         the bound, at every use, from the stored versions
 acknowledgements  what an actor was told is stored is in the ledger, the same
 learner           the learner trained the groups that the ledger says, byte for byte
 payloads          what lies on disk is what was recorded (payloads.py)
+prefixes          what interrupted attempts handed back is where the ledger says (prefixes.py)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import get_args
 from asyncrl.audit.drawing import curriculum
 from asyncrl.audit.ledger import GroupRow, LedgerRows
 from asyncrl.audit.payloads import payloads
+from asyncrl.audit.prefixes import prefixes
 from asyncrl.audit.witnesses import Ack, AckLines, Evidence, LearnerList, Limits
 from asyncrl.buffer.group import Reason
 from asyncrl.learner.checkpoints import group_digests
@@ -49,6 +51,7 @@ def violations(evidence: Evidence) -> Iterator[Violation]:
         "staleness": staleness(ledger, limits),
         "learner": (text for said in evidence.lists for text in learner(ledger, said)),
         "payloads": payloads(ledger, evidence.payload),
+        "prefixes": prefixes(ledger, evidence.payload),
     }
     for check, texts in found.items():
         yield from (Violation(check, text) for text in texts)

@@ -81,6 +81,8 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
     yield f"uses              {_listed(f.uses, '{1} groups {0}x')} (at most {config.buffer.max_uses})"
     yield f"staleness         {_listed(f.staleness, 'age {}: {}')} (uses; at most {config.buffer.max_staleness})"
     yield f"attempts          {_listed(f.attempts)}"
+    if f.prefixes:
+        yield f"prefixes          {_listed(f.prefixes)} (handed back by interrupted attempts)"
     yield f"puts beside these {_listed(f.puts)}"
     yield f"lost, allowed     {_listed(f.lost)}; stored and in no actor's log {f.unlogged}"
     yield ""

@@ -28,6 +28,8 @@ class Figures:
     """Uses in applied batches by the group's staleness."""
     attempts: dict[str, int]
     """By how they ended."""
+    prefixes: dict[str, int]
+    """Handed back by interrupted attempts, by what became of them."""
     puts: dict[str, int]
     """duplicate, late and lost, as the buffer counted them."""
     lost: dict[str, int]
@@ -67,6 +69,7 @@ def figures(evidence: Evidence) -> Figures:
             if (members := ledger.members.get(number))
         ),
         attempts=_counted(a.ended or "leased" for found in ledger.attempts.values() for a in found),
+        prefixes=_counted(p.ended or "kept" for p in ledger.prefixes),
         puts={
             name: sum(n for (_, what), n in ledger.counters.items() if what == name) for name in ("duplicate", "late")
         },

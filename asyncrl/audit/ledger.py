@@ -94,6 +94,18 @@ class TrajectoryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixRow:
+    group: int
+    index: int
+    attempt: int
+    """That handed it back."""
+    tokens: int
+    """With its prompt."""
+    digest: str
+    ended: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRow:
     serial: int
     b: int
@@ -135,6 +147,8 @@ class LedgerRows:
     next_draw: int
     curriculum: dict[int, CurriculumRow]
     """Its states by serial, in order."""
+    prefixes: list[PrefixRow]
+    """What interrupted attempts handed back."""
 
     @cached_property
     def line(self) -> list[BatchRow]:
@@ -237,6 +251,10 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["serial"]: CurriculumRow(**_with_bools(row, "released"))
             for row in read("SELECT serial, batch, version, state, released FROM curriculum ORDER BY serial")
         },
+        prefixes=[
+            PrefixRow(**dict(row))
+            for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
+        ],
     )
 
 

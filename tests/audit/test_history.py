@@ -16,6 +16,7 @@ from asyncrl.audit.drawing import curriculum
 from asyncrl.audit.figures import account
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, payloads
+from asyncrl.audit.prefixes import prefixes
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.restore import restore
 from tests.buffer.fakes import FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
@@ -33,6 +34,7 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> 
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
     files = PayloadFiles(folder / "payloads")
     yield from payloads(ledger, files.read)
+    yield from prefixes(ledger, files.read)
     files.close()
 
 

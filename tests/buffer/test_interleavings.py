@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,13 @@ class Interleavings(RuleBasedStateMachine):
         self.tickets = (self.tickets + lent)[-60:]
 
     def made(self, data: Any, ticket: Ticket) -> Trajectory:
-        first = ticket.min_version[1]
+        """With a prefix it goes on behind it, or begins anew."""
+        kept = ticket.prefix if ticket.prefix is not None and data.draw(st.booleans()) else None
+        before = [] if kept is None else kept.versions[kept.mask].tolist()
+        first = max([ticket.min_version[1], *before])
         last = max(first, self.buffer.ledger.history.recorded_version)
         versions = sorted(data.draw(st.lists(st.integers(first, last), min_size=1, max_size=3)))
-        return trajectory(ticket, tuple(versions), float(data.draw(st.integers(0, 1))))
+        return trajectory(ticket, (*before, *versions), float(data.draw(st.integers(0, 1))))
 
     @rule(data=st.data())
     def play(self, data: Any) -> None:
@@ -139,7 +143,7 @@ class Interleavings(RuleBasedStateMachine):
             assert put(self.buffer, again) == "duplicate"
             self.commit()
 
-    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew"]))
+    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew", "hand back", "hand back"]))
     def give_up(self, data: Any, how: str) -> None:
         if not self.tickets:
             return
@@ -149,6 +153,10 @@ class Interleavings(RuleBasedStateMachine):
         for actor in ACTORS:
             if how == "release":
                 self.buffer.release(actor, [(ticket.id, ticket.attempt)])
+            elif how == "hand back":
+                row = self.made(data, ticket).rows[0]
+                with suppress(Refused):  # of a version that was left
+                    self.buffer.release(actor, [(ticket.id, ticket.attempt)], prefixes={0: row})
             elif how == "renew":
                 self.buffer.renew(self.now, actor, [(ticket.id, ticket.attempt)])
         self.commit()
