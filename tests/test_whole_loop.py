@@ -217,13 +217,14 @@ def test_a_branch_at_an_earlier_step_and_a_run_forked_from_it(launch: Launch) ->
 
 FSDP2 = ["--learner.backend", "fsdp2"]
 MEGATRON = ["--learner.backend", "megatron", "--learner.backend-options", '{"tensor_parallel": 2}']
+PIPELINE = ["--learner.backend", "megatron", "--learner.backend-options", '{"pipeline_parallel": 2}']
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("backend", [FSDP2, MEGATRON], ids=["fsdp2", "megatron"])
+@pytest.mark.parametrize("backend", [FSDP2, MEGATRON, PIPELINE], ids=["fsdp2", "megatron", "pipeline"])
 def test_the_quickstart_on_two_ranks(tmp_path: Path, backend: list[str]) -> None:
-    if backend is MEGATRON:
+    if backend is not FSDP2:
         pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
     folder = RunFolder(tmp_path / "run")
     config = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
