@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.buffer.client import BatchReply, BufferClient
+from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.quickstart.model import build_model
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.shm import ShmPublisher
+from tests.actors.roles import Process, Roles, batch
 
 GROUPS, SIZE = 4, 4
 
@@ -29,16 +27,9 @@ GROUPS, SIZE = 4, 4
 @dataclass
 class Stage:
     folder: RunFolder
-    buffer: subprocess.Popen[bytes]
-    actor: subprocess.Popen[bytes]
-
-
-def start_role(folder: RunFolder, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    with folder.log(module).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, str(folder.path), *arguments],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}, stdout=log, stderr=log,
-        )  # fmt: skip
+    roles: Roles
+    buffer: Process
+    actor: Process
 
 
 @pytest.fixture
@@ -57,25 +48,10 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
         }
     )
     folder = RunFolder.create(tmp_path / "run", config)
-    roles: list[subprocess.Popen[bytes]] = []
-    try:
-        roles.append(start_role(folder, "asyncrl.buffer"))
-        roles.append(start_role(folder, "asyncrl.actors", "--name", "actor-0"))
-        yield Stage(folder, *roles)
-    finally:
-        for role in roles:
-            role.kill()
-            role.wait(10)
-        folder.remove_temporary()
-
-
-def batch(learner: BufferClient, incarnation: int, b: int) -> BatchReply:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        reply = learner.batch(incarnation, b, 0, 1, 1.0)
-        if reply.state == "ready":
-            return reply
-    raise AssertionError(f"batch {b} did not come: {reply.why}")
+    with Roles(folder) as roles:
+        buffer = roles.start("asyncrl.buffer")
+        yield Stage(folder, roles, buffer, roles.start("asyncrl.actors", "--name", "actor-0"))
+    folder.remove_temporary()
 
 
 @pytest.mark.parametrize("stage", ["lookup", "examples/agent_openai.py:agent"], indirect=True)
@@ -117,7 +93,7 @@ def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> Non
     assert learner.evaluation("before").done
 
     stage.actor.send_signal(signal.SIGTERM)
-    assert stage.actor.wait(20) == 0, run.log("asyncrl.actors").read_text()
+    assert stage.actor.wait(20) == 0, stage.roles.log(stage.actor)
     lines = [json.loads(line) for line in (run.acks / "actor-0.jsonl").read_text().splitlines()]
     acknowledged = {(line["group"], line["index"]): line["digest"] for line in lines}
     assert len(acknowledged) == len(lines)
@@ -141,6 +117,6 @@ def test_a_tool_that_never_returns_does_not_hold_up_the_end(stage: Stage) -> Non
     time.sleep(1.0)
     stage.actor.send_signal(signal.SIGTERM)
     assert stage.actor.wait(20) == 0
-    assert "did not return: left behind" in run.log("asyncrl.actors").read_text()
+    assert "did not return: left behind" in stage.roles.log(stage.actor)
     assert not learner.status()["leases"], "its tickets were not given back"
     learner.close()
