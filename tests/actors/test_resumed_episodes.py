@@ -1,4 +1,4 @@
-"""Real actor processes on a real buffer: one is told to stop in the middle of its answers, the other goes on with them."""
+"""Real actor processes on a real buffer: one is told to stop amid its answers, another goes on with them."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 def test_what_one_actor_began_another_ends_behind_the_same_tokens(run: RunFolder) -> None:
     models = [build_model(build_tokenizer(), seed=seed) for seed in (3, 4)]
     publisher = ShmPublisher(run.shm)
-    with (
-        Roles(run) as roles,
-        closing(BufferClient(run.address("buffer"), identity="learner", deadline_s=60)) as learner,
-    ):
+    client = BufferClient(run.address("buffer"), identity="learner", deadline_s=60)
+    with Roles(run) as roles, closing(client) as learner:
         roles.start("asyncrl.buffer")
         first = roles.start("asyncrl.actors", "--name", "actor-0")
         start = learner.start(0, 0, None)
