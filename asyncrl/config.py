@@ -164,7 +164,8 @@ class WeightsConfig(Section):
     """Let running requests finish before an update instead of updating in flight."""
     channel: str = "shm"
     """How weights travel: `shm`, a file in shared memory of one host; `zmq`, also to other hosts: each fetches a
-    version once, what changed of it where that is less, and its actors share it; or `package.module:Name`."""
+    version once, what changed of it where that is less, and its actors share it; `cuda_ipc`, to engines on the
+    learner's own GPU; `nccl`, from GPU to GPU (docs/weights.md); or `package.module:Name`."""
     full_every: int = Field(100, ge=0)
     """Of `zmq`: every so many publications hosts fetch the whole file, whatever changed. 0: only when they must."""
 

@@ -105,6 +105,9 @@ class Updates:
                 await self._engine.load(weights)
             finally:
                 await self._engine.resume()
+        except WeightsCorrupt as error:  # found when they were read, before anything was changed
+            log.error("weights were not taken over: %s", error)
+            return False
         finally:
             self.loading = False
             weights.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.config import Config
@@ -58,7 +59,53 @@ class Zmq:
         return MirroredSubscriber(run.shm / "mirror", run.address("weights"))
 
 
-CHANNELS: dict[str, type[Channel]] = {"shm": Shm, "zmq": Zmq}
+class CudaIpc:
+    """Learner and engines on one GPU: engines map the learner's copy of a version."""
+
+    server: str | None = None
+
+    def publisher(self, run: RunFolder) -> Publisher:
+        from asyncrl.weights.cuda_ipc import require_cuda
+        from asyncrl.weights.device import DevicePublisher
+        from asyncrl.weights.ways import Mapped
+
+        return DevicePublisher(run.address("weights"), Mapped(), require_cuda("cuda_ipc"))
+
+    def subscriber(self, run: RunFolder) -> Subscriber:
+        from asyncrl.weights.cuda_ipc import require_cuda
+        from asyncrl.weights.receiver import DeviceSubscriber
+
+        return DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("cuda_ipc"))
+
+
+class Nccl:
+    """GPUs of one or several hosts: the learner broadcasts a version to each engine that asks for it."""
+
+    server: str | None = None
+
+    def publisher(self, run: RunFolder) -> Publisher:
+        from asyncrl.weights.cuda_ipc import require_cuda
+        from asyncrl.weights.device import DevicePublisher
+        from asyncrl.weights.ways import Broadcast
+
+        device = require_cuda("nccl")
+        return DevicePublisher(run.address("weights"), Broadcast("nccl", run.rendezvous.parent), device)
+
+    def subscriber(self, run: RunFolder) -> Subscriber:
+        from asyncrl.weights.cuda_ipc import require_cuda
+        from asyncrl.weights.receiver import DeviceSubscriber
+
+        return DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("nccl"))
+
+
+def _reader() -> str:
+    """Of this process: one that was started again is another."""
+    return f"{os.environ.get('ASYNCRL_ROLE', 'actor')}.{os.getpid()}"
+
+
+CHANNELS: dict[str, type[Channel]] = {"shm": Shm, "zmq": Zmq, "cuda_ipc": CudaIpc, "nccl": Nccl}
+ON_DEVICE = frozenset(("cuda_ipc", "nccl"))
+"""Channels whose versions engines take over by vLLM's weight-transfer API."""
 
 
 def channel(config: Config) -> Channel:

@@ -89,13 +89,13 @@ def read_index(data: Any, where: object) -> tuple[Entry, ...]:
     return checked_entries(said, offset, where)
 
 
-def checked_entries(said: Any, end: int, where: object) -> tuple[Entry, ...]:
-    """Entries as they stand in an index, of tensors that lie before `end`. Raises WeightsCorrupt."""
+def checked_entries(said: Any, end: int, where: object, begin: int = len(MAGIC)) -> tuple[Entry, ...]:
+    """Entries as they stand in an index, of tensors that lie from `begin` to `end`. Raises WeightsCorrupt."""
     entries = []
     try:
         for name, dtype, shape, offset, hexadecimal in said:
             entry = Entry(str(name), str(dtype), tuple(int(n) for n in shape), int(offset), str(hexadecimal))
-            if min(entry.shape, default=0) < 0 or entry.offset < len(MAGIC) or entry.end > end:
+            if min(entry.shape, default=0) < 0 or entry.offset < begin or entry.end > end:
                 raise WeightsCorrupt(f"{where}: the index points outside the file")
             entries.append(entry)
     except (ValueError, TypeError, KeyError, OverflowError) as error:

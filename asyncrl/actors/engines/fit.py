@@ -13,6 +13,7 @@ from asyncrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights
+    from asyncrl.weights.receiver import LentWeights
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -33,6 +34,12 @@ class Fit:
             self._known = weights, tensors
         return self._known[1]
 
+    def shapes(self, weights: LentWeights) -> None:
+        """Of weights whose values another process compares. Raises WeightsMismatch."""
+        given = {entry.name: entry.shape for entry in weights.layout.entries}
+        if problem := _misfit(given, self._shapes, self._optional):
+            raise _mismatch(str(weights.id), problem)
+
     def forget(self) -> None:
         """Let go of the weights."""
         self._known = None
@@ -41,19 +48,27 @@ class Fit:
 def check_fit(given: Mapping[str, torch.Tensor], shapes: Shapes, optional: Collection[str], id: str) -> None:
     """Raises WeightsMismatch unless `given` has every tensor of `shapes` that is not `optional`, none besides, each of
     the right shape and finite. `id` names the weights in the error."""
-    problem = ""
-    if missing := sorted(shapes.keys() - given.keys() - set(optional)):
-        problem = f"{len(missing)} tensors are missing, for instance {missing[0]}"
-    elif unknown := sorted(given.keys() - shapes.keys() - set(optional)):
-        problem = f"{len(unknown)} tensors are unknown, for instance {unknown[0]}"
-    else:
-        for name, tensor in given.items():
-            if name in shapes and tuple(tensor.shape) != shapes[name]:
-                problem = f"{name} has shape {list(tensor.shape)}, the model's has {list(shapes[name])}"
-            elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                problem = f"{name} holds values that are not finite"
+    problem = _misfit({name: tuple(tensor.shape) for name, tensor in given.items()}, shapes, optional)
+    for name, tensor in given.items() if not problem else ():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            problem = f"{name} holds values that are not finite"
     if problem:
-        raise WeightsMismatch(f"weights {id} do not fit the model: {problem}. The old weights stay in use.")
+        raise _mismatch(id, problem)
+
+
+def _misfit(given: Shapes, shapes: Shapes, optional: Collection[str]) -> str:
+    if missing := sorted(shapes.keys() - given.keys() - set(optional)):
+        return f"{len(missing)} tensors are missing, for instance {missing[0]}"
+    if unknown := sorted(given.keys() - shapes.keys() - set(optional)):
+        return f"{len(unknown)} tensors are unknown, for instance {unknown[0]}"
+    for name, shape in given.items():
+        if name in shapes and shape != shapes[name]:
+            return f"{name} has shape {list(shape)}, the model's has {list(shapes[name])}"
+    return ""
+
+
+def _mismatch(id: str, problem: str) -> WeightsMismatch:
+    return WeightsMismatch(f"weights {id} do not fit the model: {problem}. The old weights stay in use.")
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

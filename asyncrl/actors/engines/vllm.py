@@ -31,9 +31,11 @@ from asyncrl.actors.engines.vllm_process import Stats, end_vllm, start_vllm
 from asyncrl.actors.engines.vllm_settings import VLLMSettings, on_cpu, require_vllm
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.weights.channels import ON_DEVICE
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights
+    from asyncrl.weights.receiver import LentWeights
 
 Result = TypeVar("Result")
 
@@ -67,6 +69,7 @@ def from_config(
         eager=eager,
         record=record,
         start_s=config.launch.start_s,
+        transfer=config.weights.channel in ON_DEVICE,
         args=args or {},
     )
     return VLLMEngine(settings)
@@ -229,6 +232,13 @@ class VLLMEngine:
             await self._llm.abort(request)
 
     async def check(self, weights: Weights) -> None:
+        if self._settings.transfer:
+            from asyncrl.actors.engines.vllm_transfer import meet
+
+            lent = cast("LentWeights", weights)
+            self._fit.shapes(lent)
+            await meet(self._llm, lent, self._settings.tensor_parallel, self._command)
+            return
         await asyncio.to_thread(self._fit.tensors, weights)
 
     async def pause(self, recompute_kv: bool) -> None:
@@ -244,6 +254,18 @@ class VLLMEngine:
         self._check_alive()
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
+        await (self._transfer(cast("LentWeights", weights)) if self._settings.transfer else self._copy(weights))
+        held = (weights.id.branch, weights.id.version)
+        await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
+        self.held = held
+        self._fit.forget()
+
+    async def _transfer(self, weights: LentWeights) -> None:
+        from asyncrl.actors.engines.vllm_transfer import transfer
+
+        await transfer(self._llm, weights, self._command)
+
+    async def _copy(self, weights: Weights) -> None:
         tensors = await asyncio.to_thread(self._fit.tensors, weights)
         path: Path | None = getattr(weights, "path", None)
         if path is None or not await self._load_file(path, weights.id.digest):
@@ -252,10 +274,6 @@ class VLLMEngine:
                 copy, digest = await asyncio.to_thread(_write, folder, tensors)
                 if not await self._load_file(copy, digest):
                     raise EngineDied(f"vLLM's worker cannot open {copy}: it must run on this host")
-        held = (weights.id.branch, weights.id.version)
-        await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
-        self.held = held
-        self._fit.forget()
 
     async def _load_file(self, path: Path, digest: str) -> bool:
         return all(await self._in_worker("asyncrl_load", str(path), digest))

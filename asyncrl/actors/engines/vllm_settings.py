@@ -56,6 +56,8 @@ class VLLMSettings:
     record: bool = True
     """Take behaviour logprobs past vLLM's output path, and honour seeds, where that can be (vllm_sampler.py: on a CPU);
     otherwise they are vLLM's own."""
+    transfer: bool = False
+    """Weights come by vLLM's weight-transfer API (vllm_transfer.py): `weights.channel` cuda_ipc and nccl."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's engine, by vLLM's own names."""
 
@@ -97,6 +99,8 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
         "enforce_eager": cpu if s.eager is None else s.eager,
         "enable_log_requests": False,
     }
+    if s.transfer:
+        own["weight_transfer_config"] = {"backend": "asyncrl"}
     if s.kv_gb is not None or cpu:
         own["kv_cache_memory_bytes"] = int((s.kv_gb or 1.0) * 2**30)
     if cpu:

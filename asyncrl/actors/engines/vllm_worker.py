@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import asyncrl.actors.engines.vllm_transfer  # noqa: F401  (registers its backend, before vLLM makes it)
+from asyncrl.actors.engines.vllm_tied_head import pack_tied_head
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.weights.shm import ShmWeights
 
@@ -24,7 +26,7 @@ class WorkerExtension:
         except FileNotFoundError:
             return False
         self.reload_weights(weights_iterator=weights.tensors(), is_checkpoint_format=True)  # type: ignore[attr-defined]
-        self._asyncrl_pack_tied_head()
+        pack_tied_head(self.model_runner.get_model(), self.model_runner.model_config)
         weights.close()
         return True
 
@@ -33,19 +35,3 @@ class WorkerExtension:
         from asyncrl.actors.engines.vllm_sampler import install
 
         return install(self.model_runner, Path(path), rows, room)
-
-    def _asyncrl_pack_tied_head(self) -> None:
-        """On a CPU a head that is tied to the embedding keeps, over vLLM's reload, the matrix packed from the old one.
-
-        It has no weights of its own to be loaded, so the reload passes it by (layerwise.py of vLLM 0.32) and
-        logits come silently from the new model's layers and the old model's head.
-        """
-        model = self.model_runner.get_model()
-        config = self.model_runner.model_config.hf_text_config
-        if self.model_runner.device.type != "cpu" or not getattr(config, "tie_word_embeddings", False):
-            return
-        head = model.lm_head
-        head.weight = model.model.embed_tokens.weight
-        if hasattr(head, "_already_called_process_weights_after_loading"):
-            del head._already_called_process_weights_after_loading
-        head.quant_method.process_weights_after_loading(head)

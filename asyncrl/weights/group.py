@@ -1,0 +1,91 @@
+"""A process group of the learner (rank 0) and the processes of one engine: NCCL between GPUs, gloo between CPUs.
+
+One group per engine, so that engines come and go, and each takes a version when it is ready. The members meet at a file
+that all of them see. No wait without a deadline: past it the group is given up, and the next version makes a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncrl.errors import RunError
+
+_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+class Group:
+    """`join`s when made. Raises RunError when the others do not come within `wait_s`."""
+
+    def __init__(self, kind: str, meet: Path, rank: int, size: int, wait_s: float) -> None:
+        self._rank, self._wait_s = rank, wait_s
+        store = dist.FileStore(str(meet), size)  # type: ignore[attr-defined]
+        wait = timedelta(seconds=wait_s)
+        store.set_timeout(wait)
+        try:
+            self._group: Any = _nccl(store, rank, size, wait) if kind == "nccl" else _gloo(store, rank, size, wait)
+            store.set(f"here {rank}", "1")
+            store.wait([f"here {other}" for other in range(size)], wait)
+        except RuntimeError as error:  # torch's DistStoreError is one
+            raise RunError(
+                f"no process group for weights: of {size} processes not all came to {meet} within {wait_s:g} s: {error}"
+            ) from error
+
+    def send(self, chunks: Iterable[Tensor]) -> None:
+        for chunk in chunks:
+            self._broadcast(chunk)
+
+    def receive(self, sizes: Sequence[int], device: torch.device) -> Iterator[Tensor]:
+        """Chunk by chunk, each in memory of its own: an engine may hold tensors until it has a whole layer."""
+        for size in sizes:
+            chunk = torch.empty(size, dtype=torch.uint8, device=device)
+            self._broadcast(chunk)
+            yield chunk
+
+    def _broadcast(self, data: Tensor) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
+        deadline = time.monotonic() + self._wait_s
+        try:
+            work = self._group.broadcast([data], options)
+            while not work.is_completed():
+                if time.monotonic() > deadline:
+                    raise RunError(f"weights were on their way for more than {self._wait_s:g} s: the other end is lost")
+                time.sleep(0.0002)
+            work.wait()
+        except RuntimeError as error:
+            raise RunError(f"weights did not arrive: {error}") from error
+        if data.is_cuda:
+            torch.cuda.current_stream(data.device).synchronize()
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # what was under way has failed already
+            self._group.abort()
+
+
+def _gloo(store: Any, rank: int, size: int, wait: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, wait)
+
+
+def _nccl(store: Any, rank: int, size: int, wait: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = wait
+    before = os.environ.get(_WATCHDOG)
+    # Else the death of one engine would end the learner: torch's watchdog ends the process of a group that hangs.
+    os.environ[_WATCHDOG] = "0"
+    try:
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        if before is None:
+            del os.environ[_WATCHDOG]
+        else:
+            os.environ[_WATCHDOG] = before

@@ -1,0 +1,367 @@
+"""Weights lent by the learner: metadata, order, loans, checksums. The device here is the CPU, the process group gloo
+(between two processes where it says so), memory of a GPU that another process maps is faked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu_memory import fake_export, fake_mapped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.run_folder import RunFolder
+from asyncrl.weights.channels import CHANNELS
+from asyncrl.weights.device import DevicePublisher
+from asyncrl.weights.group import Group
+from asyncrl.weights.lending import Lending
+from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.weights.receiver import DeviceSubscriber, met
+from asyncrl.weights.snapshot import Snapshot, all_views
+from asyncrl.weights.sums import named, sums
+from asyncrl.weights.ways import Broadcast, Mapped, Way
+
+CPU = torch.device("cpu")
+WAIT_S = 20.0
+pytestmark = pytest.mark.timeout(60)
+
+
+def model(seed: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "embed": torch.randn(50, 16, generator=g).bfloat16(),
+        "large": torch.randn(2000, generator=g),
+        "scalar": torch.tensor(float(seed)),
+        "odd": torch.randint(0, 255, (5, 1), generator=g, dtype=torch.uint8),
+        "empty": torch.zeros(0, 3),
+        "transposed": torch.randn(6, 4, generator=g).t(),
+    }
+
+
+def alike(got: dict[str, torch.Tensor], sent: dict[str, torch.Tensor]) -> bool:
+    return got.keys() == sent.keys() and all(
+        torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent
+    )
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Place:
+    def __init__(self, path: Path) -> None:
+        self.path, self.address = path, f"ipc://{path}/w"
+        self.closing: list[Any] = []
+
+    def learner(self, way: Way | None = None, **options: Any) -> DevicePublisher:
+        made = DevicePublisher(self.address, way or Mapped(fake_export), CPU, chunk_bytes=4096, **options)
+        self.closing.append(made)
+        return made
+
+    def actor(self, name: str = "actor-0", **options: Any) -> DeviceSubscriber:
+        made = DeviceSubscriber(self.address, name, lambda: CPU, map_chunk=fake_mapped, **options)
+        self.closing.append(made)
+        return made
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    for each in reversed(made.closing):
+        each.close()
+
+
+# Checksums and layout.
+
+
+@given(st.binary(max_size=70), st.data())
+def test_a_checksum_tells_what_changed(data: bytes, draw: st.DataObject) -> None:
+    def sum_of(raw: bytes) -> str:
+        return named([sums(torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte())])[0]
+
+    changed = bytearray(data)
+    if data:
+        at = draw.draw(st.integers(0, len(data) - 1))
+        changed[at] ^= 1 << draw.draw(st.integers(0, 7))
+        assert sum_of(bytes(changed)) != sum_of(data)
+    words = [data[i : i + 4] for i in range(0, len(data) - 3, 4)]
+    swapped = b"".join(reversed(words))
+    assert (sum_of(swapped) == sum_of(b"".join(words))) == (swapped == b"".join(words))
+
+
+def test_a_checksum_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.randint(0, 255, (10_003,), dtype=torch.uint8)
+    before = named([sums(data)])
+    monkeypatch.setattr("asyncrl.weights.sums.BLOCK", 100)
+    assert named([sums(data)]) == before
+
+
+def test_a_snapshot_is_a_copy_that_keeps_its_memory() -> None:
+    snapshot = Snapshot(CPU, chunk_bytes=4096)
+    first = model(0)
+    a = snapshot.fill(0, first.items())
+    memory = [chunk.data_ptr() for chunk in snapshot.chunks]
+    assert len(memory) > 2, "a large tensor has a chunk of its own"
+    assert alike(dict(all_views(snapshot.layout, snapshot.chunks)), first)
+    first["large"].zero_()
+    assert not alike(dict(all_views(snapshot.layout, snapshot.chunks)), first)
+    b = snapshot.fill(1, model(1).items())
+    assert [chunk.data_ptr() for chunk in snapshot.chunks] == memory
+    assert alike(dict(all_views(snapshot.layout, snapshot.chunks)), model(1))
+    assert a != b
+    assert a == Snapshot(CPU, chunk_bytes=100).fill(7, model(0).items()), "whatever the chunks"
+    snapshot.fill(2, [("w", torch.ones(3))])
+    assert len(snapshot.chunks) == 1
+
+
+def test_weights_that_are_not_finite_or_of_no_known_type_are_not_published() -> None:
+    with pytest.raises(RunError, match="version 3 are not published: b holds"):
+        Snapshot(CPU).fill(3, [("a", torch.ones(2)), ("b", torch.tensor([1.0, float("nan")]))])
+    with pytest.raises(ValueError, match="complex64"):
+        Snapshot(CPU).fill(3, [("a", torch.ones(2, dtype=torch.complex64))])
+
+
+# Loans.
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["publish", "lend", "back", "wait"]), st.integers(0, 2)), max_size=60))
+def test_what_is_lent_stays_or_its_reader_is_told(steps: list[tuple[str, int]]) -> None:
+    """The model: what each reader sees in its slot, and what it was when it was lent."""
+    lending, now, version = Lending(2, lease_s=10.0), 0.0, 0
+    held: dict[int, int] = {}
+    seen: dict[int, tuple[int, int, float]] = {}
+    for what, who in steps:
+        name = f"actor-{who}"
+        if what == "publish":
+            slot = lending.begin(now)
+            if slot is None:
+                assert any(until > now for _, _, until in seen.values())
+                continue
+            for reader, (theirs, _, until) in seen.items():
+                assert theirs != slot or until <= now, f"{reader} reads it"
+            version += 1
+            held[slot] = version
+            lending.commit(slot)
+        elif what == "lend":
+            loan = lending.lend(name, now)
+            assert (loan is None) == (not held)
+            if loan is not None:
+                assert held[loan.slot] == version, "the newest"
+                seen[who] = loan.slot, version, loan.until
+        elif what == "back" and who in seen:
+            slot, was, _ = seen.pop(who)
+            assert lending.give_back(name) == (held[slot] == was)
+        else:
+            now += 4.0
+
+
+# Over sockets.
+
+
+def test_versions_in_order_to_actors_that_come_and_go(place: Place) -> None:
+    learner, actor = place.learner(), place.actor()
+    assert actor.latest() is None
+    with pytest.raises(WeightsCorrupt, match="nothing was published"):
+        actor.open()
+    for version in range(4):
+        id = learner.publish(0, version, model(version).items())
+        assert learner.latest() == id
+        assert until(lambda id=id: actor.latest() == id)  # type: ignore[misc]
+        lent = actor.open()
+        assert lent.id == id
+        assert alike(dict(lent.tensors()), model(version))
+        lent.close()
+    late = place.actor("late")
+    assert until(lambda: late.latest() == id)
+    assert alike(dict(late.open().tensors()), model(3))
+    branch = learner.publish(1, 2, model(9).items())
+    assert until(lambda: actor.latest() == branch)
+
+
+def test_what_is_copied_is_given_back_and_training_goes_on_meanwhile(place: Place) -> None:
+    learner, actor = place.learner(lease_s=5.0), place.actor()
+    learner.publish(0, 0, model(0).items())
+    lent = actor.open()
+    learner.publish(0, 1, model(1).items())
+    published = threading.Event()
+
+    def publish() -> None:
+        learner.publish(0, 2, model(2).items())
+        published.set()
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    assert not published.wait(0.3), "one slot is the newest, the other is read"
+    assert alike(dict(lent.tensors()), model(0))
+    assert published.wait(WAIT_S)
+    thread.join()
+    assert alike(dict(lent.tensors()), model(0)), "a copy"
+
+
+def test_a_reader_that_is_too_slow_is_not_waited_for_and_may_not_use_what_it_read(place: Place) -> None:
+    learner, actor = place.learner(lease_s=0.2), place.actor()
+    learner.publish(0, 0, model(0).items())
+    lent = actor.open()
+    chunks = actor.chunks(lent._said, lent.layout)
+    next(chunks)
+    for version in (1, 2):
+        learner.publish(0, version, model(version).items())
+    with pytest.raises(WeightsCorrupt, match="may be torn"):
+        lent.settle()
+    with pytest.raises(WeightsCorrupt, match="checksum"):
+        dict(lent.tensors())
+    assert alike(dict(actor.open().tensors()), model(2))
+
+
+def test_a_flipped_bit_is_not_served(place: Place) -> None:
+    learner, actor = place.learner(), place.actor()
+    learner.publish(0, 0, model(0).items())
+    lent = actor.open()
+    learner._slots[0].chunks[0][100] ^= 1
+    with pytest.raises(WeightsCorrupt, match="embed"):
+        dict(lent.tensors())
+
+
+def test_a_learner_that_is_gone_and_one_that_comes_back(place: Place) -> None:
+    learner, actor = place.learner(), place.actor(answer_s=0.3)
+    id = learner.publish(0, 5, model(5).items())
+    assert until(lambda: actor.latest() == id)
+    learner.close()
+    place.closing.remove(learner)
+    assert actor.latest() == id, "what was held is served on"
+    with pytest.raises(WeightsCorrupt, match="did not answer"):
+        actor.open()
+    again = place.learner()
+    id = again.publish(0, 6, model(6).items())
+    assert until(lambda: actor.latest() == id)
+    assert alike(dict(actor.open().tensors()), model(6))
+
+
+def test_what_the_learner_does_not_understand_is_refused(place: Place) -> None:
+    learner, actor = place.learner(), place.actor()
+    learner.publish(0, 0, model(0).items())
+    for op, fields in [
+        ("latest", {"held": [1], "wait_s": 0}), ("latest", {"held": [0, 0, ""], "wait_s": -1}), ("join", {"ranks": 0}),
+        ("latest", {"held": [0, 0, ""], "wait_s": float("nan")}), ("join", {"ranks": 1}), ("send", {}), ("x", {}),
+    ]:  # fmt: skip
+        with pytest.raises(WeightsCorrupt, match="refused"):
+            actor.line.ask(op, **fields)
+    actor.line._link.socket.send_multipart([b"\xff", b""])
+    assert alike(dict(actor.open().tensors()), model(0)), "it serves on"
+
+
+# A process group, gloo here.
+
+
+def test_broadcast_to_several_actors(place: Place) -> None:
+    learner = place.learner(Broadcast("gloo", place.path, wait_s=10.0))
+    actors = [place.actor(f"actor-{i}") for i in range(2)]
+    for version in range(3):
+        id = learner.publish(0, version, model(version).items())
+        for actor in actors:
+            assert until(lambda a=actor, id=id: a.latest() == id)  # type: ignore[misc]
+            lent = actor.open()
+            assert alike(dict(lent.tensors()), model(version))
+            lent.close()
+
+
+def receive(address: str, told: Connection) -> None:
+    """An engine with two processes of its own, one of them here, the other in a thread."""
+    torch.set_num_threads(1)
+    actor = DeviceSubscriber(address, "actor-0", lambda: CPU)
+    with ThreadPoolExecutor(2) as pool:
+        groups: list[Group] = []
+        for _ in range(2):
+            version = told.recv()
+            assert until(lambda v=version: (actor.latest() or WeightsVersion(0, 0, "")).version == v)  # type: ignore
+            lent = actor.open()
+            if (meeting := lent.group(2)) is not None:
+                groups = list(pool.map(met, [meeting] * 2, (1, 2)))
+            lent.send()
+            layouts = [lent.layout] * 2
+            got = list(
+                pool.map(lambda g, layout: dict(all_views(layout, g.receive(layout.sizes, CPU))), groups, layouts)
+            )
+            lent.settle()
+            told.send([alike(each, model(version)) for each in got])
+            lent.close()
+    actor.close()
+
+
+def test_between_two_processes_to_an_engine_of_two(place: Place) -> None:
+    learner = place.learner(Broadcast("gloo", place.path, wait_s=20.0))
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=receive, args=(place.address, there), daemon=True)
+    process.start()
+    try:
+        for version in (3, 4):
+            learner.publish(0, version, model(version).items())
+            here.send(version)
+            assert here.poll(40)
+            assert here.recv() == [True, True]
+    finally:
+        process.kill()
+        process.join(10)
+
+
+def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> None:
+    learner = place.learner(Broadcast("gloo", place.path, wait_s=1.0))
+    learner.publish(0, 0, model(0).items())
+    dying, other = place.actor("dying"), place.actor("other")
+    lent = dying.open()
+    meeting = lent.group(1)
+    assert meeting is not None
+    group = met(meeting, 1)
+    lent.send()
+    group.close()
+    learner.publish(0, 1, model(1).items())
+    assert alike(dict(other.open().tensors()), model(1))
+
+
+def test_who_does_not_come_is_not_waited_for(place: Place) -> None:
+    with pytest.raises(RunError, match="not all came"):
+        Group("gloo", place.path / "alone", 0, 2, wait_s=0.3)
+
+
+# Channels.
+
+
+@pytest.mark.parametrize("name", ["cuda_ipc", "nccl"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_said_with_what_to_do(tmp_path: Path, name: str) -> None:
+    run = RunFolder.create(tmp_path / "run", Config.model_validate({"weights": {"channel": name}}))
+    try:
+        with pytest.raises(ConfigError, match=rf"weights\.channel is {name}.*weights\.channel shm"):
+            CHANNELS[name]().publisher(run)
+        subscriber = CHANNELS[name]().subscriber(run)
+        try:
+            with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+                subscriber._device()  # type: ignore[attr-defined]
+        finally:
+            subscriber.close()
+    finally:
+        run.remove_temporary()
+
+
+def test_versions_are_named_as_everywhere() -> None:
+    """Digests of a snapshot are those of names, types, shapes and checksums, in the order of names."""
+    one, other = Snapshot(CPU), Snapshot(CPU)
+    assert one.fill(0, model(0).items()) == other.fill(0, reversed(list(model(0).items())))
+    assert WeightsVersion(0, 1, "").order < WeightsVersion(1, 0, "").order
