@@ -179,7 +179,11 @@ def chaos(words: list[str]) -> int:
     class Chaos:
         config: Annotated[Path | None, Arg(help="YAML file; flags come on top of it.", metavar="FILE")] = None
         kill: Annotated[
-            str, Arg(help="What to kill dead, of actor, learner, buffer, weights; stop: halt any of them for a while.")
+            str,
+            Arg(
+                help="What befalls the run: kills of actor, learner, buffer, weights; stop: any of them halted for a "
+                "while; env, node, net, disk-full, disk-slow, clock. docs/operations.md."
+            ),
         ] = "actor,learner,buffer,stop"
         every: Annotated[float, Arg(help="Seconds between two faults.", metavar="SECONDS")] = 20.0
         for_: Annotated[

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 HOST = "ASYNCRL_HOST"
 """Environment variable: the address of this host on which a role listens, where a launcher knows it better."""
+RELAYED = "ASYNCRL_RELAYED"
+"""Environment variable: somebody (asyncrl/chaos/relay.py) stands between who listens and who connects, reads where the
+one does beside the place where the other looks, and announces itself there."""
 HEARTBEAT_MS = 5_000
 SILENT_MS = 20_000
 """A tcp peer that is not heard of for so long is gone, and its connection is closed."""
@@ -197,7 +200,13 @@ def _watch(socket: zmq.Socket[Any]) -> None:
 
 def _announce(end: Endpoint, address: str) -> None:
     if end.announced is not None:
-        unfinished = end.announced.with_name(f".{end.announced.name}.{os.getpid()}")
+        place = direct(end.announced) if os.environ.get(RELAYED) else end.announced
+        unfinished = place.with_name(f".{place.name}.{os.getpid()}")
         unfinished.write_text(address)
-        unfinished.replace(end.announced)
+        unfinished.replace(place)
     log.info("%s listens on %s", end.name, address)
+
+
+def direct(announced: Path) -> Path:
+    """Where a role that is relayed announces itself."""
+    return announced.with_name(f"{announced.name}.direct")

@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.command import audit
+from asyncrl.chaos.clock import Clock
+from asyncrl.chaos.disk import Disk
+from asyncrl.chaos.environment import Environments
 from asyncrl.chaos.job import Job
+from asyncrl.chaos.means import Means
 from asyncrl.chaos.plan import Fault, differs, plan
+from asyncrl.chaos.processes import Processes
+from asyncrl.chaos.relay import Relay
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.local import roles
+from asyncrl.launch.roles import roles
 from asyncrl.run_folder import RunFolder
 
 SPARE_RESTARTS = 3
+RESTARTS_EACH = 3
+"""Roles that one fault may end: of a host that is lost, all of them; of a disk, who writes."""
 
 
 def chaos(
@@ -38,16 +46,22 @@ def chaos(
     if config.launch.backend != "local":
         raise ConfigError(f"launch.backend is {config.launch.backend!r}: chaos reaches this host's processes, `local`.")
     name = config.launch.name or time.strftime(f"chaos-{seed}-%Y%m%d-%H%M%S")
+    config = config.model_copy(update={"launch": config.launch.model_copy(update={"name": name})})
+    means = _means(kill, config, seed)
+    disturbed = config
+    for each in dict.fromkeys(means.values()):
+        disturbed = each.changed(disturbed)
     # Placeholder folder: only the names of the roles are asked for.
-    names = [role.name for role in roles(RunFolder(Path(name)), config, resume=False)]
+    names = [role.name for role in roles(RunFolder(Path(name)), disturbed, resume=False)]
     faults = plan(seed, kill, names, every_s, for_s)
-    restarts = len(faults) + SPARE_RESTARTS
-    patient = config.launch.model_copy(update={"restarts": restarts, "restart_window_s": for_s + within_s})
+    restarts = len(faults) * RESTARTS_EACH + SPARE_RESTARTS
+    patient = {"restarts": restarts, "restart_window_s": for_s + within_s}
+    disturbed = disturbed.model_copy(update={"launch": disturbed.launch.model_copy(update=patient)})
     wanted: dict[str, Any] | None = None
     if compare and config.eval.tasks:
         folder = RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s)
         wanted = json.loads(folder.summary.read_text())
-    job = Job(config.model_copy(update={"launch": patient}), name, lambda line: print(line, flush=True))
+    job = Job(disturbed, name, lambda line: print(line, flush=True), means)
     print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
     suffered: list[Fault] = []
     with job.running():
@@ -55,10 +69,10 @@ def chaos(
             job.begin(within_s)
             suffered = job.suffer(faults, within_s)
             code, why = job.end()
-            broken = [f"exit code {code}: {why}"] if code else list(_broken(job, config, wanted))
+            broken = [f"exit code {code}: {why}"] if code else list(_broken(job, disturbed, wanted))
         except RunError as error:
             broken = [str(error)]
-    _report(job.run, seed, suffered, faults, broken)
+    _report(job, seed, suffered, faults, broken)
     for line in broken:
         print(f"chaos: BROKEN with --seed {seed}: {line}")
     if not broken:
@@ -100,7 +114,30 @@ def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator
             yield different
 
 
-def _report(run: RunFolder, seed: int, suffered: list[Fault], planned: list[Fault], broken: list[str]) -> None:
-    if run.path.is_dir():
-        said = {"seed": seed, "planned": len(planned), "suffered": [str(f) for f in suffered], "broken": broken}
-        (run.path / "chaos.json").write_text(json.dumps(said, indent=1) + "\n")
+def _report(job: Job, seed: int, suffered: list[Fault], planned: list[Fault], broken: list[str]) -> None:
+    if job.run.path.is_dir():
+        said = {
+            "seed": seed, "planned": len(planned), "suffered": [str(f) for f in suffered], "resumed": job.resumed,
+            "broken": broken,
+        }  # fmt: skip
+        (job.run.path / "chaos.json").write_text(json.dumps(said, indent=1) + "\n")
+
+
+def _means(kinds: Sequence[str], config: Config, seed: int) -> dict[str, Means]:
+    """By kind; kinds that share something share their means. Raises ConfigError for one that cannot be had here."""
+    found: dict[str, Means] = {}
+    processes = Processes(config)
+    for kind in kinds:
+        match kind:
+            case "env":
+                found[kind] = Environments(config)
+            case "net":
+                found[kind] = Relay(seed)
+            case "clock":
+                found[kind] = Clock()
+            case "disk-full" | "disk-slow":
+                others = [means for means in found.values() if isinstance(means, Disk)]
+                found[kind] = others[0] if others else Disk(kind)
+            case _:
+                found[kind] = processes
+    return found

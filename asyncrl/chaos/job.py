@@ -1,30 +1,29 @@
-"""One run as a user starts it, and the faults that befall its processes."""
+"""One run as a user starts it, and the faults that befall it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import yaml
 
-from asyncrl.buffer.client import BufferClient
+from asyncrl.chaos.means import Means
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
-from asyncrl.errors import AsyncRLError, RunError
+from asyncrl.errors import RunError
 from asyncrl.launch import stall
-from asyncrl.launch.processes import alive, kill_all, of_run
+from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 
 POLL_S = 0.05
-CAUSED_S = 5.0
 ORPHAN_S = 5.0
 """In which the last process of a run has ended after its launcher."""
 KILL_S = 20.0
@@ -33,66 +32,86 @@ KILL_S = 20.0
 class Job:
     """`asyncrl launch` in a process of its own."""
 
-    def __init__(self, config: Config, name: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, name: str, say: Callable[[str], None], means: Mapping[str, Means] | None = None
+    ) -> None:
+        """`means`: by the kind of fault."""
         self.run = RunFolder((Path(config.launch.runs_dir) / name).absolute())
         self.began = 0.0
         """When the first training step was done; by time.monotonic."""
+        self.resumed = 0
+        """How often it ended because its disk was full, as it says that it does, and was told to go on."""
         self._say = say
-        self._id = ""
+        self._means = dict(means or {})
+        self._ids: set[str] = set()
+        """One of each launch."""
         self._launcher: subprocess.Popen[bytes]
         self._config = config.model_copy(update={"launch": config.launch.model_copy(update={"name": name})})
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """However it is left: nothing of the run lives afterwards."""
-        with tempfile.TemporaryDirectory(prefix="asyncrl-chaos-") as folder:
+        with tempfile.TemporaryDirectory(prefix="asyncrl-chaos-") as folder, contextlib.ExitStack() as opened:
             config = Path(folder) / "config.yaml"
             config.write_text(yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False))
-            self._launcher = subprocess.Popen(
-                [sys.executable, "-m", "asyncrl", "launch", "--config", str(config)],
-                stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            for means in dict.fromkeys(self._means.values()):
+                opened.callback(means.close)
+                means.open(self.run)
+            self._launch("--config", str(config))
             try:
                 yield
             finally:
                 if self._launcher.poll() is None:
                     self._launcher.kill()  # the guardian ends the rest
                     self._launcher.wait(KILL_S)
-                if self._id:
-                    self.orphans()
-                    kill_all(of_run(self._id))
+                self.orphans()
+                kill_all(self._left())
 
     def begin(self, within_s: float) -> None:
         """Until its first training step is done. Raises RunError."""
-        self._until(lambda: self._steps() > 0, within_s, "no first training step")
-        self._id, self.began = self.run.id, time.monotonic()
+        deadline = time.monotonic() + within_s
+        while not self._steps():
+            if self._launcher.poll() is not None:
+                raise RunError(f"no first training step: the launcher ended with exit code {self._launcher.returncode}")
+            if time.monotonic() > deadline:
+                raise RunError(f"no first training step within {within_s:g} s: {self._why()}")
+            time.sleep(POLL_S)
+        self._ids.add(self.run.id)
+        self.began = time.monotonic()
 
     def suffer(self, faults: Sequence[Fault], within_s: float) -> list[Fault]:
-        """The faults, each at its time, and the run to its end. Those that befell a process; a run that ends early
+        """The faults, each at its time, and the run to its end. Gives those that befell it: a run that ends early
         spares itself the rest. Raises RunError when it does not end within `within_s` after the last."""
-        suffered, halted = [], dict[int, float]()
-        left = list(faults)
-        deadline = self.began + (faults[-1].at_s if faults else 0.0) + within_s
+        suffered: list[Fault] = []
+        left, passing = list(faults), dict[Fault, float]()
+        behind_s, end_s = 0.0, (faults[-1].at_s if faults else 0.0) + within_s
+        was_full = False  # in this launch, which may then end for it: it says so, and that it can be resumed
         try:
-            while self._launcher.poll() is None:
+            while True:
                 now = time.monotonic()
-                for pid in [pid for pid, until in halted.items() if now >= until]:
-                    del halted[pid]
-                    _signal(pid, signal.SIGCONT)
-                # A role that is not there now is waited for.
-                if left and now - self.began >= left[0].at_s and (pid := self._pid(left[0].role)):
+                for fault in [fault for fault, until in passing.items() if now >= until]:
+                    self._end(fault, passing)
+                if self._launcher.poll() is not None:
+                    if self._launcher.returncode != 1 or not was_full:
+                        return suffered
+                    for fault in list(passing):
+                        self._end(fault, passing)
+                    self._resume()
+                    was_full = False
+                if left and now - self.began >= left[0].at_s + behind_s and self._possible(left[0], passing):
                     fault = left.pop(0)
-                    self._strike(fault, pid)
+                    behind_s = now - self.began - fault.at_s  # one that had to wait delays those after it
+                    self._begin(fault)
                     suffered.append(fault)
-                    if fault.stop_s:
-                        halted[pid] = now + fault.stop_s
-                if now > deadline:
+                    if fault.for_s:
+                        passing[fault] = time.monotonic() + fault.for_s
+                    was_full |= fault.kind == "disk-full"
+                if now - self.began > end_s + behind_s:
                     raise RunError(f"it did not end within {within_s:g} s after the last fault: {self._why()}")
                 time.sleep(POLL_S)
         finally:
-            for pid in halted:
-                _signal(pid, signal.SIGCONT)
-        return suffered
+            for fault in list(passing):
+                self._end(fault, passing)
 
     def end(self) -> tuple[int, str]:
         """Exit code and, from the summary, why."""
@@ -103,48 +122,50 @@ class Job:
     def orphans(self) -> list[str]:
         """What of the run still lives after its launcher."""
         deadline = time.monotonic() + ORPHAN_S
-        while (left := of_run(self._id)) and time.monotonic() < deadline:
+        while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return [f"{process.pid} ({process.name()})" for process in left]
 
-    def _strike(self, fault: Fault, pid: int) -> None:
-        self._say(f"{time.monotonic() - self.began:7.1f} s  {fault} (pid {pid}), at step {self._steps()}")
-        if fault.role.startswith("learner") and not fault.stop_s:
-            self._tell_caused()
-        _signal(pid, signal.SIGSTOP if fault.stop_s else signal.SIGKILL)
+    def _left(self) -> list[psutil.Process]:
+        return [process for id in self._ids for process in of_run(id)]
 
-    def _tell_caused(self) -> None:
-        """A death that is meant says nothing against the batch in the learner's hands."""
-        client = BufferClient(self.run.address("buffer"), identity=f"chaos-{os.getpid()}", deadline_s=CAUSED_S)
-        try:
-            client.caused()
-        except AsyncRLError as error:
-            self._say(f"           the buffer was not told that the learner's death is meant: {error}")
-        finally:
-            client.close()
+    def _possible(self, fault: Fault, passing: Mapping[Fault, float]) -> bool:
+        """What is not there now is waited for, and a disk or a link has one trouble at a time."""
+        return self._means[fault.kind].ready(fault) and not any(other.kind == fault.kind for other in passing)
 
-    def _pid(self, role: str) -> int:
-        pid, created = self.run.record()["processes"].get(role, (0, 0.0))
-        return int(pid) if pid and alive(pid, created) else 0
+    def _begin(self, fault: Fault) -> None:
+        at_s, step = time.monotonic() - self.began, self._steps()
+        said = self._means[fault.kind].begin(fault)
+        self._say(f"{at_s:7.1f} s  {fault}, at step {step}{f' ({said})' if said else ''}")
+
+    def _end(self, fault: Fault, passing: dict[Fault, float]) -> None:
+        del passing[fault]
+        self._means[fault.kind].end(fault)
+
+    def _launch(self, *words: str) -> None:
+        needed = {name: value for means in self._means.values() for name, value in means.environment.items()}
+        self._launcher = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl", "launch", *words], env={**os.environ, **needed},
+            stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def _resume(self) -> None:
+        """Raises RunError when it does not begin."""
+        before = self.run.id
+        self.resumed += 1
+        self._say(f"{time.monotonic() - self.began:7.1f} s  the run ended on its full disk, and is resumed")
+        self._launch("--resume", str(self.run.path))
+        deadline = time.monotonic() + KILL_S
+        while self.run.id == before:
+            if self._launcher.poll() is not None or time.monotonic() > deadline:
+                raise RunError(f"it cannot be resumed after its disk was full: exit code {self._launcher.returncode}")
+            time.sleep(POLL_S)
+        self._ids.add(self.run.id)
 
     def _steps(self) -> int:
         from asyncrl.tracking.jsonl import by_step
 
         return max((int(record["step"]) for record in by_step(self.run.metrics)), default=0)
 
-    def _until(self, reached: Callable[[], bool], within_s: float, what: str) -> None:
-        deadline = time.monotonic() + within_s
-        while not reached():
-            if self._launcher.poll() is not None:
-                raise RunError(f"{what}: the launcher ended with exit code {self._launcher.returncode}")
-            if time.monotonic() > deadline:
-                raise RunError(f"{what} within {within_s:g} s: {self._why()}")
-            time.sleep(POLL_S)
-
     def _why(self) -> str:
         return "; ".join(stall.why(self.run))
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

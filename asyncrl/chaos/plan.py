@@ -3,42 +3,94 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation import wilson
+from asyncrl.launch.placement import together
 
-KINDS = ("actor", "learner", "buffer", "weights", "stop")
-"""Processes to kill dead; `stop`: any of them halted for a while, as by a swapping host (SIGSTOP, then SIGCONT)."""
-STOP_S = (1.0, 15.0)
-"""How long a process is halted; log-uniform."""
+KINDS = {
+    "actor": "killed",
+    "learner": "killed",
+    "buffer": "killed",
+    "weights": "killed",
+    "stop": "halted",
+    "node": "lost with its host",
+    "env": "of every episode under way lost",
+    "net": "cut, silent or slow",
+    "disk-full": "full",
+    "disk-slow": "slow",
+    "clock": "off",
+}
+"""What a fault is called, and what then happens to its target."""
+PROCESSES = ("actor", "learner", "buffer", "weights", "stop", "node")
+LASTS_S = {"stop": (1.0, 15.0), "net": (1.0, 30.0), "disk-full": (1.0, 8.0), "disk-slow": (2.0, 20.0)}
+"""How long those that pass do; log-uniform. Past 20 s the peers of a cut connection have given it up."""
+NET = ("cut", "silent", "slow")
+"""cut: connections closed and refused. silent: nothing passes, as when a cable is pulled. slow: what passes comes late,
+and now and then as late as a lost packet."""
+CLOCK_S = 3600.0
+"""So far from the true time a clock is set at most, either way."""
+LISTENERS = ("buffer", "weights", "launcher")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
     """Since the first training step."""
-    role: str
-    stop_s: float = 0.0
-    """0: killed dead."""
+    kind: str
+    target: str
+    """A role; of `node` those that share the host, with a +; else what it befalls, in words."""
+    for_s: float = 0.0
+    """0: it does not pass."""
+    how: str = ""
+    """net: one of NET."""
+    offset_s: float = 0.0
+    """clock: from the true time."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Those whose processes it befalls; empty: it befalls none."""
+        return tuple(self.target.split("+")) if self.kind in PROCESSES else ()
 
     def __str__(self) -> str:
-        return f"{self.role} {f'halted for {self.stop_s:.1f} s' if self.stop_s else 'killed'}"
+        what = {"net": self.how, "clock": f"{self.offset_s:+.0f} s off"}.get(self.kind, KINDS[self.kind])
+        return f"{self.target} {what}{f' for {self.for_s:.1f} s' if self.for_s else ''}"
+
+
+def targets(kind: str, roles: Sequence[str]) -> list[str]:
+    """What a fault of this kind may befall in a run of these roles."""
+    match kind:
+        case "stop":
+            return list(roles)
+        case "node":
+            return ["+".join(group) for group in together(roles)]
+        case "net":
+            return [f"connections to {name}" for name in LISTENERS if name in (*roles, "launcher")]
+        case "env":
+            return ["environment"]
+        case "disk-full" | "disk-slow":
+            return ["disk"]
+        case "clock":
+            return ["clock"]
+        case _:
+            return [role for role in roles if role.partition("-")[0] == kind]
 
 
 def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, for_s: float) -> list[Fault]:
     """One fault per `every_s`, up to a quarter of it early or late. Every kind comes up before one comes again.
 
-    Raises ConfigError for a kind of which the run has no role.
+    Raises ConfigError for a kind that there is not, or of which the run has no role.
     """
     rng = random.Random(seed)
-    of_kind = {kind: [r for r in roles if kind in ("stop", r.partition("-")[0])] for kind in kinds}
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"--kill names {unknown[0]!r}: expected some of {', '.join(KINDS)}.")
+    of_kind: Mapping[str, list[str]] = {kind: targets(kind, roles) for kind in kinds}
     for kind, found in of_kind.items():
         if not found:
             raise ConfigError(
-                f"--kill names {kind!r}, and the run has no such process: expected some of {', '.join(KINDS)}; it has "
-                f"{', '.join(roles)}."
+                f"--kill names {kind!r}, and the run has no such process: it has {', '.join(roles)}. Leave it out."
             )
     faults: list[Fault] = []
     hand: list[str] = []
@@ -47,8 +99,11 @@ def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, 
             hand = rng.sample(list(kinds), len(kinds))
         kind = hand.pop()
         shift = rng.uniform(-0.25, 0.25) * every_s
-        stop_s = STOP_S[0] * (STOP_S[1] / STOP_S[0]) ** rng.random() if kind == "stop" else 0.0
-        faults.append(Fault(at + shift, rng.choice(of_kind[kind]), stop_s))
+        least, most = LASTS_S.get(kind, (0.0, 0.0))
+        lasts_s = least * (most / least) ** rng.random() if least else 0.0
+        how = rng.choice(NET) if kind == "net" else ""
+        offset_s = rng.uniform(-CLOCK_S, CLOCK_S) if kind == "clock" else 0.0
+        faults.append(Fault(at + shift, kind, rng.choice(of_kind[kind]), lasts_s, how, offset_s))
     return faults
 
 

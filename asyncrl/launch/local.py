@@ -17,15 +17,10 @@ Nothing here decides: supervision.py does.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -34,55 +29,22 @@ from asyncrl.errors import RunError
 from asyncrl.launch import stall
 from asyncrl.launch.backend import Backend, Local, Started
 from asyncrl.launch.elastic import Actors
+from asyncrl.launch.guardian import Guardian
 from asyncrl.launch.logs import why_it_ended
-from asyncrl.launch.placement import of
-from asyncrl.launch.processes import Role, adopt_orphans, python, reap_orphans
+from asyncrl.launch.processes import Role, adopt_orphans, reap_orphans
+from asyncrl.launch.roles import actor
 from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit
 from asyncrl.launch.why import RoleState, explain
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights.channels import channel
 
 if TYPE_CHECKING:
     from asyncrl.tracking.collector import Collector
 
 POLL_S = 0.2
-GUARDIAN_S = 15.0
 KILL_S = 10.0
 FULL_BYTES = 1 << 20
 ORDER = ("actor", "learner", "buffer", "weights")
 """In which the roles are stopped: nothing is generated for a buffer or a learner that is gone."""
-
-
-def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
-    """The processes of a run, in the order in which they start. `fresh`: the checkpoint where a new branch begins."""
-    folder = str(run.path)
-    started = [
-        Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
-        *(_learner(folder, config, rank, resume=resume, fresh=fresh) for rank in range(config.learner.ranks)),
-        *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
-    ]
-    if (server := channel(config).server) is not None:
-        started.insert(1, Role("weights", python(server, folder), environment=_threads(1)))
-    return [replace(role, cpus=of(config.launch.cpus, role.name) or ()) for role in started]
-
-
-def actor(run: RunFolder, config: Config, name: str) -> Role:
-    command = python("asyncrl.actors", str(run.path), "--name", name)
-    return Role(name, command, (), _threads(config.actors.threads), of(config.launch.cpus, name) or ())
-
-
-def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
-    first = python("asyncrl.learner", folder, *(("--rank", str(rank)) if rank else ()))
-    again = (*first, "--resume")
-    begin = again if resume else first
-    if fresh is not None:
-        begin = (*again, "--fresh", str(fresh))
-    environment = _threads(config.learner.threads)
-    if config.learner.ranks > 1:  # they are on one host, whose name may lead anywhere
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        environment |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
-    return Role(name, begin, again, environment, leader=leader)
 
 
 class Launcher:
@@ -113,6 +75,7 @@ class Launcher:
         }
         self._interrupts = 0
         self._progress = time.monotonic()
+        self._stall: stall.Stall | None = None
         self._noted_waits = 0.0
 
     def supervise(self) -> Outcome:
@@ -174,23 +137,29 @@ class Launcher:
             self._noted_waits = now
             with contextlib.suppress(OSError):  # a full disk: `asyncrl why` then shows what was
                 stall.note(self._run, self._states())
-        if now - self._progress > self._limits.stall_s:
-            self._progress = now
-            return self._stalled()
+        if self._stall is None and now - self._progress > self._limits.stall_s:
+            self._stall = self._stalled()
+        elif self._stall is not None and not self._stall.writing.is_alive():
+            ended, self._stall = self._stall, None
+            if ended.since == self._progress:  # it did not go on by itself meanwhile
+                self._progress = now
+                return self._act_on(ended)
         return None
 
-    def _stalled(self) -> Outcome | None:
-        """Says who waits for whom, leaves everybody's stacks, and does what `launch.on_stall` says."""
+    def _stalled(self) -> stall.Stall:
+        """Says who waits for whom, and has everybody's stacks written."""
         explanation = explain(self._states(), None)
         text = "; ".join(filter(None, [*explanation.lines, self._backend.waits()]))
         self._collector.event("stall", text=text, blamed=list(explanation.blamed), action=self._limits.on_stall)
-        with contextlib.suppress(OSError):
-            stall.write_stacks(self._run, explanation)
+        return stall.Stall.begin(self._run, explanation, text, self._progress)
+
+    def _act_on(self, stalled: stall.Stall) -> Outcome | None:
+        """What `launch.on_stall` says."""
         if self._limits.on_stall == "abort":
-            return Outcome("failed", 1, f"no progress for launch.stall_s = {self._limits.stall_s:g} s: {text}")
+            return Outcome("failed", 1, f"no progress for launch.stall_s = {self._limits.stall_s:g} s: {stalled.text}")
         if self._limits.on_stall == "restart":
-            for name in explanation.blamed:
-                self._processes[name].kill(f"no progress for launch.stall_s = {self._limits.stall_s:g} s")
+            for process in (self._processes[name] for name in stalled.blamed if name in self._processes):
+                process.kill(f"no progress for launch.stall_s = {self._limits.stall_s:g} s")
         return None
 
     def _states(self) -> list[RoleState]:
@@ -306,37 +275,3 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class Guardian:
-    """The guardian process (guardian.py) and the pipe that tells it when to act."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._start()
-
-    def ensure(self) -> None:
-        """Starts another one when somebody killed it."""
-        if self._process.poll() is not None:
-            os.close(self._pipe)
-            self._start()
-
-    def release(self) -> None:
-        """Lets it end whatever is left of the run, and waits for that."""
-        os.close(self._pipe)
-        self._process.wait(GUARDIAN_S)
-
-    def _start(self) -> None:
-        reading, self._pipe = os.pipe()
-        folders = [str(self._run.sockets), str(self._run.shm), str(self._run.private)]
-        command = python("asyncrl.launch.guardian", str(reading), str(os.getpid()), self._run.id, *folders)
-        self._process = subprocess.Popen(
-            command, pass_fds=[reading], start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        os.close(reading)
-
-
-def _threads(n: int) -> dict[str, str]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    # Progress bars would fill the logs.
-    return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}

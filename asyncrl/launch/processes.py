@@ -23,6 +23,8 @@ from asyncrl.launch import lifeline
 
 RUN_MARKER = "ASYNCRL_RUN"
 ROLE_MARKER = "ASYNCRL_ROLE"
+HOSTED_MARKER = "ASYNCRL_HOSTED"
+"""Under Ray: which of its workers started the process."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -130,12 +132,17 @@ def reap_orphans(known: Iterable[int]) -> None:
 
 def of_run(run_id: str) -> list[psutil.Process]:
     """Every process that carries the run's id in its environment, zombies left out; not this one."""
+    return marked(RUN_MARKER, run_id)
+
+
+def marked(name: str, value: str) -> list[psutil.Process]:
+    """Every process in whose environment `name` is `value`, zombies left out; not this one."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if (
                 process.pid != os.getpid()
-                and process.environ().get(RUN_MARKER) == run_id
+                and process.environ().get(name) == value
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(process)

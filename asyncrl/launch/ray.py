@@ -19,9 +19,9 @@ from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.local import roles
 from asyncrl.launch.placement import needs, together
 from asyncrl.launch.processes import Role, alive
+from asyncrl.launch.roles import roles
 from asyncrl.run_folder import RunFolder
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -2,17 +2,21 @@
 
 launcher ──Ray──> RoleHost ── starts, the role's code unchanged ──> python -m asyncrl.actors RUN --name actor-0
                      │ holds the writing end of the process's lifeline: when Ray, the node or the launcher
-                     ▼ ends, by any cause, so do the process and its children
+                     │ ends, by any cause, so does the process; what it had started is ended by the host's guardian
+                     ▼
               the role's output: into the run's log, and to Ray's own log of this actor
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +24,10 @@ from pathlib import Path
 import ray
 
 from asyncrl.errors import RunError
+from asyncrl.launch import leftovers
+from asyncrl.launch.guardian import outlive
 from asyncrl.launch.logs import RUN_ERROR
-from asyncrl.launch.processes import Process, Role, kill_all, of_run
+from asyncrl.launch.processes import HOSTED_MARKER, Process, Role, kill_all, of_run
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import HOST
 
@@ -42,6 +48,9 @@ class RoleHost:
         self.node = ray.util.get_node_ip_address()
         threading.Thread(target=_end_with, args=(os.getppid(),), name="node", daemon=True).start()
         try:
+            mark = uuid.uuid4().hex
+            self._guarded = outlive(HOSTED_MARKER, mark)
+            leftovers.remove()
             run = _same_run(Path(path), run_id)
             if Path(cwd).is_dir():  # the user's modules are found from there
                 os.chdir(cwd)
@@ -50,13 +59,16 @@ class RoleHost:
                 role,
                 command=_by_this_python(role.command),
                 again=_by_this_python(role.again),
-                environment={**environment, HOST: self.node, **role.environment},
+                environment={**environment, HOST: self.node, HOSTED_MARKER: mark, **role.environment},
             )
-            for folder in (run.sockets, run.shm):
+            folders = (run.sockets, run.shm)
+            for folder in folders:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._uses = contextlib.ExitStack()
+            self._uses.enter_context(leftovers.held(folders))
             self._process = Process(here, run_id, run.log(role.name), again=again)
             print(f"{role.name}: pid {self._process.pid} on {self.node}, log {self._process.log}", flush=True)
-        except (OSError, RunError) as error:
+        except (OSError, subprocess.SubprocessError, RunError) as error:
             self._why = f"{role.name} cannot be started on {self.node}: {error}"
 
     def began(self) -> tuple[int, float, str]:

@@ -12,8 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from asyncrl.run_folder import RunFolder, replace
 
 PATIENCE_S = 5.0
 """For the buffer's status, and for one process's stacks."""
+STACKS_S = 30.0
+"""For all stacks together; `launch.on_stall` waits for them."""
 NOTE_S = 1.0
 """Between two notes of the roles' waits."""
 
@@ -96,20 +100,39 @@ def buffer_status(run: RunFolder) -> tuple[Mapping[str, object] | None, str]:
         client.close()
 
 
-def write_stacks(run: RunFolder, explanation: Explanation) -> Path:
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The run stands still, and the stacks of its processes are being written: the launcher goes on meanwhile."""
+
+    blamed: tuple[str, ...]
+    text: str
+    since: float
+    """The progress after which nothing came."""
+    writing: threading.Thread
+
+    @classmethod
+    def begin(cls, run: RunFolder, explanation: Explanation, text: str, since: float) -> Stall:
+        writing = threading.Thread(target=write_stacks, args=(run, explanation), name="stacks", daemon=True)
+        writing.start()
+        return cls(explanation.blamed, text, since, writing)
+
+
+def write_stacks(run: RunFolder, explanation: Explanation) -> None:
     """Every process's stacks: a role's own into its log, with py-spy, where it is installed and allowed, those of all
-    processes into the file that is returned. Raises OSError."""
-    path = run.logs / "stall.log"
+    processes, as many as `STACKS_S` allows, into logs/stall.log. On a full disk none."""
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    with path.open("a") as file:
-        print(time.strftime("%Y-%m-%d %H:%M:%S"), *explanation.lines, sep="\n  ", file=file)
-        for process in of_run(run.id):
-            name = f"{role_of(process)} (pid {process.pid})"
+    deadline = time.monotonic() + STACKS_S
+    with contextlib.suppress(OSError), (run.logs / "stall.log").open("a") as file:
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), *explanation.lines, sep="\n  ", file=file, flush=True)
+        processes = of_run(run.id)
+        for process in processes:
             if not _signal(process):
-                print(f"{name}: takes no signal for its stacks", file=file)
-            if spy:
-                print(f"{name}:\n{_spy(spy, process.pid)}", file=file)
-    return path
+                print(f"{role_of(process)} (pid {process.pid}): takes no signal for its stacks", file=file)
+        for process in processes if spy else ():
+            if time.monotonic() > deadline:
+                print(f"no more stacks with py-spy: they took {STACKS_S:g} s", file=file)
+                break
+            print(f"{role_of(process)} (pid {process.pid}):\n{_spy(str(spy), process.pid)}", file=file, flush=True)
 
 
 def _signal(process: psutil.Process) -> bool:

@@ -15,10 +15,12 @@ from rich.console import Console
 from asyncrl.config import Config
 from asyncrl.config_rules import warnings
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
-from asyncrl.launch import local
+from asyncrl.launch import leftovers
 from asyncrl.launch.backend import backend
+from asyncrl.launch.local import Launcher
 from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_names, refuse_live
 from asyncrl.launch.processes import this_process
+from asyncrl.launch.roles import roles
 from asyncrl.launch.supervision import Outcome
 from asyncrl.run_folder import RunFolder, replace
 
@@ -101,7 +103,8 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fres
     Raises RunError when it cannot start."""
     from asyncrl.tracking.collector import Collector
 
-    with run.hold():
+    leftovers.remove()
+    with run.hold(), leftovers.held((run.sockets, run.shm)):
         run.note(processes={"launcher": this_process()})
         for warning in warnings(config):
             console.print(f"warning: {warning}", style="yellow", highlight=False)
@@ -115,8 +118,8 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fres
             ) from error
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
-            started = local.roles(run, config, resume=resume, fresh=fresh)
-            outcome = local.Launcher(run, config, started, collector, backend(run, config)).supervise()
+            started = roles(run, config, resume=resume, fresh=fresh)
+            outcome = Launcher(run, config, started, collector, backend(run, config)).supervise()
         except AsyncRLError as error:
             outcome = Outcome("failed", error.exit_code, str(error))
         finally:

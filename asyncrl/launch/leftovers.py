@@ -1,0 +1,53 @@
+"""Folders for sockets and weights in memory whose launch is over although nobody removed them: launcher and guardian
+were both killed, or a host of Ray's was lost. The next launch on the host does.
+
+A folder in use is locked by who uses it, and the kernel lets go of the lock when that process ends, by any cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+LOCK = ".held"
+STALE_S = 600.0
+"""Unlocked and unchanged for so long. A launch that has just begun has not locked its folders yet."""
+
+
+@contextlib.contextmanager
+def held(folders: Iterable[Path]) -> Iterator[None]:
+    """While it is open, and this process lives, nobody takes `folders` for left over."""
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            file = stack.enter_context((folder / LOCK).open("a"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def remove(parents: Iterable[Path] | None = None) -> list[Path]:
+    """Removes those of this user; gives what was removed. `parents`: where to look, else where launches make them."""
+    removed = []
+    for folder in (f for p in parents or (Path("/dev/shm"), Path(tempfile.gettempdir()), Path("/tmp"))
+                   for f in p.glob("asyncrl-*")):  # fmt: skip
+        with contextlib.suppress(OSError):  # it went meanwhile, or another user's
+            about = folder.lstat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > STALE_S and _is_free(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+    return removed
+
+
+def _is_free(folder: Path) -> bool:
+    """Raises FileNotFoundError when it is no folder of a launch."""
+    with (folder / LOCK).open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

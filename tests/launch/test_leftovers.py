@@ -1,0 +1,51 @@
+"""Folders of launches of which nothing lives: removed, and no others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from asyncrl.launch import leftovers
+from tests.launch.fakes import until
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from asyncrl.launch import leftovers
+with leftovers.held([Path(sys.argv[1])]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def folder(parent: Path, name: str, age_s: float = 2 * leftovers.STALE_S, lock: bool = True) -> Path:
+    made = parent / name
+    made.mkdir()
+    (made / "weights").write_bytes(b"x")
+    if lock:
+        (made / leftovers.LOCK).touch()
+    then = time.time() - age_s
+    os.utime(made, (then, then))
+    return made
+
+
+def test_only_what_nobody_holds_is_removed(tmp_path: Path) -> None:
+    left = folder(tmp_path, "asyncrl-left")
+    new, foreign = folder(tmp_path, "asyncrl-new", age_s=0.0), folder(tmp_path, "asyncrl-other", lock=False)
+    used = folder(tmp_path, "asyncrl-used")
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(used)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert leftovers.remove([tmp_path]) == [left]
+        assert (left.exists(), new.exists(), foreign.exists(), used.exists()) == (False, True, True, True)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait(10)
+        assert until(lambda: leftovers.remove([tmp_path]) == [used], 5.0), "the kernel lets go of a dead process's lock"
+    finally:
+        holder.kill()
+        holder.communicate(timeout=10)
