@@ -42,6 +42,9 @@ class LearnerConfig(Section):
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them: less memory, a third more
     computation."""
+    compile: bool = False
+    """`torch`, `fsdp2`: torch.compile of the decoder's layers; on a CPU that needs a C++ compiler, and gains nothing
+    there (docs/learner.md)."""
     lora: LoraConfig = LoraConfig()
     cpu_offload: bool = False
     """`fsdp2`: parameters, gradients and optimizer state rest in CPU memory; each layer is on the GPU while it runs."""
@@ -71,6 +74,9 @@ class LearnerConfig(Section):
     """Advantage estimator, by name (docs/algorithms.md) or import path."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """Its options."""
+    advantage_by_env: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Another estimator for the episodes of an environment, by the name that it is counted under (those of a mix, or
+    `env.name`): each a name and its options. It sees that environment's part of the batch only."""
     loss: str = "decoupled_ppo"
     """Policy loss, by name or import path."""
     loss_options: dict[str, Any] = Field(default_factory=dict)

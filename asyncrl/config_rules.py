@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asyncrl.config_mix import of_environments
+
 if TYPE_CHECKING:
     from asyncrl.config import Config
 
@@ -37,7 +39,7 @@ def impossible(c: Config) -> list[str]:
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
             "remove them, or use learner.backend megatron."
         )
-    problems += _lora(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
+    problems += of_environments(c, NEEDS_VALUES) + _lora(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -106,7 +108,8 @@ def _critic(c: Config) -> list[str]:
     problems = []
     if advantage in NEEDS_VALUES and critic == "none":
         problems.append(f"learner.advantage is {advantage}, which needs values: set learner.critic shared or separate.")
-    if critic != "none" and ":" not in advantage and advantage not in NEEDS_VALUES:
+    chosen = {advantage, *(str(spec.get("name")) for spec in c.learner.advantage_by_env.values())}
+    if critic != "none" and ":" not in "".join(chosen) and not chosen & NEEDS_VALUES:
         problems.append(
             f"learner.critic is {critic}, and learner.advantage {advantage} reads no values: choose one of "
             f"{', '.join(sorted(NEEDS_VALUES))}, or learner.critic none."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
@@ -31,12 +33,14 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     if not is_agent(make):
         # An environment that stands for several says under which name a task counts.
         name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: name)
+        own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
+        limits_of = {named: dataclasses.replace(limits, **changed) for named, changed in own.items()}
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
-                return await play(
-                    ticket, make_env, engine, renderer, limits, progress, actor=actor, env_name=name_of(ticket.task)
-                )
+                env = name_of(ticket.task)
+                of_env = limits_of.get(env, limits)
+                return await play(ticket, make_env, engine, renderer, of_env, progress, actor=actor, env_name=env)
 
             yield play_env
         return

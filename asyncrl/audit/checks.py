@@ -93,12 +93,15 @@ def rows(ledger: LedgerRows) -> Iterator[str]:
             yield f"trajectory {name} has {row.policy_tokens} policy tokens, its versions count {row.versions}"
 
 
-def draws(ledger: LedgerRows, task_of: Callable[[int], str]) -> Iterator[str]:
+def draws(ledger: LedgerRows, task_of: Callable[[int], tuple[str, int]]) -> Iterator[str]:
     first: dict[int, int] = {}
     again: dict[int, int] = {}
     for group in ledger.groups.values():
-        if (expected := task_of(group.task)) != group.task_id:
+        expected, size = task_of(group.task)
+        if expected != group.task_id:
             yield f"group {group.number} (draw {group.draw}) is of task {group.task_id!r}; the seed says {expected!r}"
+        if size != group.size:
+            yield f"group {group.number} (task {group.task_id!r}) is of size {group.size}; its source says {size}"
         if group.replaces is None:
             if group.draw in first:
                 yield f"draw {group.draw} was made twice: groups {first[group.draw]} and {group.number}"

@@ -19,6 +19,7 @@ from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.cursor import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
+from asyncrl.data.sizes import GroupSizes
 from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints import Done, complete, read_list
 from asyncrl.run_folder import RunFolder
@@ -78,8 +79,8 @@ class Evidence:
     acks: list[AckLines]
     lists: list[LearnerList]
     """Oldest first."""
-    task_of: Callable[[int], str]
-    """Id of the task at an index, recomputed from the data seed."""
+    task_of: Callable[[int], tuple[str, int]]
+    """Id of the task at an index, and the size of its group, recomputed from the data seed."""
     curriculum: Curriculum
     payload: Callable[[TrajectoryRow], bytes]
     limits: Limits
@@ -92,7 +93,12 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     lists = [found for path in complete(run.checkpoints) if (found := _list(path)) is not None]
     source = open_source(config)
     ledger = read_ledger(run.ledger(config))
-    task_of, curriculum = lambda index: str(source.task(index)["id"]), open_curriculum(config, source)
+    sizes = GroupSizes(source, config.learner.group_size)
+
+    def task_of(index: int) -> tuple[str, int]:
+        return str(source.task(index)["id"]), sizes.of(index)
+
+    curriculum = open_curriculum(config, source)
     return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Limits.of(config))
 
 

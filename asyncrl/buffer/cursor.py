@@ -13,6 +13,7 @@ from asyncrl.data import SOURCES
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curriculum import CURRICULA
 from asyncrl.data.opening import opened
+from asyncrl.data.sizes import GroupSizes
 from asyncrl.errors import ConfigError
 
 
@@ -42,7 +43,24 @@ def open_source(config: Config) -> TaskSource:
         raise ConfigError(
             f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."
         )
+    _check_sizes(config, GroupSizes(source, config.learner.group_size))
     return source
+
+
+def _check_sizes(config: Config, sizes: GroupSizes) -> None:
+    """What spans the configuration and the sizes of groups that only the source knows. Raises ConfigError."""
+    batch = config.learner.groups_per_step * sizes.largest
+    if config.buffer.capacity < batch:
+        raise ConfigError(
+            f"buffer.capacity is {config.buffer.capacity} trajectories but a batch may hold learner.groups_per_step = "
+            f"{config.learner.groups_per_step} groups of {sizes.largest}, the largest group_size in data.options: "
+            f"raise buffer.capacity to at least {batch}."
+        )
+    if config.learner.greedy_baseline and sizes.smallest < 2:
+        raise ConfigError(
+            "learner.greedy_baseline takes one trajectory of every group, and data.options has a group_size of "
+            f"{sizes.smallest}: raise it to at least 2."
+        )
 
 
 def open_curriculum(config: Config, source: TaskSource) -> Curriculum:

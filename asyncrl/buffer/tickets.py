@@ -20,6 +20,7 @@ from asyncrl.buffer.prefixes import Prefixes
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, last_version, verdict
 from asyncrl.data.base import TaskSource
+from asyncrl.data.sizes import GroupSizes
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 
 Put = Literal["stored", "duplicate", "late"]
@@ -33,6 +34,7 @@ class Tickets:
         self._rules = rules
         self._source = source
         self._drawing = drawing
+        self._sizes = GroupSizes(source, rules.group_size)
         self._leases = leases
         self.prefixes = Prefixes(ledger.db)
         self._tasks: dict[int, Mapping[str, Any]] = {}
@@ -109,7 +111,7 @@ class Tickets:
         else:
             index, curriculum = put_back.task, put_back.curriculum
         task = self._source.task(index)
-        group = self._ledger.issue(self._rules.group_size, str(task["id"]), index, curriculum, put_back)
+        group = self._ledger.issue(self._sizes.of(index), str(task["id"]), index, curriculum, put_back)
         self._tasks[group.number] = task
         return group
 
@@ -135,7 +137,7 @@ class Tickets:
                 f"{history.published} was published reach (max_staleness + 1) * groups_per_step = "
                 f"{(rules.max_staleness + 1) * rules.groups_per_step}"
             )
-        if self.reserved() + rules.group_size > rules.capacity:
+        if self.reserved() + self._sizes.largest > rules.capacity:
             return f"capacity: {self.reserved()} of {rules.capacity} trajectories are in flight or waiting"
         if ledger.db.payloads.disk_bytes >= rules.max_disk_bytes:
             return f"disk: the payloads reach buffer.max_disk_gb = {rules.max_disk_bytes / 1e9:g}"
@@ -148,10 +150,10 @@ class Tickets:
 
     def reserved(self) -> int:
         """Places taken: in trajectories, of groups that are in flight or may still be used after the open batch."""
-        groups, last = self._ledger.count("in_flight") + self._ledger.count("waiting"), self._rules.max_uses - 1
-        if last:
-            groups += sum(g.state == "assigned" and g.uses < last for g in self._ledger.live.values())
-        return groups * self._rules.group_size
+        last = self._rules.max_uses - 1
+        if last or self._sizes.smallest < self._sizes.largest:
+            return sum(g.size for g in self._ledger.live.values() if g.state != "assigned" or g.uses < last)
+        return (self._ledger.count("in_flight") + self._ledger.count("waiting")) * self._rules.group_size
 
     # What comes back
 
@@ -275,7 +277,7 @@ class Tickets:
             if not lease.eval and lease.id.group not in self._ledger.live:
                 self._end(lease, "revoked")
         for number in self.prefixes.groups() - self._ledger.live.keys():
-            self.prefixes.drop(number, self._rules.group_size)
+            self.prefixes.drop(number, self._sizes.largest)
 
     def last_version(self, group: Group) -> int | None:
         leased = [lease.min_version for lease in self._leases.of_group(group.number)]
@@ -337,4 +339,4 @@ class Tickets:
     @property
     def _reissues_per_s(self) -> int:
         """A step's worth: a host that died is made good in seconds, and never by an avalanche."""
-        return max(16, self._rules.groups_per_step * self._rules.group_size)
+        return max(16, self._rules.groups_per_step * self._sizes.largest)

@@ -22,7 +22,8 @@ class MixSource:
     def __init__(self, sources: dict[str, dict[str, Any]], *, model: str = "", seed: int = 0) -> None:
         """
         Args:
-            sources: by name: `{source, options, weight}`, as `data.source` and `data.options`; `weight` 1 if not set.
+            sources: by name: `{source, options, weight, group_size}`: `source` and `options` as `data.source` and
+                `data.options`; `weight` 1 if not set, `group_size` as `learner.group_size` if not set.
         Raises ConfigError.
         """
         if not sources:
@@ -31,6 +32,8 @@ class MixSource:
             )
         self._names = list(sources)
         weights = [_weight(name, spec) for name, spec in sources.items()]
+        self._group_sizes = [_group_size(name, spec) for name, spec in sources.items()]
+        self.group_sizes = [size for size in self._group_sizes if size is not None]
         self._sources = [_open(name, spec, seed, model) for name, spec in sources.items()]
         cycle = [k for k, count in enumerate(shares(weights, CYCLE)) for _ in range(count)]
         random.Random(f"mix/{seed}").shuffle(cycle)
@@ -39,6 +42,10 @@ class MixSource:
         # Without end: what is drawn at an index follows the weights, not the sizes.
         self.train_size: int | None = None
         self.held_out_size = sum(source.held_out_size for source in self._sources)
+
+    def group_size(self, index: int) -> int | None:
+        """Of the group of the task at `index`; None: as `learner.group_size`."""
+        return self._group_sizes[self._cycle[index % CYCLE]]
 
     def task(self, index: int) -> Task:
         rounds, place = divmod(index, CYCLE)
@@ -77,10 +84,20 @@ def shares(weights: list[float], places: int) -> list[int]:
     return found
 
 
+_FIELDS = {"source", "options", "weight", "group_size"}
+
+
+def _group_size(name: str, spec: Mapping[str, Any]) -> int | None:
+    size = spec.get("group_size")
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ConfigError(f"data.options.sources.{name}.group_size is {size!r}; expected a number of trajectories >= 1")
+    return size
+
+
 def _weight(name: str, spec: Any) -> float:
     field = f"data.options.sources.{name}"
-    if not isinstance(spec, Mapping) or "source" not in spec or set(spec) - {"source", "options", "weight"}:
-        raise ConfigError(f"{field} is {spec!r}; expected {{source: ..., options: ..., weight: ...}}")
+    if not isinstance(spec, Mapping) or "source" not in spec or set(spec) - _FIELDS:
+        raise ConfigError(f"{field} is {spec!r}; expected {{source: ..., options: ..., weight: ..., group_size: ...}}")
     weight = spec.get("weight", 1.0)
     if not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise ConfigError(f"{field}.weight is {weight!r}; expected a number above 0; leave out what has no weight")

@@ -51,6 +51,9 @@ class Batch:
     """[B] bool: a limit of turns or tokens ended the row's episode"""
     greedy: Tensor
     """[B] bool: of the group's greedy episode, there for its reward alone (`learner.greedy_baseline`)"""
+    envs: Tensor
+    """[B] int64: place in `env_names` of the environment that the row's episode is counted under"""
+    env_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -80,7 +83,17 @@ class Batch:
         """The rows [b], in their order."""
         t = self.tokens_of(rows)
         of_tokens = ("token_ids", "mask", "behaviour", "versions", "rewards")
-        of_rows = ("lengths", "groups", "episodes", "row_weights", "loss_weights", "turns", "truncated", "greedy")
+        of_rows = (
+            "lengths",
+            "groups",
+            "episodes",
+            "row_weights",
+            "loss_weights",
+            "turns",
+            "truncated",
+            "greedy",
+            "envs",
+        )
         return replace(
             self,
             reward_components=self.reward_components[:, t],
@@ -120,6 +133,7 @@ def flatten(
         if row.mask[0]:
             raise ValueError(f"trajectory {t.id}: a row begins with a sampled token; a prompt must come before it")
     names = sorted({name for t in trajectories for name in t.rewards}) or [""]
+    environments = sorted({t.env for t in trajectories})
     mask = np.concatenate([row.mask for _, _, row in rows])
     greedy = np.array([greedy_baseline and t.id.index == 0 for _, t, _ in rows])
     carries_loss = mask & ~np.repeat(greedy, [len(row) for _, _, row in rows])
@@ -142,6 +156,8 @@ def flatten(
         turns=torch.tensor([t.turns for _, t, _ in rows]),
         truncated=torch.tensor([t.stop_reason in _CUT for _, t, _ in rows]),
         greedy=torch.from_numpy(greedy),
+        envs=torch.tensor([environments.index(t.env) for _, t, _ in rows]),
+        env_names=tuple(environments),
     )
 
 

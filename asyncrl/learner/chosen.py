@@ -42,18 +42,21 @@ def chosen(
     return Chosen(name, function, dict(options), frozenset(inspect.signature(function).parameters))
 
 
+def chosen_entry(
+    entry: Mapping[str, Any], table: Mapping[str, Callable[..., Any]], field: str, provided: Collection[str]
+) -> Chosen:
+    """An entry holds a name and, beside it, the options. Raises ConfigError, naming the field."""
+    if "name" not in entry:
+        raise ConfigError(f"{field} is {dict(entry)!r}: it needs a name, one of {', '.join(table)}.")
+    options = {k: v for k, v in entry.items() if k != "name"}
+    return chosen(str(entry["name"]), table, options, field, provided, field)
+
+
 def chosen_list(
     entries: Collection[Mapping[str, Any]],
     table: Mapping[str, Callable[..., Any]],
     field: str,
     provided: Collection[str],
 ) -> list[Chosen]:
-    """Each entry holds a name and, beside it, the options. Raises ConfigError, naming the field and the place."""
-    found = []
-    for i, entry in enumerate(entries):
-        here = f"{field}[{i}]"
-        if "name" not in entry:
-            raise ConfigError(f"{here} is {dict(entry)!r}: it needs a name, one of {', '.join(table)}.")
-        options = {k: v for k, v in entry.items() if k != "name"}
-        found.append(chosen(str(entry["name"]), table, options, here, provided, here))
-    return found
+    """Of several entries; errors name the field and the place."""
+    return [chosen_entry(entry, table, f"{field}[{i}]", provided) for i, entry in enumerate(entries)]

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from asyncrl.config_learner import LearnerConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.advantages import ESTIMATORS
 from asyncrl.learner.aggregation import AGGREGATIONS, denominator, unit_tokens
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.chosen import chosen, chosen_list
+from asyncrl.learner.chosen import Chosen, chosen, chosen_list
 from asyncrl.learner.corrections import CORRECTIONS, compose
 from asyncrl.learner.episodes import Advantages
+from asyncrl.learner.estimators import Estimators
 from asyncrl.learner.kl import KL, penalise_rewards, unbiased
 from asyncrl.learner.losses import LOSSES, corrected_where, value_loss
 from asyncrl.learner.policy_loss import PolicyLoss
@@ -95,7 +95,7 @@ class Objective:
             raise ConfigError(f"learner.aggregation_options.denominator is {self._divide_by!r}: expected all or kept.")
         # `weights` is the correction's for a loss, an option (of the rewards) for an estimator.
         inputs = [name for name in _GIVEN if name != "weights"]
-        self._estimator = chosen(learner.advantage, ESTIMATORS, learner.advantage_options, "learner.advantage", inputs)
+        self._estimators = Estimators(learner, inputs)
         self._loss = chosen(learner.loss, LOSSES, learner.loss_options, "learner.loss", _GIVEN)
         self._aggregate = chosen(learner.aggregation, AGGREGATIONS, options, "learner.aggregation", _GIVEN)
         self._kl = chosen(learner.kl, KL, learner.kl_options, "learner.kl", _GIVEN)
@@ -122,7 +122,7 @@ class Objective:
         )
         """Whether a row without any advantage adds nothing to the gradient."""
         penalised = learner.kl_coef > 0 and learner.kl_in == "reward"
-        read = self._estimator.parameters
+        read = self._estimators.read
         self.advantage_needs_sum_pi_sq = "sum_pi_sq" in read
         self.advantage_needs_logprobs = penalised or bool(read & {"current", "proximal", "logprobs", "sum_pi_sq"})
         self._rehearse()
@@ -154,10 +154,7 @@ class Objective:
             assert proximal is not None
             kl = self._kl({"logprobs": proximal, "reference": reference.logprobs})
             known["rewards"] = penalise_rewards(batch.rewards, kl, batch.sampled, reference.coefficient)
-        try:
-            estimated: Advantages = self._estimator(known)
-        except ValueError as error:
-            raise ConfigError(f"learner.advantage is {self._learner.advantage!r}: {error}") from error
+        estimated = self._estimators(batch, known)
         weights = spread(batch.row_weights, batch.lengths, len(batch.token_ids))
         return Advantages(estimated.advantages * weights, estimated.returns)
 
@@ -252,23 +249,10 @@ class Objective:
     def _rehearse(self) -> None:
         """An input that is missing at training time is found before anything starts. Raises ConfigError."""
         learner = self._learner
-        batch = made_up(learner.advantage_options, learner.greedy_baseline)
+        for chosen_one in self._estimators:  # the last one is for all
+            batch, estimated = self._rehearse_estimator(*chosen_one)
         logprobs, mask = batch.behaviour, batch.mask
         reference = Reference(logprobs, 1.0)
-        try:
-            batch = self.prepared(batch, 0)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"learner.shaping cannot be computed: {error}") from error
-        values = None if learner.critic == "none" else torch.zeros(len(mask))
-        known: dict[str, Any] = {"proximal": logprobs, "sum_pi_sq": logprobs.exp().square(), "values": values}
-        try:
-            estimated = self.advantages(batch, reference=reference, **known)
-        except TypeError as error:
-            raise ConfigError(
-                f"learner.advantage is {learner.advantage!r}: {error} The learner has rewards, groups, logprobs and "
-                "sum_pi_sq; values under learner.critic shared or separate; the greedy episode's reward (baseline) "
-                "under learner.greedy_baseline."
-            ) from error
         try:
             norm, current = self.norm(batch), logprobs.clone().requires_grad_()
             a = estimated.advantages
@@ -282,6 +266,25 @@ class Objective:
             self.value_loss(torch.zeros(len(mask)), torch.zeros(len(mask)), estimated.returns, mask, 8.0)
         except ValueError as error:
             raise ConfigError(f"learner.value_options: {error}") from error
+
+    def _rehearse_estimator(self, field: str, estimator: Chosen, env: str) -> tuple[Batch, Advantages]:
+        """The made-up batch, and its advantages."""
+        batch = made_up(estimator.options, self._learner.greedy_baseline, env)
+        logprobs = batch.behaviour
+        try:
+            batch = self.prepared(batch, 0)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"learner.shaping cannot be computed: {error}") from error
+        values = None if self._learner.critic == "none" else torch.zeros(len(logprobs))
+        known: dict[str, Any] = {"proximal": logprobs, "sum_pi_sq": logprobs.exp().square(), "values": values}
+        try:
+            return batch, self.advantages(batch, reference=Reference(logprobs, 1.0), **known)
+        except TypeError as error:
+            raise ConfigError(
+                f"{field} is {estimator.name!r}: {error} The learner has rewards, groups, logprobs and sum_pi_sq; "
+                "values under learner.critic shared or separate; the greedy episode's reward (baseline) under "
+                "learner.greedy_baseline."
+            ) from error
 
 
 def _of_batch(batch: Batch) -> dict[str, Any]:

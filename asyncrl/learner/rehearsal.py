@@ -12,9 +12,9 @@ from asyncrl.learner.ragged import masked
 from asyncrl.trajectory import CONTEXT
 
 
-def made_up(advantage_options: Mapping[str, Any], greedy_baseline: bool = False) -> Batch:
+def made_up(advantage_options: Mapping[str, Any], greedy_baseline: bool = False, env: str = "") -> Batch:
     """Two groups of two episodes of one row, with as many named rewards as the options weigh; the first of each may be
-    the greedy one."""
+    the greedy one. All are of the environment `env`."""
     weights = advantage_options.get("weights")
     names = tuple(weights) if isinstance(weights, (Mapping, list, tuple)) else ("reward",)
     mask = torch.tensor([False, True, True] * 4)
@@ -38,4 +38,6 @@ def made_up(advantage_options: Mapping[str, Any], greedy_baseline: bool = False)
         turns=torch.ones(4, dtype=torch.long),
         truncated=torch.zeros(4, dtype=torch.bool),
         greedy=greedy,
+        envs=torch.zeros(4, dtype=torch.long),
+        env_names=(env,),
     )

@@ -19,14 +19,14 @@ from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.prefixes import prefixes
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.restore import restore
-from tests.buffer.fakes import FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
+from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 
 
 def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> Iterator[str]:
     ledger = read_ledger(folder)
     yield from rows(ledger)
-    yield from draws(ledger, lambda draw: str(source.task(draw)["id"]))
+    yield from draws(ledger, lambda draw: (str(source.task(draw)["id"]), RULES["group_size"]))
     yield from curriculum(ledger, FakeCurriculum())
     yield from equation(ledger)
     yield from uses(ledger, limits)

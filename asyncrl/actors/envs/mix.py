@@ -10,7 +10,10 @@ from typing import Any
 
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
+from asyncrl.config_mix import LIMITS
 from asyncrl.plugins import check_options, resolve
+
+_FIELDS = {"name", "options", "reward_weight"}
 
 
 class MixEnv:
@@ -21,8 +24,9 @@ class MixEnv:
     def __init__(self, envs: dict[str, dict[str, Any]]) -> None:
         """
         Args:
-            envs: by the name of their source in `data.options.sources`: `{name, options, reward_weight}`, as `env.name`
-                and `env.options`; what is earned there is multiplied by `reward_weight`, 1 if not set.
+            envs: by the name of their source in `data.options.sources`: `{name, options}`, as `env.name` and
+                `env.options`; `reward_weight`, by which what is earned there is multiplied, 1 if not set; and limits of
+                their own: `max_turns`, `max_tokens`, `max_new_tokens`, `call_s`.
         """
         self._envs = envs
         self._weight = 1.0
@@ -33,8 +37,11 @@ class MixEnv:
         """Every environment by its own checks. Raises ValueError."""
         for name, spec in options.get("envs", {}).items():
             field = f"env.options.envs.{name}"
-            if not isinstance(spec, Mapping) or "name" not in spec or set(spec) - {"name", "options", "reward_weight"}:
-                raise ValueError(f"{field} is {spec!r}; expected {{name: ..., options: ..., reward_weight: ...}}")
+            if not isinstance(spec, Mapping) or "name" not in spec or set(spec) - _FIELDS - set(LIMITS):
+                raise ValueError(
+                    f"{field} is {spec!r}; expected {{name: ..., options: ..., reward_weight: ...}}, and of "
+                    f"{', '.join(LIMITS)} what is its own"
+                )
             weight = spec.get("reward_weight", 1.0)
             if not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"{field}.reward_weight is {weight!r}; expected a finite number")
@@ -54,6 +61,14 @@ class MixEnv:
     def name_of(task: Task) -> str:
         """What the episode of `task` is counted under."""
         return str(task.get("env", "mix"))
+
+    @staticmethod
+    def limits(options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """The limits that each environment has of its own."""
+        return {
+            name: {limit: spec[limit] for limit in LIMITS if limit in spec}
+            for name, spec in options.get("envs", {}).items()
+        }
 
     async def reset(self, task: Task) -> list[Message]:
         """Raises ValueError for a task of a source that no environment is given for."""
