@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from asyncrl.learner.backends.protocol import Packed
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
 from asyncrl.learner.objective import Objective
+from asyncrl.learner.ranks import Group
 from asyncrl.learner.trainer import Trainer
 from tests.learner.ranks import on_ranks
 from tests.learner.test_backend_conformance import LR, close, loss, parts
@@ -221,12 +224,12 @@ def test_half_precision_over_whole_masters(tmp_path: Path, sharded: bool) -> Non
     assert all(0 < m < 2e-5 for m in moved), "the update is in the masters, whole"
 
 
-def logits_apart(family: str, folder: Path) -> float:
+def logits_apart(family: str, folder: Path, options: dict[str, Any]) -> float:
     """Of the greatest logprob difference at every token of the vocabulary, through a checkpoint and back."""
     from asyncrl.learner.backends.megatron import MegatronBackend
 
     model = tiny_model(family)
-    backend = MegatronBackend(a_config(backend_options={"tensor_parallel": 2}), tiny_model(family), device="cpu")
+    backend = MegatronBackend(a_config(backend_options=options), tiny_model(family), device="cpu")
     backend.save(folder)
     ids = torch.arange(VOCABULARY - 1)
     log_p = model(ids[None], use_cache=False).logits[0].log_softmax(-1)
@@ -243,9 +246,10 @@ def logits_apart(family: str, folder: Path) -> float:
 
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.slow
+@pytest.mark.parametrize("shared", ["tensor_parallel", "pipeline_parallel"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_each_family_has_its_own_logits_and_comes_back_bit_for_bit(tmp_path: Path, family: str) -> None:
-    worst = on_ranks(2, tmp_path / "meet", logits_apart, family, tmp_path / "saved")
+def test_each_family_has_its_own_logits_and_comes_back_bit_for_bit(tmp_path: Path, family: str, shared: str) -> None:
+    worst = on_ranks(2, tmp_path / "meet", logits_apart, family, tmp_path / "saved", {shared: 2})
     assert max(worst) < 1e-4
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "hf")
     close(dict(loaded.named_parameters()), dict(tiny_model(family).named_parameters()), 0.0)
@@ -292,6 +296,39 @@ def test_a_damaged_checkpoint_is_called_so(tmp_path: Path) -> None:
         on_ranks(1, tmp_path / "again", chain, tmp_path / "saved", tmp_path / "never", 1, 2, {})
 
 
+def waits_for_a_silent_stage() -> float:
+    from asyncrl.learner.backends.megatron import MegatronBackend
+
+    config = a_config(backend_options={"pipeline_parallel": 2}, collective_s=3.0)
+    backend = MegatronBackend(config, tiny_model(), device="cpu")
+    began = time.monotonic()
+    if torch.distributed.get_rank() == 0:
+        time.sleep(8)
+        return 0.0
+    with pytest.raises(RuntimeError):
+        backend.logprobs(parts(0))
+    return time.monotonic() - began
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("megatron")
+def test_a_stage_that_hears_nothing_gives_up(tmp_path: Path) -> None:
+    assert 2.5 < on_ranks(2, tmp_path, waits_for_a_silent_stage)[1] < 7
+
+
+@pytest.mark.usefixtures("megatron")
+def test_what_stands_in_for_a_gpu_is_of_the_cpu_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from asyncrl.learner.backends.megatron_cpu import stand_in
+
+    assert torch.cuda.current_device.__module__ == "torch.cuda", "the backend was imported, and nothing was replaced"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(RuntimeError, match="there is one"):
+        stand_in()
+    backends = Path(importlib.import_module("asyncrl.learner.backends").__path__[0])
+    top_level = re.compile(r"^(from|import) .*megatron_cpu", re.MULTILINE)
+    assert [f.name for f in backends.glob("*.py") if top_level.search(f.read_text())] == []
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: without one Megatron-core runs on CPUs only")
 @pytest.mark.usefixtures("megatron")
 def test_on_a_gpu(tmp_path: Path) -> None:
@@ -306,3 +343,35 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     backend.apply(LR)
     backend.save(tmp_path / "saved")
     backend.load(tmp_path / "saved")
+
+
+def on_a_gpu(number: int, rendezvous: Path, options: dict[str, Any]) -> dict[str, Any]:
+    from asyncrl.learner.backends.megatron import MegatronBackend
+
+    config = a_config(backend_options=options, ranks=2)
+    Group(config, number, rendezvous)
+    backend = MegatronBackend(config, tiny_model())
+    scores = [s.logprobs.cpu() for s in backend.logprobs(parts(0))]
+    backend.accumulate(parts(0), loss)
+    norm = backend.clip(1.0)
+    backend.apply(LR)
+    return {"scores": scores, "norm": norm, "weights": {n: t.cpu().clone() for n, t in backend.weights()}}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL, and no stand-in for them")
+@pytest.mark.usefixtures("megatron")
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel": 2, "sequence_parallel": True}, {"pipeline_parallel": 2}, {"distributed_optimizer": True}],
+    ids=["tp2", "pp2", "dp2"],
+)
+def test_on_two_gpus(tmp_path: Path, options: dict[str, Any]) -> None:
+    found = on_ranks(2, tmp_path, on_a_gpu, options, joined=False)[0]
+    plain = TorchBackend(tiny_config(), tiny_model(), device="cpu")
+    for mine, theirs in zip(found["scores"], plain.logprobs(parts(0)), strict=True):
+        torch.testing.assert_close(mine, theirs.logprobs, atol=1e-3, rtol=1e-3)
+    plain.accumulate(parts(0), loss)
+    assert found["norm"] == pytest.approx(plain.clip(1.0), rel=1e-3)
+    plain.apply(LR)
+    off = [(found["weights"][n] - t).abs().flatten() for n, t in plain.weights()]
+    assert torch.cat(off).mean() < LR / 10, "AdamW turns rounding into steps where a gradient is next to nothing"
