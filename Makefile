@@ -5,7 +5,7 @@ TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
 
-.PHONY: quickstart test test-slow test-vllm test-sglang test-verifiers lint types clean
+.PHONY: quickstart test test-slow test-vllm test-sglang test-verifiers test-gyms lint types clean
 
 quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
@@ -29,6 +29,10 @@ test-sglang: .venv/.tested .venv-sglang/.installed
 test-verifiers: .venv/.tested .venv-verifiers/.installed
 	OMP_NUM_THREADS=1 ASYNCRL_VERIFIERS_PYTHON=$(CURDIR)/.venv-verifiers/bin/python $(BIN)/python -m pytest -m slow --timeout 600 tests/test_environment_configs.py
 
+# Games of text and OpenEnv, whose packages are heavy or pin others, in an environment of their own.
+test-gyms: .venv/.tested .venv-gyms/.installed
+	OMP_NUM_THREADS=1 ASYNCRL_GYMS_PYTHON=$(CURDIR)/.venv-gyms/bin/python $(BIN)/python -m pytest -m 'slow or not slow' --timeout 600 tests/actors/envs/test_text_gym.py tests/actors/envs/test_openenv.py tests/test_environment_configs.py -k 'gym or openenv'
+
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
@@ -37,7 +41,7 @@ types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang .venv-verifiers build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-sglang .venv-verifiers .venv-gyms build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # torch first and alone: where pip knows a CPU wheel of this version it takes that one, and nothing later replaces it.
 .venv/.torch:
@@ -67,6 +71,11 @@ clean:
 .venv-sglang/.installed: requirements/sglang-cpu.txt
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/pip install --quiet --no-deps -r requirements/sglang-cpu.txt
+	@touch $@
+
+.venv-gyms/.installed:
+	$(PYTHON) -m venv .venv-gyms
+	.venv-gyms/bin/pip install --quiet gem-llm==0.1.0 textarena==0.7.4 skyrl-gym==0.4.0 openenv-core==0.3.0
 	@touch $@
 
 .venv-verifiers/.installed:

@@ -10,7 +10,9 @@ from asyncrl.data.hugging_face import DatasetSource
 from asyncrl.data.json_lines import JsonLinesSource
 from asyncrl.data.lookup import LookupSource
 from asyncrl.data.mix import MixSource
+from asyncrl.data.nemo_gym import NemoGymSource
 from asyncrl.data.reasoning_gym import ReasoningGymSource
+from asyncrl.data.seeds import SeedSource
 from asyncrl.data.verifiers import VerifiersSource
 
 SOURCES: dict[str, Callable[..., TaskSource]] = {
@@ -19,7 +21,9 @@ SOURCES: dict[str, Callable[..., TaskSource]] = {
     "json_lines": JsonLinesSource,
     "lookup": LookupSource,
     "mix": MixSource,
+    "nemo_gym": NemoGymSource,
     "reasoning_gym": ReasoningGymSource,
+    "seeds": SeedSource,
     "verifiers": VerifiersSource,
 }
 """A config names one of these, or gives an import path `package.module:name`. Called with the options, and with `seed`

@@ -1,7 +1,7 @@
 """Runs under the Python that has verifiers (it needs nothing of asyncrl): one JSON per line in, one per line out.
 
     python -P verifiers_worker.py CONFIG tasks SIZE     prints a list of {"id", "prompt"}, and ends
-    python -P verifiers_worker.py CONFIG play           {"n", "index", "base_url"} -> {"n", "rewards"} or {"n", "error"}
+    python -P verifiers_worker.py CONFIG play           {"n", "index", "base_url"} -> {"n", "result"} or {"n", "error"}
 
 CONFIG: verifiers' configuration of a single-agent environment as JSON, with `taskset: {id: ...}`.
 """
@@ -61,7 +61,7 @@ class Player:
     async def play(self, wish: dict[str, Any]) -> None:
         try:
             rewards = await self._rewards(wish["index"], wish["base_url"])
-            answer: dict[str, Any] = {"n": wish["n"], "rewards": rewards}
+            answer: dict[str, Any] = {"n": wish["n"], "result": rewards}
         except Exception as error:
             answer = {"n": wish["n"], "error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=self._out, flush=True)

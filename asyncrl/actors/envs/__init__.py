@@ -10,8 +10,11 @@ from asyncrl.actors.envs.calculator_env import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.mcp_tools import McpToolEnv
 from asyncrl.actors.envs.mix import MixEnv
+from asyncrl.actors.envs.nemo_gym import NemoGymEnv
+from asyncrl.actors.envs.openenv import OpenEnvEnv
 from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
+from asyncrl.actors.envs.text_gym import TextGymEnv
 from asyncrl.actors.envs.tool_env import ToolEnv
 from asyncrl.actors.envs.verifiers import play_verifiers
 
@@ -22,8 +25,11 @@ ENVIRONMENTS: dict[str, Callable[..., Any]] = {
     "lookup": LookupEnv,
     "mcp": McpToolEnv,
     "mix": MixEnv,
+    "nemo_gym": NemoGymEnv,
+    "openenv": OpenEnvEnv,
     "python_tool": PythonToolEnv,
     "single_turn": SingleTurnEnv,
+    "text_gym": TextGymEnv,
     "tools": ToolEnv,
     "verifiers": play_verifiers,
 }

@@ -102,9 +102,8 @@ class ToolEnv:
             text = await self._call(name, arguments_of(call))
         except ToolError as error:
             text = f"error: {error}"
-        if len(text) > self._max_tool_chars:
-            text = text[: self._max_tool_chars] + f"\n[cut: {len(text) - self._max_tool_chars} more characters]"
-        return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": text}
+        content = cut(text, self._max_tool_chars)
+        return {"role": "tool", "tool_call_id": call.get("id", ""), "name": name, "content": content}
 
     async def _call(self, name: str, arguments: dict[str, Any] | None) -> str:
         if arguments is None:
@@ -122,6 +121,15 @@ class ToolEnv:
             raise TimeoutError(
                 f"tool {name} did not answer within {self._tool_timeout_s} s (env.options.tool_timeout_s)"
             ) from error
+
+
+def cut(text: str, max_chars: int) -> str:
+    """What fits, and how much did not.
+
+    >>> cut("12345", 3)
+    '123\\n[cut: 2 more characters]'
+    """
+    return text if len(text) <= max_chars else f"{text[:max_chars]}\n[cut: {len(text) - max_chars} more characters]"
 
 
 def as_tool(tool: ToolLike) -> Tool:

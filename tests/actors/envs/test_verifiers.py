@@ -23,7 +23,7 @@ for line in sys.stdin:
     wish = json.loads(line)
     if wish["index"] == 9:
         sys.exit(3)
-    answer = {{"error": "no such task"}} if wish["index"] == 5 else {{"rewards": {{"right": wish["index"]}}}}
+    answer = {{"error": "no such task"}} if wish["index"] == 5 else {{"result": {{"right": wish["index"]}}}}
     print(json.dumps(answer | {{"n": wish["n"]}}), flush=True)
 """
 

@@ -1,0 +1,52 @@
+"""Seeds as tasks, for environments that make their own: a game is what its seed makes it."""
+
+from __future__ import annotations
+
+import random
+
+from asyncrl.data.base import Message, Task
+
+_HALF = 2**30
+"""Even seeds are trained on, odd ones held out, all below 2**31."""
+
+
+class SeedSource:
+    """Seeds without end; a training seed is never a held-out one. Whether their games differ is the game's affair."""
+
+    train_size: int | None = None
+
+    def __init__(self, prompt: str | list[Message] = "", *, held_out_size: int = 100, seed: int = 0) -> None:
+        """
+        Args:
+            prompt: of every task: what introduces the game to the policy.
+            held_out_size: how many seeds are kept out of training.
+        """
+        self._prompt, self._seed = prompt, seed
+        self.held_out_size = held_out_size
+
+    def task(self, index: int) -> Task:
+        return self._draw("train", index)
+
+    def held_out(self, index: int) -> Task:
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        return self._draw("held_out", index)
+
+    def _draw(self, side: str, index: int) -> Task:
+        drawn = random.Random(f"seeds/{self._seed}/{side}/{index}").randrange(_HALF)
+        return {
+            "id": f"seed-{self._seed}-{side}-{index}",
+            "prompt": self._prompt,
+            "seed": 2 * drawn + (side != "train"),
+        }
+
+
+def opening(task: Task, *texts: str) -> list[Message]:
+    """The first messages of a game: what the task says, if anything, and `texts`, in one message of the user's.
+
+    >>> opening({"prompt": "Win."}, "", "Your move?")
+    [{'role': 'user', 'content': 'Win.\\n\\nYour move?'}]
+    """
+    prompt = task.get("prompt") or ""
+    before, said = ([], prompt) if isinstance(prompt, str) else (list(prompt), "")
+    return [*before, {"role": "user", "content": "\n\n".join(filter(None, (said, *texts)))}]
