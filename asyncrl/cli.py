@@ -124,24 +124,40 @@ def launch(words: list[str]) -> int:
 
 
 def evaluate(words: list[str]) -> int:
-    """Plays the held-out tasks with a checkpoint: success and reward with confidence intervals, pass@k."""
+    """Plays the held-out tasks with a checkpoint or a served model: success and reward with intervals, pass@k."""
     from asyncrl.config_sources import load
 
     @dataclass(frozen=True)
     class Eval:
-        checkpoint: Annotated[Path, Arg(help="A checkpoint of a run, or a Hugging Face folder.", metavar="FOLDER")]
+        checkpoint: Annotated[
+            Path | None, Arg(help="A checkpoint of a run, or a Hugging Face folder.", metavar="FOLDER")
+        ] = None
+        endpoint: Annotated[
+            str | None, Arg(help="Instead: an OpenAI-compatible endpoint, up to and with /v1.", metavar="URL")
+        ] = None
+        served_name: Annotated[
+            str | None, Arg(help="Of the model there; default: the one that it lists.", metavar="NAME")
+        ] = None
+        api_key_env: Annotated[
+            str | None, Arg(help="Environment variable that holds the endpoint's key.", metavar="NAME")
+        ] = None
         out: Annotated[Path | None, Arg(help="Write the figures here as JSON, too.", metavar="FILE")] = None
         config: Annotated[Path | None, Arg(help="YAML file; flags come on top of it.", metavar="FILE")] = None
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 
     options, given = _parse(Eval, words, "eval")
     config = load(options.config, given).config
+    from asyncrl.evaluation import Endpoint, with_model
     from asyncrl.evaluation import evaluate as play
-    from asyncrl.evaluation import with_model
-    from asyncrl.launch import start
+    from asyncrl.launch import preflight, start
 
-    start.check(with_model(config, options.checkpoint))
-    return play(config, options.checkpoint, options.out)
+    if (options.checkpoint is None) == (options.endpoint is None):
+        raise ConfigError("eval takes --checkpoint FOLDER or --endpoint URL, one of them.")
+    if options.checkpoint is not None:
+        start.check(with_model(config, options.checkpoint))
+        return play(config, options.checkpoint, options.out)
+    preflight.check_names(config)
+    return play(config, Endpoint(options.endpoint, options.served_name, options.api_key_env), options.out)
 
 
 def dashboard(words: list[str]) -> int:

@@ -1,7 +1,8 @@
-"""`asyncrl eval`: the held-out tasks played with a checkpoint, in this process, without buffer and learner.
+"""`asyncrl eval`: the held-out tasks played with a checkpoint, in this process, without buffer and learner; or with a
+model that is served somewhere.
 
 The episodes are those of the evaluations in a run: the same tasks, the same seeds. What they showed is told for each
-data source of the tasks, where there are several, and for all of them.
+environment or data source of the tasks, where there are several, and for all of them.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
+from asyncrl.actors.chat import Served
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episode import EpisodeFailed, Progress
-from asyncrl.actors.playing import Play, player
+from asyncrl.actors.playing import chatter, player
 from asyncrl.actors.renderer_choice import build_renderer
 from asyncrl.actors.threads import use_daemon_threads
 from asyncrl.buffer.cursor import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.trajectory import Ticket, TicketId, Trajectory, succeeded
+from asyncrl.trajectory import Ticket, TicketId, succeeded
 
 Z_95 = 1.959964
 
@@ -61,27 +65,51 @@ class Success:
         return f"{told}  reward {self.reward:.3f} ± {self.reward_half:.3f}{passes}"
 
 
+class Outcome(Protocol):
+    """What counts of an episode, as trajectories have it."""
+
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def reward(self) -> float: ...
+    @property
+    def rewards(self) -> Mapping[str, float]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Played:
     """One held-out task's episode."""
 
     source: str
-    """`data_source` of the task, or the environment where it has none."""
-    trajectory: Trajectory | None
-    """None: its environment failed."""
+    """The environment of the task in a mix, else its `data_source`, or the environment where it has none."""
+    trajectory: Outcome | None
+    """None: its environment, or the endpoint, failed."""
 
 
-def evaluate(config: Config, checkpoint: Path, out: Path | None = None) -> int:
-    """Prints held-out success of the model in `checkpoint`, a run's or a Hugging Face folder; gives the exit code.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint to play with, as the command line names it."""
+
+    url: str
+    served_name: str | None = None
+    """None: the one model that it lists."""
+    api_key_env: str | None = None
+    """The environment variable that holds the key."""
+
+
+def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) -> int:
+    """Prints held-out success of the model in a folder, a run's checkpoint or Hugging Face's, or at an endpoint; gives
+    the exit code.
 
     `out`: a file that gets the same figures as JSON.
     """
     console = Console(soft_wrap=True)
-    config = with_model(config, checkpoint)
+    config = with_model(config, model) if isinstance(model, Path) else config
     if config.eval.tasks == 0:
         raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
-    sampled, greedy = asyncio.run(played(config, console))
-    console.print(f"held-out success of {checkpoint}", highlight=False)
+    sampled, greedy = asyncio.run(played(config, model, console))
+    played_with = str(model) if isinstance(model, Path) else model.url
+    console.print(f"held-out success of {played_with}", highlight=False)
     ways = {f"at temperature {config.actors.temperature:g}": sampled} | ({"greedy": greedy} if greedy else {})
     found = {way: by_source(episodes, config.eval.success) for way, episodes in ways.items()}
     width = max(len(f"{way}, {source}") for way, sources in found.items() for source in sources)
@@ -91,7 +119,9 @@ def evaluate(config: Config, checkpoint: Path, out: Path | None = None) -> int:
             console.print(f"  {name:<{width}}  {measured}", highlight=False)
     if out is not None:
         told = {way: {source: asdict(measured) for source, measured in each.items()} for way, each in found.items()}
-        out.write_text(json.dumps({"checkpoint": str(checkpoint)} | told, indent=2) + "\n")
+        out.write_text(
+            json.dumps({"checkpoint" if isinstance(model, Path) else "endpoint": played_with} | told, indent=2) + "\n"
+        )
     return 0
 
 
@@ -106,7 +136,7 @@ def with_model(config: Config, checkpoint: Path) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder.absolute())})})
 
 
-async def played(config: Config, console: Console) -> tuple[list[Played], list[Played]]:
+async def played(config: Config, model: Path | Endpoint, console: Console) -> tuple[list[Played], list[Played]]:
     """The episodes at the training temperature, and the greedy ones if `eval.greedy`. Raises ConfigError without
     held-out tasks."""
     use_daemon_threads()
@@ -116,39 +146,58 @@ async def played(config: Config, console: Console) -> tuple[list[Played], list[P
             f"data.source {config.data.source!r} keeps no task held out: there is nothing to play. Set its option for "
             "held-out tasks in data.options."
         )
-    renderer, engine = build_renderer(config), build_engine(config)
     slots = asyncio.Semaphore(config.actors.most_slots)
 
-    async def one(play: Play, task: int, index: int, bar: Bar, line: TaskID) -> Trajectory | None:
+    async def one(play: Plays, task: int, index: int, bar: Bar, line: TaskID) -> Outcome | None:
         async with slots:
             for attempt in range(config.env.retries + 1):
                 try:
                     ticket = _ticket(config, task, source.held_out(task), index, attempt)
-                    trajectory = await asyncio.wait_for(
-                        play(ticket, Progress(time.monotonic())), config.actors.episode_s
-                    )
+                    outcome = await asyncio.wait_for(play(ticket, Progress(time.monotonic())), config.actors.episode_s)
                 except (EpisodeFailed, TimeoutError) as error:
                     console.log(f"held-out task {task}, attempt {attempt + 1}: {error}", highlight=False)
                 else:
                     bar.advance(line)
-                    return trajectory
+                    return outcome
             bar.advance(line)
             return None
 
     tasks, per_task = min(config.eval.tasks, source.held_out_size), config.eval.samples + config.eval.greedy
-    async with player(config, engine, renderer, actor="eval") as play:
-        await engine.start()
-        try:
-            with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-                line = bar.add_task("episodes", total=tasks * per_task)
-                every = [(task, index) for task in range(tasks) for index in range(per_task)]
-                results = await asyncio.gather(*(one(play, task, index, bar, line) for task, index in every))
-        finally:
-            await engine.close()
-    names = [str(source.held_out(task).get("data_source") or config.env.name) for task in range(tasks)]
+    async with _by_checkpoint(config) if isinstance(model, Path) else _by_endpoint(config, model) as play:
+        with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+            line = bar.add_task("episodes", total=tasks * per_task)
+            every = [(task, index) for task in range(tasks) for index in range(per_task)]
+            results = await asyncio.gather(*(one(play, task, index, bar, line) for task, index in every))
+    names = [_source_of(config, source.held_out(task)) for task in range(tasks)]
     found = [(index, Played(names[task], t)) for (task, index), t in zip(every, results, strict=True)]
     samples = config.eval.samples
     return [p for index, p in found if index < samples], [p for index, p in found if index >= samples]
+
+
+Plays = Callable[[Ticket, Progress], Awaitable[Outcome]]
+"""One episode. Raises EpisodeFailed."""
+
+
+@asynccontextmanager
+async def _by_checkpoint(config: Config) -> AsyncIterator[Plays]:
+    renderer, engine = build_renderer(config), build_engine(config)
+    async with player(config, engine, renderer, actor="eval") as play:
+        await engine.start()
+        try:
+            yield play
+        finally:
+            await engine.close()
+
+
+@asynccontextmanager
+async def _by_endpoint(config: Config, endpoint: Endpoint) -> AsyncIterator[Plays]:
+    served = await Served.at(endpoint.url, endpoint.served_name, endpoint.api_key_env, config.actors.episode_idle_s)
+    async with chatter(config, served) as play:
+        yield play
+
+
+def _source_of(config: Config, task: Task) -> str:
+    return str((config.env.name == "mix" and task.get("env")) or task.get("data_source") or config.env.name)
 
 
 ALL = "all"
@@ -168,13 +217,13 @@ def by_source(episodes: Sequence[Played], reward: str) -> dict[str, Success]:
     return {ALL: success([episode.trajectory for episode in episodes], reward)} | found
 
 
-def success(trajectories: Sequence[Trajectory | None], reward: str) -> Success:
+def success(trajectories: Sequence[Outcome | None], reward: str) -> Success:
     """By `trajectory.succeeded`, with `reward` the name; None: an episode that failed in its environment. Raises
     RunError when all of them did."""
     finished = [t for t in trajectories if t is not None]
     if not finished:
         raise RunError(f"all {len(trajectories)} episodes failed in their environment: see above for why.")
-    by_task: dict[str, list[Trajectory]] = {}
+    by_task: dict[str, list[Outcome]] = {}
     for t in finished:
         by_task.setdefault(t.task_id, []).append(t)
     counts = [(len(own), sum(succeeded(t.reward, t.rewards, reward) for t in own)) for own in by_task.values()]

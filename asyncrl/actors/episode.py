@@ -12,35 +12,24 @@ engine is not the episode's affair and passes through.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import TemplateError
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
-from asyncrl.actors.envs.protocol import Env, EnvFailed, Turn
+from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.interruption import first_turn
+from asyncrl.actors.played_env import EpisodeFailed, PlayedEnv
 from asyncrl.actors.renderer import Renderer, tell_prefix_break
 from asyncrl.actors.rows import OpenRow
 from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory
 
-log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-class EpisodeFailed(Exception):
-    """No trajectory. `reason`: env_error, or aborted (its lease was revoked, the actor stops)."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
+__all__ = ["EpisodeFailed", "Limits", "Progress", "Result", "finished", "play"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +101,14 @@ async def play(
     is scored by it.
     """
     start = progress.at
-    env: Env | None = None
+    env = PlayedEnv(make_env, limits.call_s, lambda: progress.enter("environment"))
     try:
-        env = _guarded(make_env, "its constructor")
         episode = _Episode(ticket, env, engine, renderer, limits, progress)
         stop_reason = await episode.run()
     finally:
-        if env is not None:
-            await _close(env, limits.call_s)
+        await env.close()
     rows = tuple(row.freeze() for row in episode.rows)
-    result = Result(rows, episode.reward, episode.rewards, episode.metrics, episode.turns, stop_reason)
+    result = Result(rows, env.reward, env.rewards, env.metrics, episode.turns, stop_reason)
     return finished(ticket, result, progress, start, actor=actor, env_name=env_name)
 
 
@@ -160,15 +147,12 @@ def finished(
 
 
 class _Episode:
-    """The state of one episode: its rows, the conversation so far, the rewards."""
+    """The state of one episode: its rows, and the conversation so far."""
 
     def __init__(
-        self, ticket: Ticket, env: Env, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress
+        self, ticket: Ticket, env: PlayedEnv, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress
     ) -> None:
         self.rows: list[OpenRow] = []
-        self.reward = 0.0
-        self.rewards: dict[str, float] = {}
-        self.metrics: dict[str, float] = {}
         self.turns = 0
         self._ticket, self._env, self._engine, self._renderer = ticket, env, engine, renderer
         self._limits, self._progress = limits, progress
@@ -177,7 +161,7 @@ class _Episode:
 
     async def run(self) -> StopReason:
         task = {**self._ticket.task, "episode": self._ticket.id.index}
-        self._messages = list(await self._call(self._env.reset(task), "reset"))
+        self._messages = await self._env.reset(task)
         self._tools = [tool.schema for tool in self._env.tools]
         row = self._new_row()
         while True:
@@ -188,8 +172,7 @@ class _Episode:
             # How much was sampled is the environment's to know (a penalty for length), which ids is not.
             last = self.turns == self._limits.max_turns
             told = {**message, "tokens": len(generation.token_ids), "last": last}
-            answer = await self._call(self._env.step(told), "step")
-            self._count(answer)
+            answer = await self._env.step(told)
             if answer.done and generation.stop_reason == "stop":
                 return "done"
             if len(row.ids) >= self._limits.max_tokens:
@@ -257,56 +240,3 @@ class _Episode:
             return OpenRow(self._renderer.render_initial(self._messages, self._tools))
         except TemplateError as error:
             raise EpisodeFailed("env_error", f"the chat template refuses the conversation: {error}") from error
-
-    def _count(self, answer: Turn) -> None:
-        numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
-        if not all(math.isfinite(n) for n in numbers):
-            raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {answer}")
-        self.reward += float(answer.reward)
-        for name, value in answer.rewards.items():
-            self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
-        self.metrics.update({name: float(value) for name, value in answer.metrics.items()})
-
-    async def _call(self, call: Awaitable[T], name: str) -> T:
-        try:
-            return await _within(call, self._limits.call_s)
-        except TimeoutError as error:
-            limit = f"did not return within {self._limits.call_s} s (env.call_s)" if not str(error) else str(error)
-            raise EpisodeFailed("env_error", f"environment.{name} {limit}") from error
-        except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.{name}: {_said(error)}") from error
-        finally:
-            self._progress.enter("environment")
-
-
-async def _within(call: Awaitable[T], seconds: float) -> T:
-    """The result of `call`; TimeoutError after `seconds`, also when it does not let itself be cancelled."""
-    task = asyncio.ensure_future(call)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if not done:
-        task.cancel()
-        raise TimeoutError
-    return task.result()
-
-
-def _guarded(make: Callable[[], T], what: str) -> T:
-    try:
-        return make()
-    except Exception as error:
-        raise EpisodeFailed("env_error", f"environment: {what}: {_said(error)}") from error
-
-
-async def _close(env: Env, seconds: float) -> None:
-    """The episode's outcome stands, whatever closing does."""
-    try:
-        await _within(env.close(), seconds)
-    except Exception as error:
-        log.warning("environment.close: %s", _said(error))
-
-
-def _said(error: BaseException) -> str:
-    return str(error) if isinstance(error, EnvFailed) else f"{type(error).__name__}: {error}"

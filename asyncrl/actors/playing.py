@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from asyncrl.actors.chat import Chatted, Served, chat
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent, provided_by_actor
@@ -31,15 +32,11 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     name, limits = config.env.name, Limits.of(config)
     make = _chosen(config)
     if not is_agent(make):
-        # An environment that stands for several says under which name a task counts.
-        name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: name)
-        own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
-        limits_of = {named: dataclasses.replace(limits, **changed) for named, changed in own.items()}
+        name_of, limits_of = _by_env(config, make)
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
-                env = name_of(ticket.task)
-                of_env = limits_of.get(env, limits)
+                env, of_env = name_of(ticket.task), limits_of(ticket.task)
                 return await play(ticket, make_env, engine, renderer, of_env, progress, actor=actor, env_name=env)
 
             yield play_env
@@ -59,6 +56,15 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
 
 
+def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], Limits]]:
+    """Under which name a task counts, and its limits: an environment that stands for several says so."""
+    name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: config.env.name)
+    own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
+    limits = Limits.of(config)
+    limits_of = {name: dataclasses.replace(limits, **changed) for name, changed in own.items()}
+    return name_of, lambda task: limits_of.get(name_of(task), limits)
+
+
 @asynccontextmanager
 async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Callable[[], Env]]:
     """What makes an environment per episode, where `env.workers` says."""
@@ -68,6 +74,22 @@ async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Cal
         return
     async with Workers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
         yield workers.env
+
+
+@asynccontextmanager
+async def chatter(config: Config, served: Served) -> AsyncIterator[Callable[[Ticket, Progress], Awaitable[Chatted]]]:
+    """What plays episodes of `env.name` with a served model while the context is open. Raises ConfigError, also for an
+    agent: it brings its own client."""
+    make = _chosen(config)
+    if is_agent(make):
+        raise ConfigError(f"env.name is {config.env.name!r}, an agent: give it a client of the endpoint yourself.")
+    _, limits_of = _by_env(config, make)
+    async with _hosted(config, make) as make_env:
+
+        async def play_chat(ticket: Ticket, progress: Progress) -> Chatted:
+            return await chat(ticket, make_env, served, limits_of(ticket.task))
+
+        yield play_chat
 
 
 def environment(config: Config) -> Callable[[], Env]:

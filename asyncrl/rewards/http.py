@@ -29,9 +29,25 @@ async def post(
 ) -> Any:
     """The JSON answer of `url`. Tried again, after a growing pause or what Retry-After says, when nobody answers, the
     answer is no JSON, or its status is one of a busy service. Raises ServiceFailed."""
+    return await _ask(url, json.dumps(body).encode(), headers, timeout_s, retries, backoff_s)
+
+
+async def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0, retries: int = 3) -> Any:
+    """As `post`, without a body."""
+    return await _ask(url, None, headers, timeout_s, retries, 0.5)
+
+
+async def _ask(
+    url: str,
+    data: bytes | None,
+    headers: Mapping[str, str] | None,
+    timeout_s: float,
+    retries: int,
+    backoff_s: float,
+) -> Any:
     for attempt in range(retries + 1):
         try:
-            return await asyncio.to_thread(_post, url, body, dict(headers or {}), timeout_s)
+            return await asyncio.to_thread(_answer, url, data, dict(headers or {}), timeout_s)
         except urllib.error.HTTPError as error:
             said = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
             if error.code not in _BUSY:
@@ -44,8 +60,7 @@ async def post(
     raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {said}")
 
 
-def _post(url: str, body: Mapping[str, Any], headers: dict[str, str], timeout_s: float) -> Any:
-    data = json.dumps(body).encode()
+def _answer(url: str, data: bytes | None, headers: dict[str, str], timeout_s: float) -> Any:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=timeout_s) as answer:
         return json.loads(answer.read())

@@ -1,0 +1,92 @@
+"""An environment in the hands of an episode: each call has a deadline, what goes wrong costs this episode only, and
+what is earned is added up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Tool, Turn
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EpisodeFailed(Exception):
+    """No trajectory. `reason`: env_error, or aborted (its lease was revoked, the actor stops)."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class PlayedEnv:
+    """Its calls raise EpisodeFailed; `close` raises nothing."""
+
+    def __init__(self, make: Callable[[], Env], call_s: float, called: Callable[[], None] = lambda: None) -> None:
+        """`call_s`: seconds of one call. `called` is called after each."""
+        self.reward = 0.0
+        self.rewards: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
+        self._call_s, self._called = call_s, called
+        try:
+            self._env = make()
+        except Exception as error:
+            raise EpisodeFailed("env_error", f"environment: its constructor: {_said(error)}") from error
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        return self._env.tools
+
+    async def reset(self, task: Task) -> list[Message]:
+        return list(await self._call(self._env.reset(task), "reset"))
+
+    async def step(self, message: Message) -> Turn:
+        answer = await self._call(self._env.step(message), "step")
+        numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
+        if not all(math.isfinite(n) for n in numbers):
+            raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {answer}")
+        self.reward += float(answer.reward)
+        for name, value in answer.rewards.items():
+            self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
+        self.metrics.update({name: float(value) for name, value in answer.metrics.items()})
+        return answer
+
+    async def close(self) -> None:
+        """The episode's outcome stands, whatever closing does."""
+        try:
+            await _within(self._env.close(), self._call_s)
+        except Exception as error:
+            log.warning("environment.close: %s", _said(error))
+
+    async def _call(self, call: Awaitable[T], name: str) -> T:
+        try:
+            return await _within(call, self._call_s)
+        except TimeoutError as error:
+            limit = f"did not return within {self._call_s} s (env.call_s)" if not str(error) else str(error)
+            raise EpisodeFailed("env_error", f"environment.{name} {limit}") from error
+        except Exception as error:
+            raise EpisodeFailed("env_error", f"environment.{name}: {_said(error)}") from error
+        finally:
+            self._called()
+
+
+async def _within(call: Awaitable[T], seconds: float) -> T:
+    """The result of `call`; TimeoutError after `seconds`, also when it does not let itself be cancelled."""
+    task = asyncio.ensure_future(call)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        raise TimeoutError
+    return task.result()
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, EnvFailed) else f"{type(error).__name__}: {error}"
