@@ -104,11 +104,30 @@ def checked_entries(said: Any, end: int, where: object, begin: int = len(MAGIC))
 
 
 def verify(data: Any, entries: Sequence[Entry], where: object) -> None:
-    """Reads every byte once. Raises WeightsCorrupt."""
+    """Reads every byte once, on the cores that this process may use. Raises WeightsCorrupt."""
     whole = memoryview(data)
-    threads = min(4, os.cpu_count() or 1) if len(whole) >= _WORTH_THREADS else 1
-    with ThreadPoolExecutor(max_workers=threads) as pool:
-        found = pool.map(lambda e: digest(whole[e.offset : e.end]), entries)
-        for entry, is_now in zip(entries, found, strict=True):
-            if is_now != entry.digest:
-                raise WeightsCorrupt(f"{where}: the bytes of {entry.name} are not those of its digest")
+
+    def altered(share: Sequence[Entry]) -> str:
+        return next((e.name for e in share if digest(whole[e.offset : e.end]) != e.digest), "")
+
+    with ThreadPoolExecutor(max_workers=threads_for(len(whole))) as pool:
+        for name in pool.map(altered, _shares(entries, threads_for(len(whole)))):
+            if name:
+                raise WeightsCorrupt(f"{where}: the bytes of {name} are not those of its digest")
+
+
+def threads_for(size: int) -> int:
+    """How many threads so many bytes are worth."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, cores) if size >= _WORTH_THREADS else 1
+
+
+def _shares(entries: Sequence[Entry], count: int) -> list[list[Entry]]:
+    """Of about as many bytes each: the largest first, each to the share that has least."""
+    shares: list[list[Entry]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for entry in sorted(entries, key=lambda e: -e.nbytes):
+        least = sizes.index(min(sizes))
+        shares[least].append(entry)
+        sizes[least] += entry.nbytes
+    return shares

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from asyncrl.weights.file import ALIGN, ITEM_BYTES, MAGIC, Entry, digest_of, pack_index
+from asyncrl.weights.file import ALIGN, ITEM_BYTES, MAGIC, Entry, digest_of, pack_index, threads_for
 from asyncrl.weights.folder import File, Folder, Watch
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.weights.slots import Slot
 
+_WORTH_A_THREAD = 1 << 20
+"""Bytes of one tensor."""
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
@@ -67,20 +71,35 @@ class ShmWeights(File):
 
 
 def _write(slot: Slot, named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The digest of what was written."""
+    """The digest of what was written. Tensors are copied and hashed beside each other, two for each thread at most:
+    those of a sharded model come one by one, and are never all in memory."""
     entries: list[Entry] = []
+    written: list[tuple[Entry, Future[str]]] = []
     slot.write(0, MAGIC)
     offset = len(MAGIC)
-    for name, tensor in named:
-        padding = -offset % ALIGN
-        slot.write(offset, b"\0" * padding)
-        offset += padding
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise ValueError(f"{name} has dtype {dtype}, expected one of {', '.join(_DTYPES)}")
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        entries.append(Entry(name, dtype, tuple(tensor.shape), offset, slot.write_hashed(offset, data)))
-        offset += len(data)
+    threads = threads_for(slot.size)
+    with ThreadPoolExecutor(threads, "weights copy") as pool:
+        for name, tensor in named:
+            padding = -offset % ALIGN
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise ValueError(f"{name} has dtype {dtype}, expected one of {', '.join(_DTYPES)}")
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            if not slot.has_room(offset + padding + len(data)):
+                wait([hashed for _, hashed in written])  # the map moves
+            slot.write(offset, b"\0" * padding)
+            offset += padding
+            slot.reserve(offset + len(data))
+            entry = Entry(name, dtype, tuple(tensor.shape), offset, "")
+            if threads == 1 or len(data) < _WORTH_A_THREAD:
+                entries.append(replace(entry, digest=slot.put_hashed(offset, data)))
+            else:
+                if len(written) >= 2 * threads:
+                    written[-2 * threads][1].result()
+                written.append((entry, pool.submit(slot.put_hashed, offset, data)))
+            offset += len(data)
+    entries += [replace(entry, digest=hashed.result()) for entry, hashed in written]
+    entries.sort(key=lambda e: e.offset)
     end = pack_index(entries, offset)
     slot.write(offset, end)
     slot.finish(offset + len(end))

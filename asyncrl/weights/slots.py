@@ -52,13 +52,20 @@ class Slot:
         """Into room that was reserved."""
         self.map[offset : offset + len(data)] = data
 
+    @property
+    def size(self) -> int:
+        return len(self._map) if self._map is not None else 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether `reserve` changes nothing. Otherwise the map moves, and nobody may be writing to it."""
+        return size <= self.size
+
     def reserve(self, size: int) -> None:
         """Room for so many bytes."""
         self._room(size)
 
-    def write_hashed(self, offset: int, data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-        """The digest of `data`, a flat array, copied to `offset`."""
-        self._room(offset + len(data))
+    def put_hashed(self, offset: int, data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
+        """The digest of `data`, a flat array, copied to `offset`, into room that was reserved. In any thread."""
         hashed = xxhash.xxh3_128()
         with memoryview(self.map) as whole:
             for start in range(0, len(data), BLOCK):
@@ -87,7 +94,7 @@ class Slot:
         self.close()
 
     def _room(self, end: int) -> None:
-        have = len(self._map) if self._map is not None else 0
+        have = self.size
         if end <= have:
             return
         # Beyond what is needed now, so that a stream of tensors of unknown length remaps seldom.

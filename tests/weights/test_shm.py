@@ -200,3 +200,28 @@ def test_kill_dash_nine_in_the_middle_of_writing(tmp_path: Path, delay: float) -
     tensors = dict(opened.tensors())
     assert len(tensors) == 10
     assert all((t == float(opened.id.version)).all() for t in tensors.values())
+
+
+def test_large_tensors_are_copied_and_checked_by_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is the same whatever the threads, also while it grows."""
+    sent = {f"w{i}": torch.randn(300_000 + i) for i in range(12)} | weights()
+    plain = ShmPublisher(tmp_path / "plain").publish(0, 0, sent.items())
+    monkeypatch.setattr("asyncrl.weights.shm.threads_for", lambda size: 3)
+    monkeypatch.setattr("asyncrl.weights.file.threads_for", lambda size: 3)
+    publisher = ShmPublisher(tmp_path / "threads")
+    files = []
+    for version in range(3):
+        assert publisher.publish(0, version, iter(sent.items())).digest == plain.digest
+        opened = ShmSubscriber(tmp_path / "threads").open()
+        files.append(bytes(opened.map))
+        opened.close()
+    whole = ShmSubscriber(tmp_path / "plain").open()
+    assert set(files) == {bytes(whole.map)}
+    path = max((tmp_path / "threads").glob("*.weights"))
+    data = bytearray(path.read_bytes())
+    data[5_000_000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WeightsCorrupt, match="w4"):
+        ShmSubscriber(tmp_path / "threads").open()
