@@ -146,8 +146,14 @@ class LearnerConfig(Section):
     """Skipped batches in a row that the run survives."""
     checkpoint_every: int = Field(20, ge=1)
     """Training steps between checkpoints."""
+    checkpoint_s: float = Field(1800.0, gt=0)
+    """Seconds that the next checkpoint, or the end of the run, waits for one that is still being written; then the run
+    ends."""
     keep_checkpoints: int = Field(2, ge=1)
     """Checkpoints kept for resuming."""
+    gpu_memory: float = Field(1.0, gt=0, le=1)
+    """Share of its GPU's memory that a learner's process may take: past it the process runs out of memory rather than
+    the engine beside it (`weights.channel: cuda_ipc`)."""
     threads: int = Field(1, ge=1)
     """CPU threads of the learner; recorded, since results are bit-identical only at the same number."""
     seed: int = 0

@@ -39,7 +39,9 @@ def impossible(c: Config) -> list[str]:
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
             "remove them, or use learner.backend megatron."
         )
-    problems += of_environments(c, NEEDS_VALUES) + _lora(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c)
+    problems += (
+        of_environments(c, NEEDS_VALUES) + _lora(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + _one_gpu(c)
+    )
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -142,6 +144,30 @@ def _kl(c: Config) -> list[str]:
         problems.append(
             f"learner.kl_unbiased is {learner.kl_unbiased} with learner.kl_in reward: a reward has no gradient that "
             "could be unbiased; use learner.kl_in loss, or off."
+        )
+    return problems
+
+
+def _one_gpu(c: Config) -> list[str]:
+    if c.weights.channel != "cuda_ipc":
+        return []
+    problems = []
+    if c.launch.backend == "ray":
+        problems.append(
+            "launch.backend is ray and weights.channel cuda_ipc, which is the memory of one GPU: use launch.backend "
+            "local, or weights.channel nccl."
+        )
+    if c.learner.ranks > 1:
+        problems.append(
+            f"learner.ranks is {c.learner.ranks} and weights.channel cuda_ipc, which is for a learner and engines on "
+            "one GPU: use weights.channel nccl."
+        )
+    share = c.actors.engine_options.get("gpu_memory", 0.9 if c.actors.engine == "vllm" else 0.0)
+    if isinstance(share, int | float) and c.learner.gpu_memory + c.actors.count * share > 1:
+        problems.append(
+            f"learner.gpu_memory is {c.learner.gpu_memory:g} and actors.engine_options.gpu_memory {share:g} for each of "
+            f"{c.actors.count} actors: with weights.channel cuda_ipc they share one GPU; together at most 1, for "
+            "instance 0.5 and 0.35."
         )
     return problems
 

@@ -61,6 +61,8 @@ def main() -> None:
     reporter = Reporter(run.address("launcher"), name)
     reporter.waiting("start")
     compute_alike(config)
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(config.learner.gpu_memory)
     refuse_uncorrected(config)
     objective = Objective(config.learner)
     ranks = Group(config, arguments.rank, run.rendezvous) if config.learner.ranks > 1 else Ranks()
@@ -102,7 +104,7 @@ def lead(
         buffer=buffer,
         publisher=weights.publisher(run),
         reporter=reporter,
-        checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
+        checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints, config.learner.checkpoint_s),
         save_tokenizer=load_tokenizer(config.model).save_pretrained,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,7 +119,12 @@ def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient,
         signal.signal(number, signal.SIG_IGN)
     settle()
     follower = Follower(
-        trainer, ranks=ranks, buffer=buffer, reporter=reporter, patience_s=config.launch.restart_window_s
+        trainer,
+        ranks=ranks,
+        buffer=buffer,
+        reporter=reporter,
+        patience_s=config.launch.restart_window_s,
+        checkpoint_s=config.learner.checkpoint_s,
     )
     follower.run()
 

@@ -365,3 +365,21 @@ def test_versions_are_named_as_everywhere() -> None:
     one, other = Snapshot(CPU), Snapshot(CPU)
     assert one.fill(0, model(0).items()) == other.fill(0, reversed(list(model(0).items())))
     assert WeightsVersion(0, 1, "").order < WeightsVersion(1, 0, "").order
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, r"learner\.gpu_memory is 1 .*0\.9 for each of 1 actors"),
+        ({"learner": {"gpu_memory": 0.5, "ranks": 2, "backend": "fsdp2"}}, r"learner\.ranks is 2.*nccl"),
+        ({"launch": {"backend": "ray", "host": "auto"}}, r"launch\.backend is ray and weights\.channel cuda_ipc"),
+    ],
+)
+def test_one_gpu_is_shared_by_two_shares(values: dict[str, Any], says: str) -> None:
+    same = {"weights": {"channel": "cuda_ipc"}, "actors": {"engine": "vllm"}}
+    with pytest.raises(ValueError, match=says):
+        Config.model_validate(same | values)
+    Config.model_validate(
+        {"weights": {"channel": "cuda_ipc"}, "learner": {"gpu_memory": 0.5}}
+        | {"actors": {"engine": "vllm", "engine_options": {"gpu_memory": 0.35}}}
+    )
