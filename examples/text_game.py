@@ -1,6 +1,6 @@
 """A game of text with gymnasium's `reset` and `step`, and no package but Python: a digit is to be guessed.
 
-asyncrl launch --config configs/text-gym.yaml
+    asyncrl launch --config configs/text-gym.yaml
 """
 
 from __future__ import annotations

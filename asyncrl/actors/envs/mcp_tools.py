@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -20,13 +21,15 @@ from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.envs.tool_env import ToolEnv
 from asyncrl.rewards import ScoreSpec
 
+log = logging.getLogger(__name__)
+
 INVALID_PARAMS = -32602
 """JSON-RPC: the call is wrong, the server is not."""
 CLOSE_S = 10.0
 
 
 class McpToolEnv(ToolEnv):
-    """The policy may call the tools of MCP servers; its final text is scored.
+    """The policy may call the tools of MCP servers (pip install 'asyncrl[mcp]'); its final text is scored.
 
     A result that the server marks as an error is told to the policy. A server that fails is `env_error`, and the next
     episode connects anew.
@@ -124,8 +127,10 @@ class Connection:
                 connecting.reschedule(None)
                 self._ready.set_result((client, [self._tool(client, tool) for tool in listed]))
                 await self._leave.wait()
-        except Exception as error:
-            if not self._ready.done():
+        except Exception as error:  # of mcp, of its transports, of anyio: they have no base of their own
+            if self._ready.done():
+                log.warning("MCP server %s: the connection ended: %s", _name(self._server), _cause(error))
+            else:
                 self._ready.set_exception(ConnectionError(f"MCP server {_name(self._server)}: {_cause(error)}"))
         finally:
             self._leave.set()
@@ -148,7 +153,7 @@ class Connection:
                 raise ToolError(error.message) from error
             self._leave.set()
             raise ConnectionError(f"MCP server {_name(self._server)}, tool {tool}: {error.message}") from error
-        except Exception:
+        except Exception:  # also of a transport: whether the connection still works is not known, so no other uses it
             self._leave.set()
             raise
         text = "\n".join(_text(part) for part in result.content)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,8 +71,11 @@ class TextGymEnv:
             raise ValueError(f"env.options.game is not set; name a game of {gym}, by the id that it has there")
         if options.get("opponent", "") and gym != "textarena":
             raise ValueError(f"env.options.opponent is for games of textarena, and env.options.gym is {gym!r}")
-        if python and not Path(python).is_file():
-            raise ValueError(f"env.options.python is {python!r}, which is no file; name the Python that has {gym}")
+        if gym in GYMS and _lacks(python or sys.executable, gym):
+            raise ValueError(
+                f"env.options.python is {python!r} and {python or sys.executable} has no package {gym}: pip install "
+                f"{gym.replace('_', '-').replace('gem', 'gem-llm')} there, or name a Python that has it"
+            )
         if options.get("workers", 1) < 1:
             raise ValueError(f"env.options.workers is {options['workers']}; expected at least 1")
 
@@ -90,3 +94,13 @@ class TextGymEnv:
     async def close(self) -> None:
         if self._worker is not None and self._worker.usable:
             await self._worker.ask(call="close", episode=self._episode)
+
+
+def _lacks(python: str, package: str) -> bool:
+    """Without importing it, which takes seconds. Raises ValueError for a Python that does not start."""
+    find = "import sys, importlib.util as found; sys.exit(found.find_spec(sys.argv[1]) is None)"
+    try:
+        done = subprocess.run([python, "-P", "-c", find, package], timeout=60, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"env.options.python is {python!r}, which does not start: {error}") from error
+    return done.returncode != 0

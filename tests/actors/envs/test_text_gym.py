@@ -106,7 +106,8 @@ def test_what_cannot_be_played_is_said() -> None:
         ({"gym": "gum"}, "expected one of gem, skyrl_gym, textarena"),
         ({"gym": "gem"}, "env.options.game is not set"),
         ({"gym": GUESS, "opponent": "a:b"}, "games of textarena"),
-        ({"gym": GUESS, "python": "/no/python"}, "is no file"),
+        ({"gym": "gem", "game": "g", "python": "/no/python"}, "does not start"),
+        ({"gym": "gem", "game": "g", "python": sys.executable}, "has no package gem: pip install gem-llm there"),
         ({"gym": GUESS, "workers": 0}, "at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
