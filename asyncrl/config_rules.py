@@ -40,7 +40,7 @@ def impossible(c: Config) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += (
-        of_environments(c, NEEDS_VALUES) + _lora(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + _one_gpu(c)
+        of_environments(c, NEEDS_VALUES) + _layers(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + _one_gpu(c)
     )
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
@@ -59,12 +59,17 @@ def impossible(c: Config) -> list[str]:
     return problems
 
 
-def _lora(c: Config) -> list[str]:
+def _layers(c: Config) -> list[str]:
     lora, problems = c.learner.lora, []
     if lora.r and c.learner.backend == "megatron":
         problems.append(
             f"learner.lora.r is {lora.r} and learner.backend megatron, which trains all weights: use learner.backend "
             "torch or fsdp2, or learner.lora.r 0."
+        )
+    if c.learner.compile and c.learner.backend == "megatron":
+        problems.append(
+            "learner.compile is true and learner.backend megatron, which compiles nothing: use learner.backend torch or "
+            "fsdp2, or learner.compile false."
         )
     if lora.lora_dropout:
         problems.append(

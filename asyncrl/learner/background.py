@@ -5,9 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from asyncrl.errors import RunError
+
 
 class Background:
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float) -> None:
+        """`deadline_s`: how long a piece of work is waited for (`learner.checkpoint_s`)."""
+        self._deadline_s = deadline_s
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
 
@@ -16,7 +20,7 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Starts `work` once what was begun before has ended. Raises what that raised."""
+        """Starts `work` once what was begun before has ended. Raises what that raised, or RunError as `settle` does."""
         self.settle()
 
         def run() -> None:
@@ -30,9 +34,15 @@ class Background:
         self._thread.start()
 
     def settle(self) -> None:
-        """Waits for what was begun. Raises what it raised."""
+        """Waits for what was begun. Raises what it raised, and RunError when it does not end in time."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(self._deadline_s)
+            if self._thread.is_alive():
+                raise RunError(
+                    f"the checkpoint is still not written after learner.checkpoint_s = {self._deadline_s:g} s: the "
+                    "disk stands still, or is too slow for it. Look at the disk or raise learner.checkpoint_s; then go "
+                    "on with --resume from the one before."
+                )
             self._thread = None
         if self._failed is not None:
             failed, self._failed = self._failed, None

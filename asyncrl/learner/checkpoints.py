@@ -73,9 +73,10 @@ class State:
 class Checkpoints:
     """Those of one run, in `folder`; one writer."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, deadline_s: float = 1800.0) -> None:
+        """`deadline_s`: how long one that is being written is waited for."""
         self.folder, self._keep = folder, keep
-        self._writing = Background()
+        self._writing = Background(deadline_s)
         self._there: list[tuple[int, Path]] = []
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"{_UNFINISHED}*"):
@@ -130,7 +131,7 @@ class Checkpoints:
         return self.folder / state.name
 
     def settle(self) -> None:
-        """Waits for the checkpoint that is being written. Raises RunError when it could not be."""
+        """Waits for the checkpoint that is being written. Raises RunError when it could not be, or not in time."""
         self._writing.settle()
 
     def there(self) -> list[tuple[int, Path]]:

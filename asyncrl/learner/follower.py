@@ -25,12 +25,20 @@ log = logging.getLogger(__name__)
 
 class Follower:
     def __init__(
-        self, trainer: Trainer, *, ranks: Ranks, buffer: BufferClient, reporter: Reporter, patience_s: float
+        self,
+        trainer: Trainer,
+        *,
+        ranks: Ranks,
+        buffer: BufferClient,
+        reporter: Reporter,
+        patience_s: float,
+        checkpoint_s: float = 1800.0,
     ) -> None:
-        """`patience_s`: how long an outage of the buffer is sat out."""
+        """`patience_s`: how long an outage of the buffer is sat out. `checkpoint_s`: how long a checkpoint is waited
+        for."""
         self._trainer, self._ranks, self._buffer, self._reporter = trainer, ranks, buffer, reporter
         self._patience_s = patience_s
-        self._writing = Background()
+        self._writing = Background(checkpoint_s)
 
     def run(self) -> None:
         """Returns at the order to end. Raises RunError."""

@@ -20,7 +20,14 @@ import torch.distributed as dist
 DEADLINE_S = 90.0
 
 
-def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: Any, joined: bool = True) -> list[Any]:
+def on_ranks(
+    size: int,
+    folder: Path,
+    function: Callable[..., Any],
+    *arguments: Any,
+    joined: bool = True,
+    deadline_s: float = DEADLINE_S,
+) -> list[Any]:
     """What `function(*arguments)` returns on each rank; None of one that is killed. Fails with a rank's traceback.
 
     Not `joined`: it is called as `function(rank, rendezvous, *arguments)` and joins the others itself."""
@@ -38,11 +45,11 @@ def on_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments: 
     for there in ends:  # so that a rank that is killed ends its pipe
         there.close()
     answers: dict[Connection, Any] = {}
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     try:
         while len(answers) < size:
             ready = wait([p for p in pipes if p not in answers], timeout=max(deadline - time.monotonic(), 0))
-            assert ready, f"no answer within {DEADLINE_S:g} s"
+            assert ready, f"no answer within {deadline_s:g} s"
             for pipe in ready:
                 try:
                     failed, answer = pipe.recv()  # type: ignore[union-attr]

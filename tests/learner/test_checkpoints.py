@@ -136,6 +136,18 @@ def test_a_failure_beside_the_training_is_raised(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_that_stands_still_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    go_on, checkpoints = threading.Event(), Checkpoints(tmp_path, 2, deadline_s=0.1)
+    checkpoints.begin(State(2, 2, 0, 1), DONE, lambda _: lambda: go_on.wait(20) and None, announce)
+    try:
+        for wait in (checkpoints.settle, lambda: checkpoints.begin(State(4, 4, 0, 1), DONE, save, announce)):
+            with pytest.raises(RunError, match=r"learner\.checkpoint_s = 0\.1 s.*--resume"):
+                wait()
+        assert complete(tmp_path) == []
+    finally:
+        go_on.set()
+
+
 def test_what_was_cut_off_is_no_checkpoint_and_is_swept_up(tmp_path: Path) -> None:
     def interrupted(_: Path) -> None:
         raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.lora import Adapters
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.varlen_attention import NAME as PACKED_ATTENTION
+from asyncrl.learner.backends.varlen_attention import Layout
 from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabilities
 from asyncrl.learner.prefixes import share_prefixes
 from asyncrl.model import load_model
@@ -58,8 +59,7 @@ class Scorer(nn.Module):
                 input_ids=token_ids[computed][None],
                 position_ids=positions[None],
                 use_cache=False,
-                segments=plan.segments,
-                seen=None if plan.seen is None else plan.seen.to(device),
+                layout=Layout(plan.segments, None if plan.seen is None else plan.seen.to(device)),
             ).last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
         predicting = hidden.index_select(0, where[wanted - 1])

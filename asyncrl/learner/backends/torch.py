@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.learner.backends.compiled import compile_layers
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.lora import Adapters, Reference, refuse_adapters, weights
 from asyncrl.learner.backends.protocol import Packed, Scores
@@ -160,7 +161,10 @@ class TorchBackend:
     def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
         scorer = scorer_of(config, model, autocast=self._dtype == torch.bfloat16)
         check(scorer, config)
-        return scorer.to(self.device)
+        scorer.to(self.device)
+        if config.learner.compile:
+            compile_layers(scorer)
+        return scorer
 
 
 class SecondModel:

@@ -7,6 +7,7 @@ transformers version detects packed rows from position ids, which goes silently 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,14 @@ from asyncrl.learner.prefixes import Segment
 NAME = "varlen_sdpa"
 ROUND = 64
 """Masks are views of one for the longest row and the longest prefix, both rounded up to this."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How the rows of a pass lie. One object, so that torch.compile sees nothing that differs from pass to pass."""
+
+    segments: Sequence[Segment]
+    seen: Tensor | None
 
 
 def varlen_sdpa(
@@ -88,4 +97,13 @@ def _hidden(own: int, prefix: int, dtype: torch.dtype, device: torch.device) -> 
     return torch.full((own, prefix + own), -torch.inf, dtype=dtype, device=device).triu(prefix + 1)
 
 
-AttentionInterface.register(NAME, varlen_sdpa)
+def packed(module: torch.nn.Module, *states: Tensor | None, layout: Layout, **given: Any) -> tuple[Tensor, None]:
+    """`varlen_sdpa` as transformers calls it: query, key, value and mask, and what the model was called with."""
+    query, key, value, mask = states
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    return varlen_sdpa(module, query, key, value, mask, segments=layout.segments, seen=layout.seen, **given)
+
+
+AttentionInterface.register(NAME, packed)

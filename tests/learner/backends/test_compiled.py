@@ -1,0 +1,97 @@
+"""Compiled layers against plain ones: what they score and what they learn. Compiling takes 10 to 20 s of a core."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.torch import TorchBackend
+from tests.learner.backends.test_torch_backend import one_update, pack_rows, rows
+from tests.learner.ranks import on_ranks
+from tests.learner.tiny import tiny_config, tiny_model
+
+DEADLINE_S = 300.0
+
+
+def learned(kind: Any, learner: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor], float, int]:
+    """Scores before and after two updates, the weights, the norm of a gradient, and graphs compiled."""
+    from torch._dynamo.utils import counters
+
+    backend = kind(tiny_config(**learner), tiny_model(), device="cpu")
+    parts = [pack_rows(rows()[:3]), pack_rows(rows()[3:4]), pack_rows(rows()[4:])]
+    found = [s.logprobs for s in backend.logprobs(parts)]
+    for seed in range(2):
+        one_update(backend, seed)
+    found += [s.logprobs for s in backend.logprobs(parts)]
+    backend.accumulate(parts, lambda _, scores: scores.logprobs.sum())
+    norm = backend.clip(1.0)
+    return found, {n: t.clone() for n, t in backend.weights()}, norm, counters["stats"]["unique_graphs"]
+
+
+def the_same(compiled: Any, plain: Any) -> None:
+    for a, b in zip(compiled[0], plain[0], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    for name, tensor in plain[1].items():
+        torch.testing.assert_close(compiled[1][name], tensor, atol=1e-5, rtol=1e-5)
+    assert compiled[2] == pytest.approx(plain[2], rel=1e-4)
+
+
+def in_a_process(kind: Any, learner: dict[str, Any], ranks: int, folder: Path) -> Any:
+    return on_ranks(ranks, folder, learned, kind, learner, deadline_s=DEADLINE_S)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 60)
+def test_compiled_layers_score_and_learn_as_plain_ones(tmp_path: Path) -> None:
+    compiled = in_a_process(TorchBackend, {"compile": True}, 1, tmp_path)
+    the_same(compiled, learned(TorchBackend, {}))
+    assert 0 < compiled[3] <= 8, "no graph of its own for every number of tokens, rows or layers"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE_S + 60)
+@pytest.mark.parametrize(
+    "learner", [{}, {"activation_checkpointing": True}, {"lora": {"r": 4}}], ids=["plain", "checkpointing", "lora"]
+)
+def test_compiled_layers_on_two_ranks(tmp_path: Path, learner: dict[str, Any]) -> None:
+    compiled = in_a_process(Fsdp2Backend, learner | {"compile": True}, 2, tmp_path)
+    the_same(compiled, learned(TorchBackend, learner))
+    assert compiled[3] > 0
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(ConfigError, match=r"learner\.compile is true, and there is no C\+\+ compiler.*/nowhere/c\+\+"):
+        TorchBackend(tiny_config(compile=True), tiny_model(), device="cpu")
+
+
+@pytest.mark.slow
+def test_a_compiler_that_compiles_nothing_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho this is no compiler >&2\nexit 1\n")
+    broken.chmod(0o755)
+    code = (
+        "from tests.learner.backends.test_compiled import *\n"
+        "try: TorchBackend(tiny_config(compile=True), tiny_model(), device='cpu')\n"
+        "except ConfigError as error: print(error)"
+    )
+    environment = {"CXX": str(broken), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert "learner.compile is true, and the layers of a Qwen3ForCausalLM cannot be compiled here" in done.stdout
+
+
+def test_megatron_compiles_nothing() -> None:
+    with pytest.raises(ValueError, match=r"learner\.compile is true and learner\.backend megatron"):
+        Config.model_validate({"learner": {"compile": True, "backend": "megatron"}})
