@@ -105,8 +105,10 @@ def launch(words: list[str]) -> int:
         return 0
     # Opened once here: what is wrong with the data is said before anything starts, and to somebody who looks.
     from asyncrl.buffer.cursor import open_curriculum, open_source
+    from asyncrl.data.added import open_on_step_end
 
     open_curriculum(sourced.config, open_source(sourced.config))
+    open_on_step_end(sourced.config)
     from rich.console import Console
 
     fresh = None

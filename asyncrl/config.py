@@ -34,6 +34,10 @@ class DataConfig(Section):
     `by_success`, `levels` (docs/data.md) or `package.module:Name`."""
     curriculum_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the curriculum."""
+    on_step_end: str = ""
+    """Import path of a function that adds tasks after a training step, from what its groups showed (docs/data.md)."""
+    on_step_end_options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
 
 
 class EnvConfig(Section):

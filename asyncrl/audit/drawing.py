@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections import defaultdict
 from collections.abc import Iterator
 
-from asyncrl.audit.ledger import GroupRow, LedgerRows
+from asyncrl.audit.ledger import CurriculumRow, GroupRow, LedgerRows
 from asyncrl.buffer.drawing import encoded
 from asyncrl.data.base import Curriculum, GroupResult
 
@@ -26,20 +27,32 @@ def curriculum(ledger: LedgerRows, made_again: Curriculum) -> Iterator[str]:
         yield f"group {drawn[serial][0].number} was drawn by state {serial}, which is not in the ledger"
     for serial in sorted(measured.keys() - ledger.curriculum.keys()):
         yield f"group {measured[serial][0].number} was measured by state {serial}, which is not in the ledger"
+    added = sorted(row.draw for row in ledger.added.values() if row.draw is not None)
     before = None
     for row in ledger.curriculum.values():
         if not row.released:
             known = measured[row.serial]
             if before is not None and not any(_lost(ledger, group) for group in known):
                 made_again.restore(json.loads(before.state))
-                made_again.update(row.version, [_result(ledger, group) for group in known])
+                made_again.update(row.version, [_result(ledger, g) for g in known if g.task not in ledger.added])
                 if (expected := encoded(made_again.state())) != row.state:
                     yield f"the state at batch {row.batch} is {row.state[:200]}; the rewards make it {expected[:200]}"
             before = row
         made_again.restore(json.loads(row.state))
         for group in drawn[row.serial]:
-            if (index := made_again.draw(group.draw)) != group.task:
+            if group.task in ledger.added:
+                yield from _added(ledger, group, row)
+            elif (index := made_again.draw(group.draw - bisect.bisect(added, group.draw))) != group.task:
                 yield f"draw {group.draw} (group {group.number}) is of task {group.task}; the curriculum says {index}"
+
+
+def _added(ledger: LedgerRows, group: GroupRow, state: CurriculumRow) -> Iterator[str]:
+    """Rows that were added are the ledger's own: what can be checked is that each was drawn once, when it was there."""
+    row = ledger.added[group.task]
+    if row.draw != group.draw:
+        yield f"draw {group.draw} (group {group.number}) is of an added row, which is recorded as draw {row.draw}"
+    elif row.batch > state.batch:
+        yield f"draw {group.draw} (group {group.number}) is of a row that batch {row.batch} added; it came before it"
 
 
 def _result(ledger: LedgerRows, group: GroupRow) -> GroupResult:

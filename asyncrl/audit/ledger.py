@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer import schema
+from asyncrl.data.added import ADDED
 from asyncrl.errors import RunError
 
 
@@ -130,6 +131,14 @@ class CurriculumRow:
     released: bool
 
 
+@dataclass(frozen=True, slots=True)
+class AddedRow:
+    batch: int
+    task: str
+    draw: int | None
+    released: bool
+
+
 @dataclass(frozen=True)
 class LedgerRows:
     branches: dict[int, BranchRow]
@@ -147,6 +156,8 @@ class LedgerRows:
     next_draw: int
     curriculum: dict[int, CurriculumRow]
     """Its states by serial, in order."""
+    added: dict[int, AddedRow]
+    """Rows of data.on_step_end, by index as a task."""
     prefixes: list[PrefixRow]
     """What interrupted attempts handed back."""
 
@@ -247,6 +258,10 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         published={(b, v): digest for b, v, digest in read("SELECT branch, version, digest FROM published")},
         counters={(branch, name): value for branch, name, value in read("SELECT branch, name, value FROM counters")},
         next_draw=int(next_draw[0][0]) if next_draw else 0,
+        added={
+            ADDED + row["serial"]: AddedRow(row["batch"], row["task"], row["draw"], bool(row["released"]))
+            for row in read("SELECT serial, batch, task, draw, released FROM added ORDER BY serial")
+        },
         curriculum={
             row["serial"]: CurriculumRow(**_with_bools(row, "released"))
             for row in read("SELECT serial, batch, version, state, released FROM curriculum ORDER BY serial")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.buffer.added import task_of as added_task
 from asyncrl.buffer.cursor import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
@@ -96,7 +97,9 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     sizes = GroupSizes(source, config.learner.group_size)
 
     def task_of(index: int) -> tuple[str, int]:
-        return str(source.task(index)["id"]), sizes.of(index)
+        row = ledger.added.get(index)
+        task = source.task(index) if row is None else added_task(index, row.task)
+        return str(task["id"]), sizes.of(index)
 
     curriculum = open_curriculum(config, source)
     return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Limits.of(config))

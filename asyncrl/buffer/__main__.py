@@ -15,6 +15,7 @@ from asyncrl.buffer.measures import series
 from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.service import Service
+from asyncrl.data.added import open_on_step_end
 from asyncrl.launch.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
@@ -32,7 +33,8 @@ def main(path: Path) -> None:
     if restored is not None:
         log.warning("no ledger in %s: restored from %s; what came after it is drawn again", folder, restored)
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
-    buffer = Buffer(database, rules, source, time.monotonic(), open_curriculum(config, source))
+    curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
+    buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end)
     buffer.commit(time.monotonic())
     if buffer.lost_to_disk:
         log.warning("%d trajectories were cut off the disk and are generated again", buffer.lost_to_disk)

@@ -33,6 +33,7 @@ from asyncrl.buffer.shares import share
 from asyncrl.buffer.snapshot import Snapshot
 from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tickets import Put, Tickets
+from asyncrl.data.added import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curriculum import InOrder
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
@@ -43,9 +44,15 @@ Held = Sequence[tuple[TicketId, int]]
 
 class Buffer:
     def __init__(
-        self, database: Database, rules: Rules, source: TaskSource, now: float, curriculum: Curriculum | None = None
+        self,
+        database: Database,
+        rules: Rules,
+        source: TaskSource,
+        now: float,
+        curriculum: Curriculum | None = None,
+        on_step_end: OnStepEnd | None = None,
     ) -> None:
-        """`curriculum`: in what order the tasks come; by default the source's."""
+        """`curriculum`: in what order the tasks come; by default the source's. `on_step_end`: adds to them."""
         self.database = database
         self.rules = rules
         self.ledger = Ledger(database)
@@ -54,7 +61,7 @@ class Buffer:
         """Trajectories whose bytes were gone at opening, to be generated again."""
         self._retention.sweep()
         self.leases = Leases(rules.lease_s)
-        drawing = Drawing(self.ledger, curriculum or InOrder())
+        drawing = Drawing(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, drawing, self.leases, now)
         self.batches = Batches(self.ledger, rules, self.tickets, drawing)
         self.evals = EvalSets(database, rules, source, self.leases)

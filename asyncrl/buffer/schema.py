@@ -7,7 +7,7 @@ ledger without payloads is small: its snapshot goes into every checkpoint.
 
 from __future__ import annotations
 
-VERSION = 3
+VERSION = 4
 """Raised with every change of the tables; a ledger of another version is refused."""
 
 TABLES = """
@@ -122,6 +122,13 @@ CREATE TABLE curriculum (
 CREATE VIEW difficulty AS           -- what was measured per task, trained on or not
     SELECT g.task_id, count(DISTINCT g.number) AS groups, count(*) AS trajectories, avg(t.reward) AS mean_reward
     FROM groups g JOIN trajectories t ON t.grp = g.number WHERE g.reason IS NOT 'discarded_branch' GROUP BY g.task_id;
+CREATE TABLE added (                -- rows of data.on_step_end
+    serial INTEGER PRIMARY KEY,
+    batch INTEGER NOT NULL,         -- the first batch number at which it is there
+    task TEXT NOT NULL,             -- JSON
+    draw INTEGER,                   -- that it became; NULL: to be drawn
+    released INTEGER NOT NULL DEFAULT 0     -- 1: on a part of history that was left
+);
 CREATE TABLE published (
     branch INTEGER NOT NULL,
     version INTEGER NOT NULL,

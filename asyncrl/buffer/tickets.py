@@ -32,7 +32,6 @@ class Tickets:
     ) -> None:
         self._ledger = ledger
         self._rules = rules
-        self._source = source
         self._drawing = drawing
         self._sizes = GroupSizes(source, rules.group_size)
         self._leases = leases
@@ -110,14 +109,16 @@ class Tickets:
             index, curriculum = draw.task, draw.curriculum
         else:
             index, curriculum = put_back.task, put_back.curriculum
-        task = self._source.task(index)
+        task = self._drawing.task(index)
         group = self._ledger.issue(self._sizes.of(index), str(task["id"]), index, curriculum, put_back)
+        if put_back is None:
+            self._drawing.made(draw)
         self._tasks[group.number] = task
         return group
 
     def _task(self, group: Group) -> Mapping[str, Any]:
         if group.number not in self._tasks:
-            self._tasks[group.number] = self._source.task(group.task)
+            self._tasks[group.number] = self._drawing.task(group.task)
         return self._tasks[group.number]
 
     def _why_no_group(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.data.added import ADDED
 from asyncrl.data.base import TaskSource
 
 
@@ -17,5 +18,5 @@ class GroupSizes:
         self.smallest: int = min((default, *named))
 
     def of(self, index: int) -> int:
-        """Of the group of the training task at `index`."""
-        return (self._of(index) if self._of else None) or self._default
+        """Of the group of the training task at `index`; the default for one that the run added."""
+        return (self._of(index) if self._of and index < ADDED else None) or self._default

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.command import audit
+from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.client import BufferClient
 from tests.audit.real_run import fake_actor
 from tests.buffer.processes import BufferProcess
@@ -28,7 +29,8 @@ def train(client: BufferClient, incarnation: int, over: threading.Event) -> None
 @pytest.mark.parametrize("kills", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_the_audit_holds_after_every_kill(tmp_path: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(kills)
-    process = BufferProcess(tmp_path / "run")
+    added = Path(__file__).with_name("added_rows.py")
+    process = BufferProcess(tmp_path / "run", data={"on_step_end": f"{added}:more"})
     process.start()
     over = threading.Event()
     client, incarnation = process.learner()
@@ -51,3 +53,7 @@ def test_the_audit_holds_after_every_kill(tmp_path: Path, kills: int, capsys: py
     assert not learner.is_alive()
     assert audit(process.run) == 0
     assert "trained 0" not in capsys.readouterr().out.split("branch 0")[-1]
+    rows = read_ledger(process.run.ledger(process.run.load_config())).added.values()
+    drawn = [row.draw for row in rows if row.draw is not None]
+    assert len(drawn) == len(set(drawn)) > 0, "rows of on_step_end, each drawn once"
+    assert drawn == sorted(drawn)

@@ -12,6 +12,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
+from asyncrl.data.added import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 
@@ -61,9 +62,10 @@ def open_buffer(
     now: float = 0.0,
     source: FakeSource | None = None,
     curriculum: Curriculum | None = None,
+    on_step_end: OnStepEnd | None = None,
     **changes: Any,
 ) -> Buffer:
-    buffer = Buffer(Database(folder), rules(**changes), source or FakeSource(), now, curriculum)
+    buffer = Buffer(Database(folder), rules(**changes), source or FakeSource(), now, curriculum, on_step_end)
     buffer.commit(now)
     return buffer
 
