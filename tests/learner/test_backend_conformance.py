@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.step import train_step
 from tests.learner.backends.test_torch_backend import pack_rows, rows
+from tests.learner.kept_ranks import on_kept_ranks
 from tests.learner.ranks import on_ranks
 from tests.learner.test_step import a_batch
 from tests.learner.tiny import tiny_config, tiny_model
@@ -84,7 +86,7 @@ def on_megatron(ranks: int, family: str, *, checkpointing: bool = False, layers:
 
 
 def on_cpu(kind: Callable[..., Backend]) -> Callable[[Config, PreTrainedModel], Backend]:
-    return lambda config, model: kind(config, model, device="cpu")
+    return partial(kind, device="cpu")
 
 
 CASES = {
@@ -213,10 +215,16 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
+def on_ranks_of(case: Case, folder: Path, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    if case.build is megatron:  # which shares its ranks out once for a process
+        return on_ranks(case.ranks, folder, function, *arguments)
+    return on_kept_ranks(case.ranks, function, *arguments)
+
+
 @pytest.fixture(scope="module")
 def all_found(case: Case, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("case")
-    return on_ranks(case.ranks, folder, played, case, folder / "work")
+    return on_ranks_of(case, folder, played, case, folder / "work")
 
 
 @pytest.fixture(scope="module")
@@ -315,11 +323,11 @@ def test_saved_at_one_number_of_ranks_and_loaded_at_another(
     tmp_path: Path, learner: tuple[tuple[str, Any], ...]
 ) -> None:
     """2 -> 1 -> 2, and the export is what transformers loads."""
-    whole = on_ranks(1, tmp_path / "whole", chain, None, tmp_path / "whole" / "0", 0, 3, learner)[0]
+    whole = on_kept_ranks(1, chain, None, tmp_path / "whole", 0, 3, learner)[0]
     weights = None
     for n, (size, begin, end) in enumerate([(2, 0, 1), (1, 1, 2), (2, 2, 3)]):
         from_ = tmp_path / f"s{n - 1}" if n else None
-        weights = on_ranks(size, tmp_path / f"ranks-{n}", chain, from_, tmp_path / f"s{n}", begin, end, learner)[0]
+        weights = on_kept_ranks(size, chain, from_, tmp_path / f"s{n}", begin, end, learner)[0]
     assert weights is not None
     close(weights, whole, 2e-6)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s2" / "hf")
@@ -357,7 +365,7 @@ def in_half(folder: Path) -> dict[str, Any]:
 
 def test_half_precision_over_whole_masters(tmp_path: Path) -> None:
     """bfloat16 computes and is published; gradients, shards and checkpoints stay float32. Offloaded to the CPU, too."""
-    found = on_ranks(2, tmp_path / "meet", in_half, tmp_path / "saved")[0]
+    found = on_kept_ranks(2, in_half, tmp_path / "saved")[0]
     exact = TorchBackend(tiny_config(), tiny_model(), device="cpu").logprobs(parts(0))
     off = max(float((a - b.logprobs).abs().max()) for a, b in zip(found["scores"], exact, strict=True))
     assert 0 < off < 0.2
@@ -370,7 +378,7 @@ def test_half_precision_over_whole_masters(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_other_backend_is_refused_by_name(tmp_path: Path) -> None:
     TorchBackend(tiny_config(), tiny_model(), device="cpu").save(tmp_path / "torch")
-    on_ranks(1, tmp_path / "meet", chain, None, tmp_path / "fsdp2", 0, 1)
+    on_kept_ranks(1, chain, None, tmp_path / "fsdp2", 0, 1)
     with pytest.raises(RunError, match=r"not written by learner\.backend torch"):
         TorchBackend(tiny_config(), tiny_model(), device="cpu").load(tmp_path / "fsdp2")
     with pytest.raises(AssertionError, match=r"RunError: .* was not written by learner\.backend fsdp2"):
@@ -404,7 +412,7 @@ def test_the_reference_stays_until_it_is_refreshed(tmp_path: Path, name: str) ->
     case = CASES[name]
     tiny_model(case.family).save_pretrained(tmp_path / "model")
     base = TorchBackend(tiny_config(), tiny_model(case.family), device="cpu").logprobs(parts(0))
-    first, after, refreshed, loaded, policy = on_ranks(case.ranks, tmp_path / "meet", with_reference, case, tmp_path)[0]
+    first, after, refreshed, loaded, policy = on_ranks_of(case, tmp_path / "meet", with_reference, case, tmp_path)[0]
     torch.testing.assert_close(first, torch.cat([s.logprobs for s in base]), atol=1e-6, rtol=1e-6)
     assert torch.equal(after, first)
     assert torch.equal(refreshed, policy)

@@ -24,7 +24,7 @@ from asyncrl.learner.value import explained_variance
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Trajectory
 from tests.learner import test_step
-from tests.learner.ranks import on_ranks
+from tests.learner.kept_ranks import on_kept_ranks
 from tests.learner.tiny import random_trajectory, tiny_config, tiny_model
 
 LR, CRITIC_LR = 1e-3, 3e-3
@@ -272,7 +272,7 @@ def on_a_rank(model: Path, folder: Path, kind: str) -> tuple[dict[str, Tensor], 
 def test_two_ranks_train_what_one_process_trains(model: Path, tmp_path: Path, kind: str) -> None:
     _, alone = a_trainer(model, **GAE, critic=kind)
     trained(alone, 3)
-    first, second = on_ranks(2, tmp_path / "meet", on_a_rank, model, tmp_path, kind)
+    first, second = on_kept_ranks(2, on_a_rank, model, tmp_path, kind)
     assert differ(weights(alone), first[0]) < 2e-5
     assert first[1]
     assert second[1]
