@@ -12,12 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling, WeightsMismatch
+from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling, WeightsMismatch
 from asyncrl.weights.protocol import WeightsVersion
 
 DEADLINE_S = 60.0
 TOLERANCE = 1e-4
+VOCAB, MAX_TOKENS = 64, 256
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": MAX_TOKENS, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def tiny(seed: int, tied: bool = True) -> Any:
+    """A model that vLLM's and SGLang's kernels can compute."""
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)).eval()
 
 
 @dataclass
@@ -75,6 +87,17 @@ class Shared:
     def load_stats(self) -> dict[str, float]:
         now = self._engine.load_stats()
         return {name: now[name] - self._before[name] if name == "generated" else now[name] for name in now}
+
+
+async def closed_under(engine: Any, count: int) -> None:
+    """The engine behind a Shared one is closed under so many requests, which end with that."""
+    begun = [asyncio.ensure_future(engine.generate(f"r{i}", [1], sampling(n=MAX_TOKENS))) for i in range(count)]
+    await engine.pause(True)
+    await engine._engine.close()
+    await asyncio.wait(begun, timeout=10)
+    assert {type(r.exception()) for r in begun} == {EngineDied}
+    with pytest.raises(EngineDied, match="was closed"):
+        await engine.generate("late", [1], sampling())
 
 
 def play(subject: Subject, scenario: Callable[[Engine], Awaitable[Any]]) -> Any:

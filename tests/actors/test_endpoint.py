@@ -47,7 +47,8 @@ def played(agent: Any, engine: FakeEngine, limits: Limits = LIMITS, **options: A
     async def episode() -> Trajectory:
         async with Endpoint("policy", limits.max_tokens) as endpoint, Clients(20.0) as clients:
             play = AgentPlayer(agent, endpoint, clients, engine, RENDERER, limits, actor="a", env_name="agent")
-            return await play(ticket(2, group=5), options.get("progress", Progress(0.0)))
+            asked = ticket(2, group=5, kind=options.get("kind", "train"))
+            return await play(asked, options.get("progress", Progress(0.0)))
 
     return asyncio.run(asyncio.wait_for(episode(), 20))
 
@@ -223,6 +224,18 @@ def test_temperature_is_the_runs_own_and_that_is_said_once(caplog: pytest.LogCap
         played(agent, engine)
     assert [sampling.temperature for *_, sampling in engine.calls] == [1.0, 1.0]
     assert sum("temperature" in r.message for r in caplog.records) == 1
+
+
+def test_a_greedy_ticket_does_not_accuse_the_agent(caplog: pytest.LogCaptureFixture) -> None:
+    async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
+        await ask(client, [USER], temperature=1.0)
+        return 0.0
+
+    engine = saying("1<|im_end|>")
+    with caplog.at_level(logging.WARNING):
+        played(agent, engine, kind="eval")
+    assert [sampling.temperature for *_, sampling in engine.calls] == [0.0]
+    assert not any("temperature" in r.message for r in caplog.records)
 
 
 def test_other_episodes_and_other_paths_are_not_found() -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.engines.protocol import Engine, EngineDied
@@ -20,16 +18,24 @@ from asyncrl.actors.engines.server import ServerEngine
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from tests.actors.engine_conformance import *  # noqa: F403
-from tests.actors.engine_conformance import TOLERANCE, HeldWeights, Shared, Subject, judge, play, sampling, until
+from tests.actors.engine_conformance import (
+    MAX_TOKENS,
+    TOLERANCE,
+    VOCAB,
+    HeldWeights,
+    Shared,
+    Subject,
+    closed_under,
+    judge,
+    play,
+    sampling,
+    tiny,
+    until,
+)  # fmt: skip
 from tests.actors.fake_sglang import FakeSGLang
 
 PYTHON = os.environ.get("ASYNCRL_SGLANG_PYTHON")
 """Interpreter of an environment with the real SGLang; without it, the fake serves."""
-VOCAB, MAX_TOKENS = 64, 256
-SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": MAX_TOKENS, "initializer_range": 0.3,
-}  # fmt: skip
 ON_A_CPU = {
     "device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch",
     "disable_overlap_schedule": True, "disable_cuda_graph": True, "grammar_backend": "none",
@@ -37,11 +43,6 @@ ON_A_CPU = {
 }  # fmt: skip
 
 pytestmark = pytest.mark.timeout(600 if PYTHON else 60)
-
-
-def tiny(seed: int) -> Any:
-    torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)).eval()
 
 
 def configured(folder: Path, **actors: Any) -> Config:
@@ -90,18 +91,7 @@ del test_closing_ends_what_runs  # noqa: F821
 
 
 def test_closing_ends_what_runs(subject: Subject) -> None:
-    engine: Any = subject.make()
-
-    async def scenario(_: Engine) -> None:
-        begun = [asyncio.ensure_future(engine.generate(f"r{i}", [1], sampling(n=MAX_TOKENS))) for i in range(20)]
-        await engine.pause(True)
-        await engine._engine.close()
-        await asyncio.wait(begun, timeout=10)
-        assert {type(r.exception()) for r in begun} == {EngineDied}
-        with pytest.raises(EngineDied, match="not running"):
-            await engine.generate("late", [1], sampling())
-
-    play(subject, scenario)
+    play(subject, lambda engine: closed_under(engine, 20))
 
 
 def test_two_servers_share_the_requests_and_both_take_new_weights(folder: Path) -> None:

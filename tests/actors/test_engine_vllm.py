@@ -17,8 +17,19 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
 from engine_conformance import *  # noqa: F403
-from engine_conformance import Shared, Subject, all_of, judge, play, prompts, sampling
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from engine_conformance import (
+    MAX_TOKENS,
+    VOCAB,
+    Shared,
+    Subject,
+    all_of,
+    closed_under,
+    judge,
+    play,
+    prompts,
+    sampling,
+    tiny,
+)  # fmt: skip
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
 from asyncrl.actors.engines.vllm import VLLMEngine
@@ -27,17 +38,6 @@ from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 
 pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)
-
-VOCAB, MAX_TOKENS = 64, 256
-SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": MAX_TOKENS, "initializer_range": 0.3,
-}  # fmt: skip
-
-
-def tiny(seed: int, tied: bool = True) -> Any:
-    torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=tied)).eval()
 
 
 def settings(folder: Path, tied: bool = True, **args: Any) -> VLLMSettings:
@@ -94,14 +94,8 @@ def test_closing_ends_what_runs(running: Subject) -> None:
     engine: Any = running.make()
 
     async def scenario(_: Engine) -> list[psutil.Process]:
-        begun = [asyncio.ensure_future(engine.generate(f"r{i}", [1], sampling(n=MAX_TOKENS))) for i in range(200)]
-        await engine.pause(True)
         started = leftovers()
-        await engine._engine.close()
-        await asyncio.wait(begun, timeout=10)
-        assert {type(r.exception()) for r in begun} == {EngineDied}
-        with pytest.raises(EngineDied, match="was closed"):
-            await engine.generate("late", [1], sampling())
+        await closed_under(engine, 200)
         await engine._engine.close()
         return started
 

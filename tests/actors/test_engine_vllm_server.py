@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -15,11 +14,9 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
 from engine_conformance import *  # noqa: F403
-from engine_conformance import Shared, Subject, play, sampling
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from engine_conformance import MAX_TOKENS, VOCAB, Shared, Subject, closed_under, play, tiny
 
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.engines.protocol import Engine, EngineDied
 from asyncrl.actors.engines.server_process import ServerProcess, free_port
 from asyncrl.actors.engines.vllm_server import COMMAND
 from asyncrl.config import Config
@@ -27,20 +24,10 @@ from asyncrl.config import Config
 pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)
 
-VOCAB, MAX_TOKENS = 64, 256
-SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": MAX_TOKENS, "initializer_range": 0.3,
-}  # fmt: skip
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1",
 }  # fmt: skip
-
-
-def tiny(seed: int) -> Any:
-    torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +60,4 @@ del test_closing_ends_what_runs  # noqa: F821
 
 
 def test_closing_ends_what_runs(subject: Subject) -> None:
-    engine: Any = subject.make()
-
-    async def scenario(_: Engine) -> None:
-        begun = [asyncio.ensure_future(engine.generate(f"r{i}", [1], sampling(n=MAX_TOKENS))) for i in range(20)]
-        await engine.pause(True)
-        await engine._engine.close()
-        await asyncio.wait(begun, timeout=10)
-        assert {type(r.exception()) for r in begun} == {EngineDied}
-
-    play(subject, scenario)
+    play(subject, lambda engine: closed_under(engine, 20))

@@ -27,7 +27,8 @@ from asyncrl.actors.engines.fit import Fit
 from asyncrl.actors.engines.hf_decode import FusedForward, supported
 from asyncrl.actors.engines.hf_forward import Forward, KVCache, Part, PlainForward, Rows
 from asyncrl.actors.engines.hf_slots import Index, Slots, Tokens
-from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
+from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.sampling import sample, truncate
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -125,19 +126,8 @@ class HFEngine:
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
         self._check_alive()
-        ids = np.asarray(prompt, np.int32)
-        vocab = self._slots.stops.shape[1]
-        if not len(ids) or ids.min() < 0 or ids.max() >= vocab:
-            raise ValueError(f"request {request}: the prompt must hold token ids of 0..{vocab - 1} and not be empty")
-        if len(ids) >= self._slots.room:
-            raise PromptTooLong(
-                f"request {request}: the prompt has {len(ids)} tokens, a row has at most {self._slots.room} with the "
-                "answer (env.max_tokens): raise it or shorten the prompt"
-            )
-        if sampling.max_new_tokens < 1:
-            raise ValueError(f"request {request}: max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
-        if request in self._names:
-            raise ValueError(f"request {request} is running already: names must be unique")
+        vocab, room = self._slots.stops.shape[1], self._slots.room
+        ids = prompt_of(request, prompt, sampling, vocab=vocab, room=room, running=self._names)
         self._names.add(request)
         new = _Request(request, ids, sampling, asyncio.get_running_loop().create_future())
         self._post(lambda: self._waiting.append(new))

@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import numpy as np
 
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
-from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
+from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.vllm_board import EXTRA, Board
 from asyncrl.actors.engines.vllm_process import Stats, end_vllm, start_vllm
-from asyncrl.actors.engines.vllm_settings import VLLMSettings, on_cpu, require_vllm
+from asyncrl.actors.engines.vllm_settings import VLLMSettings, names_versions, on_cpu, require_versions, require_vllm
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.weights.channels import ON_DEVICE
@@ -54,6 +55,7 @@ def from_config(
     from asyncrl.model import resolve_path
 
     require_vllm()
+    require_versions(config.weights.drain)
     # Two actors must not draw the same samples for the prompts of one group.
     seed = zlib.crc32(f"{config.actors.seed}/{os.environ.get('ASYNCRL_ROLE', '')}".encode())
     settings = VLLMSettings(
@@ -113,7 +115,7 @@ class VLLMEngine:
         try:
             await asyncio.to_thread(self._build)
             await self._command("get_supported_tasks", self._llm.get_supported_tasks())
-            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
+            await self._name_version()
             if self._settings.record and self._cpu:
                 await self._record()
         except BaseException:
@@ -148,20 +150,7 @@ class VLLMEngine:
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
         self._check_alive()
         room = self._settings.max_tokens
-        ids = np.asarray(prompt, np.int64)
-        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocab:
-            raise ValueError(
-                f"request {request}: the prompt must hold token ids of 0..{self._vocab - 1} and not be empty"
-            )
-        if len(ids) >= room:
-            raise PromptTooLong(
-                f"request {request}: the prompt has {len(ids)} tokens, a row has at most {room} with the answer "
-                "(env.max_tokens): raise it or shorten the prompt"
-            )
-        if sampling.max_new_tokens < 1:
-            raise ValueError(f"request {request}: max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
-        if request in self._running:
-            raise ValueError(f"request {request} is running already: names must be unique")
+        ids = prompt_of(request, prompt, sampling, vocab=self._vocab, room=room, running=self._running)
         task = asyncio.ensure_future(self._generate(request, ids.tolist(), sampling))
         self._running[request] = task
         try:
@@ -180,11 +169,12 @@ class VLLMEngine:
         await self._open.wait()
         # Salted by the weights, so that a cached prefix of older weights, kept for those that run, is not found.
         tokens = tokens_input(prompt, cache_salt=f"{self.held[0]}.{self.held[1]}")
+        held = self.held[1]
         row = await self._board.take() if self._board else None
         params = self._sampling_params(prompt, sampling, row)
         try:
             [output] = [output async for output in self._llm.generate(tokens, params, request)]
-            return self._generation(output.outputs[0], row)
+            return self._generation(output.outputs[0], row, held)
         except (EngineDeadError, EngineGenerateError) as error:
             raise EngineDied(f"request {request}: vLLM's engine ended; its log says why") from error
         finally:
@@ -211,16 +201,16 @@ class VLLMEngine:
             skip_clone=True,
         )
 
-    def _generation(self, completion: Any, row: int | None) -> Generation:
-        """From vLLM's CompletionOutput."""
+    def _generation(self, completion: Any, row: int | None, held: int) -> Generation:
+        """From vLLM's CompletionOutput. `held`: the version at the begin; a vLLM that names none is drained first."""
         ids = np.asarray(completion.token_ids, np.int32)
         if self._board and row is not None:
             logprobs = self._board.read(row, len(ids))
         else:
             flat = completion.logprobs
             logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
-        versions = np.zeros(len(ids), np.int32)
-        for span in completion.weight_versions or ():
+        versions = np.full(len(ids), held, np.int32)
+        for span in getattr(completion, "weight_versions", None) or ():
             versions[span.start : span.end] = int(span.version)
         reason = cast(Literal["stop", "length", "abort"], completion.finish_reason)
         if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
@@ -255,10 +245,13 @@ class VLLMEngine:
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         await (self._transfer(cast("LentWeights", weights)) if self._settings.transfer else self._copy(weights))
-        held = (weights.id.branch, weights.id.version)
-        await self._command("update_weight_version", self._llm.update_weight_version(str(held[1])))
-        self.held = held
+        self.held = weights.id.order
+        await self._name_version()
         self._fit.forget()
+
+    async def _name_version(self) -> None:
+        if names_versions():
+            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
 
     async def _transfer(self, weights: LentWeights) -> None:
         from asyncrl.actors.engines.vllm_transfer import transfer

@@ -76,6 +76,24 @@ def require_vllm() -> None:
             ) from error
 
 
+def names_versions() -> bool:
+    """Whether this vLLM says which version of the weights sampled a token: 0.24 does not, 0.32 does."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return hasattr(AsyncLLM, "update_weight_version")
+
+
+def require_versions(drain: bool) -> None:
+    """Raises ConfigError where a token's version could not be told."""
+    if not drain and not names_versions():
+        import vllm
+
+        raise ConfigError(
+            f"weights.drain is false and vLLM {vllm.__version__} does not say which version of the weights sampled a "
+            "token: set weights.drain true, so that a request ends before new weights, or install vLLM 0.32."
+        )
+
+
 def on_cpu() -> bool:
     from vllm.platforms import current_platform
 
@@ -124,6 +142,10 @@ def engine_environment(s: VLLMSettings, cpu: bool) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             # Else the first request that asks for logprobs waits for a C++ compiler, for 10 to 30 s.
             "TORCHDYNAMO_DISABLE": "1",
+            # Else every activation of more than 128 KiB is mapped, faulted in page by page, and unmapped again.
+            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+            "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+            "MALLOC_TOP_PAD_": str(64 << 20),
         }
     found = {name: os.environ.get(name, value) for name, value in wanted.items()}
     # Forking a process with threads can hang in OpenMP; and an engine must know whom it outlives.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncrl.actors.engines.vllm_transfer  # noqa: F401  (registers its backend, before vLLM makes it)
+from asyncrl.actors.engines import vllm_load
 from asyncrl.actors.engines.vllm_tied_head import pack_tied_head
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.weights.shm import ShmWeights
@@ -25,8 +26,12 @@ class WorkerExtension:
             weights = ShmWeights(Path(path), WeightsVersion(0, 0, digest), verify_bytes=False)
         except FileNotFoundError:
             return False
-        self.reload_weights(weights_iterator=weights.tensors(), is_checkpoint_format=True)  # type: ignore[attr-defined]
-        pack_tied_head(self.model_runner.get_model(), self.model_runner.model_config)
+        model = self.model_runner.get_model()
+        if vllm_load.suits(self):
+            vllm_load.load(model, dict(weights.tensors()), self.model_runner.model_config.hf_text_config)
+        else:
+            self.reload_weights(weights_iterator=weights.tensors(), is_checkpoint_format=True)  # type: ignore[attr-defined]
+        pack_tied_head(model, self.model_runner.model_config)
         weights.close()
         return True
 
