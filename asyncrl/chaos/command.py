@@ -7,6 +7,7 @@ bound; the held-out success equals the undisturbed run's within the intervals; n
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ def chaos(
     job = Job(disturbed, name, lambda line: print(line, flush=True), means)
     print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
     suffered: list[Fault] = []
+    # As Ctrl-C: everything is ended, unmounted and put back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with job.running():
         try:
             job.begin(within_s)

@@ -40,16 +40,18 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 ip=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | cut -d ' ' -f 1)
 export RAY_ADDRESS="$ip:$((20000 + SLURM_JOB_ID % 20000))"
 
-srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \\
-  ray start --head --node-ip-address="$ip" --port="${{RAY_ADDRESS##*:}}" --block &
+# srun does not take over what sbatch was told of CPUs.
+srun --overlap --nodes=1 --ntasks=1 --cpus-per-task={cpus} --nodelist="$head" \\
+  ray start --head --node-ip-address="$ip" --port="${{RAY_ADDRESS##*:}}" --num-cpus={cpus} --block &
 for attempt in $(seq 60); do
   ray health-check --address "$RAY_ADDRESS" && break
   [ "$attempt" -lt 60 ] || {{ echo "Ray does not answer at $RAY_ADDRESS" >&2; exit 1; }}
   sleep 2
 done
 if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
-  srun --overlap --nodes="$((SLURM_JOB_NUM_NODES - 1))" --ntasks="$((SLURM_JOB_NUM_NODES - 1))" --exclude="$head" \\
-    ray start --address="$RAY_ADDRESS" --block &
+  others="$((SLURM_JOB_NUM_NODES - 1))"
+  srun --overlap --nodes="$others" --ntasks="$others" --cpus-per-task={cpus} --exclude="$head" \\
+    ray start --address="$RAY_ADDRESS" --num-cpus={cpus} --block &
 fi
 
 asyncrl launch --config "$config" &

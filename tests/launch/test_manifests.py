@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from asyncrl.config import Config
 from asyncrl.launch.manifests import kubernetes, slurm
 
+KUBERNETES = "1.30"
 STUBS = {
     "scontrol": "echo node-a; echo node-b; echo node-c",
     # Without its options: those are srun's own up to the command.
@@ -59,8 +61,9 @@ def test_a_job_script_starts_ray_on_every_node_and_the_run_on_the_first(job: tup
     ended = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=30)
     assert ended.returncode == 5, ended.stderr
     did = Path(environment["LOG"]).read_text()
-    assert "ray start --head --node-ip-address=10.0.0.7 --port=20042 --block" in did
-    assert "srun --overlap --nodes=2 --ntasks=2 --exclude=node-a ray start --address=10.0.0.7:20042 --block" in did
+    assert "ray start --head --node-ip-address=10.0.0.7 --port=20042 --num-cpus=16 --block" in did
+    others = "srun --overlap --nodes=2 --ntasks=2 --cpus-per-task=16 --exclude=node-a"
+    assert f"{others} ray start --address=10.0.0.7:20042 --num-cpus=16 --block" in did
     written = script.with_name("my-run-42.yaml")
     assert f"asyncrl launch --config {written}\n" in did
     read = Config.model_validate(yaml.safe_load(written.read_text()))
@@ -97,6 +100,21 @@ def test_manifests_ask_for_what_the_roles_need(config: Config) -> None:
         volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
         assert {mount["name"] for mount in _container(group)["volumeMounts"]} == volumes
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+
+
+def test_manifests_are_kubernetes_own(config: Config) -> None:
+    """By its schemas, where a field that there is not is an error; a RayJob's pods are pods like others."""
+    shown, job = yaml.safe_load_all(kubernetes(config, "my-run"))
+    cluster = job["spec"]["rayClusterSpec"]
+    pods = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    templates = [
+        {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": pod} for pod in pods
+    ]
+    for resource in (shown, *templates):
+        kubernetes_validate.validate(resource, KUBERNETES, strict=True)
+    templates[0]["template"]["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(kubernetes_validate.ValidationError, match="volumeMount"):
+        kubernetes_validate.validate(templates[0], KUBERNETES, strict=True)
 
 
 def _container(group: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""A run over two hosts made of network namespaces: the actor on one, buffer and learner on the other, tcp with CURVE
+between them; the cable cut for a while, then the actor's host lost and another in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncrl.audit.command import audit
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.jsonl import by_step
+from tests.launch.fakes import until
+from tests.launch.two_hosts import ENVIRONMENT, Hosts, two_hosts, why_not
+
+ROOT = Path(__file__).parents[2]
+WITHIN = "ASYNCRL_WITHIN_NAMESPACES"
+SMALL = {
+    "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 2000, "learner.checkpoint_every": 10,
+    "buffer.capacity": 64, "buffer.lease_s": 6, "actors.slots": 8, "actors.drain_s": 2, "eval.tasks": 0,
+    "launch.name": "run", "launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq",
+}  # fmt: skip
+CUT_S = 8.0
+STEPS_S = 120.0
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with two_hosts() as made:
+        yield made
+
+
+def unprivileged() -> list[str]:
+    """The command that makes this user root of namespaces of its own; empty: it cannot, or need not."""
+    command = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    if os.geteuid() == 0 or WITHIN in os.environ or shutil.which("unshare") is None:
+        return []
+    return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_over_two_hosts_survives_a_cut_cable_and_a_lost_host(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if within := unprivileged():
+        inner = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "slow",
+            str(Path(__file__)),
+            "--basetemp",
+            str(tmp_path / "in"),
+        ]
+        script = 'mount -t tmpfs none /run && exec "$@"'
+        done = subprocess.run(
+            [*within, "sh", "-c", script, "sh", *inner], cwd=ROOT, env={**os.environ, WITHIN: "1"},
+            capture_output=True, text=True, timeout=590,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        return
+    play(request.getfixturevalue("hosts"), tmp_path)
+
+
+def play(hosts: Hosts, folder: Path) -> None:
+    hosts.join(0, "home")
+    hosts.join(1, "far")
+    home = {"home": 1}
+    values = SMALL | {
+        "launch.runs_dir": folder, "ray.address": hosts.address,
+        "ray.resources": json.dumps({"buffer": home, "learner": home, "weights": home, "actor": {"far": 1}}),
+    }  # fmt: skip
+    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    run = RunFolder(folder / "run")
+    assert until(lambda: len(hosts.pids(1)) > 3, 60.0), "Ray does not start on the second host"
+    launcher = subprocess.Popen(
+        hosts.on(0, sys.executable, "-m", "asyncrl", "launch", "--config", config, *words),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        goes_on(run, 3)
+        pid = run.record()["elsewhere"].get("actor-0", run.record()["processes"].get("actor-0"))[0]
+        assert pid in hosts.pids(1)
+        assert listens(run, "buffer").startswith(hosts.addresses[0]), "the actor reaches the buffer over the cable"
+
+        hosts.cut()
+        time.sleep(CUT_S)
+        at_cut = steps(run)
+        hosts.mend()
+        assert until(lambda: steps(run) >= at_cut + 5, STEPS_S), "it does not go on over the mended cable"
+
+        hosts.lose(1)
+        assert hosts.pids(1) == []
+        before = steps(run)
+        hosts.join(1, "far")
+        assert until(lambda: steps(run) >= before + 5, STEPS_S), "it does not go on with the new host"
+        launcher.send_signal(signal.SIGINT)
+        out, _ = launcher.communicate(timeout=120)
+        assert launcher.returncode == 130, out
+    finally:
+        launcher.kill()
+        launcher.communicate(timeout=10)
+    assert json.loads(run.summary.read_text())["restarts"].get("actor-0", 0) >= 1
+    assert not run.private.exists(), "the keys are gone with the run"
+    assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
+
+
+def goes_on(run: RunFolder, by: int) -> None:
+    before = steps(run)
+    assert until(lambda: steps(run) >= before + by, STEPS_S), "no steps"
+
+
+def steps(run: RunFolder) -> int:
+    return max((int(r["step"]) for r in by_step(run.metrics)), default=0) if run.metrics.is_file() else 0
+
+
+def listens(run: RunFolder, role: str) -> str:
+    return (run.private / role).read_text().removeprefix("tcp://")
