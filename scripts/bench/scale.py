@@ -12,7 +12,8 @@ of it goes through the sockets, the ledger and the disk that a run uses.
     memory           of the buffer at the window's begin and end; cores of it, and of those that simulate
 
 Where the buffer takes a whole core, it is saturated; where those that simulate do, they are. From the buffer's CPU per
-trajectory follows how many GPUs one buffer carries. Prints a table, writes bench/results/scale.json.
+trajectory follows how many GPUs one buffer carries. For memory there is one longer window (`--long`), whose slope is
+said. Prints what docs/scaling.md takes, as markdown; writes bench/results/scale.json. As it stands: five minutes.
 """
 
 from __future__ import annotations
@@ -48,37 +49,44 @@ GROUP_SIZE = 8
 LONGEST = 16_384
 GPUS, GPU_TOKENS_PER_S = 1000, 1670
 """What 1,000 GPUs generate: 20 MB/s of trajectories at 12 bytes a token."""
+MEMORY_ACTORS = 128
+SATURATED = 0.8
+"""Of what the actors would make, if put and tickets cost nothing: below it something is in their way."""
 Found = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--actors", type=int, nargs="*", default=[1, 8, 32, 64, 128, 256, 512])
+    parser.add_argument("--actors", type=int, nargs="*", default=[1, 8, 32, 128, 256, 512])
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--speed", type=float, default=1000.0, help="tokens per second of one episode")
     parser.add_argument("--tokens", type=float, default=2000.0, help="mean length of an episode")
     parser.add_argument("--sigma", type=float, default=1.0, help="of the log-normal lengths")
     parser.add_argument("--max-staleness", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of the window")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of the window")
     parser.add_argument("--warm-up", type=float, default=8.0)
+    parser.add_argument("--long", type=float, default=75.0, help="length of one more window, at 128 actors, for memory")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that simulate")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "scale.json")
     options = parser.parse_args()
     rows = []
     for actors in options.actors:
-        rows.append(measured(actors, options))
+        rows.append(measured(actors, options, options.seconds))
         print(line(rows[-1]), flush=True)
     found = {"machine": machine(), "options": vars(options) | {"out": str(options.out)}, "rows": rows}
+    if options.long:
+        found["memory"] = measured(MEMORY_ACTORS, options, options.long)
+        print(line(found["memory"]), flush=True)
     found["estimate"] = estimate(rows, options.tokens)
-    print(json.dumps(found["estimate"], indent=1))
+    print("\n" + markdown(found))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def measured(actors: int, options: argparse.Namespace) -> Found:
+def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found:
     at_once = actors * options.slots
-    # Enough groups for all slots, and half as many to wait.
-    groups = max(2, math.ceil(1.5 * at_once / (GROUP_SIZE * (options.max_staleness + 1))))
+    # Groups for four times the slots: those whose longest episode still runs must not hold up the others.
+    groups = max(2, math.ceil(4 * at_once / (GROUP_SIZE * (options.max_staleness + 1))))
     config = Config.model_validate(
         {
             "learner": {"groups_per_step": groups, "group_size": GROUP_SIZE, "steps": 10**9},
@@ -110,7 +118,10 @@ def measured(actors: int, options: argparse.Namespace) -> Found:
         go.set()
         began, rss = time.perf_counter(), buffer.memory_info().rss
         cpu, simulated = sum(buffer.cpu_times()[:2]), sum(sum(p.cpu_times()[:2]) for p in theirs)
-        time.sleep(options.seconds)
+        resident = []
+        while time.perf_counter() < began + window_s:
+            time.sleep(min(1.0, max(0.0, began + window_s - time.perf_counter())))
+            resident.append((time.perf_counter() - began, buffer.memory_info().rss / 1e6))
         seconds = time.perf_counter() - began
         cpu = sum(buffer.cpu_times()[:2]) - cpu
         simulated = sum(sum(p.cpu_times()[:2]) for p in theirs) - simulated
@@ -137,6 +148,7 @@ def measured(actors: int, options: argparse.Namespace) -> Found:
         "simulating_cores": simulated / seconds,
         "buffer_us_per_trajectory": 1e6 * cpu / max(1, len(puts)),
         "rss_mb": [rss / 1e6, rss_end / 1e6],
+        "rss_mb_per_minute": slope(resident),
     }
 
 
@@ -242,6 +254,12 @@ def started(config: Config) -> Iterator[tuple[RunFolder, psutil.Process]]:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def slope(resident: list[tuple[float, float]]) -> float:
+    """MB per minute, over the second half: the first fills queues and caches."""
+    half = np.array(resident[len(resident) // 2 :])
+    return 60 * float(np.polyfit(half[:, 0], half[:, 1], 1)[0]) if len(half) > 2 else math.nan
+
+
 def estimate(rows: list[Found], tokens: float) -> Found:
     """How far one buffer goes, from its CPU per trajectory where it had most to do."""
     busiest = max(rows, key=lambda r: r["trajectories_per_s"])
@@ -256,6 +274,53 @@ def estimate(rows: list[Found], tokens: float) -> Found:
         "gpus_of_one_buffer_seen": GPUS * busiest["trajectories_per_s"] / needed,
         "gpus_of_one_buffer_at_a_whole_core": GPUS * of_a_core / needed,
     }
+
+
+def markdown(found: Found) -> str:
+    """What docs/scaling.md takes."""
+    head = (
+        "| actors | offered, put [trajectories/s] | put, median and p99 [ms] | batch of | asked for again, median and "
+        "p99 [ms] | largest staleness | buffer's cores | us CPU per trajectory | RSS, MB |"
+    )
+    lines = [head, "| ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | --- |"]
+    for r in found["rows"]:
+        put, batch = (", ".join(f"{ms:.3g}" for ms in r[name]) for name in ("put_ms", "batch_ms"))
+        lines.append(
+            f"| {r['actors']} | {r['offered_per_s']:.0f}, {r['trajectories_per_s']:.0f} | {put} | "
+            f"{r['batch_trajectories']} | {batch} | {r['staleness_max']} | {r['buffer_cores']:.2f} | "
+            f"{r['buffer_us_per_trajectory']:.0f} | {r['rss_mb'][0]:.0f} to {r['rss_mb'][1]:.0f} |"
+        )
+    e, over = found["estimate"], [r for r in found["rows"] if r["trajectories_per_s"] < SATURATED * r["offered_per_s"]]
+    if over:
+        r = over[0]
+        lines.append(
+            f"\nFrom {r['actors']} actors on less is put than offered ({r['trajectories_per_s']:.0f} of "
+            f"{r['offered_per_s']:.0f} a second), because of {in_the_way(r, found['options']['processes'])}."
+        )
+    else:
+        lines.append(f"\nNot saturated: every row put at least {SATURATED} of what was offered.")
+    if m := found.get("memory"):
+        lines.append(
+            f"\nMemory, {m['actors']} actors for {found['options']['long']:.0f} s: {m['rss_mb'][0]:.0f} to "
+            f"{m['rss_mb'][1]:.0f} MB; in the second half {m['rss_mb_per_minute']:+.2f} MB a minute, while "
+            f"{m['trajectories_per_s'] * found['options']['long'] / 2:.0f} trajectories went through."
+        )
+    lines.append(
+        f"\n1,000 GPUs at {e['tokens_per_gpu_and_s']} tokens a second and 2000 tokens an episode make "
+        f"{e['needed_trajectories_per_s']:.0f} trajectories/s. Seen: {e['seen_trajectories_per_s']:.0f} a second, "
+        f"{e['gpus_of_one_buffer_seen']:.0f} GPUs. A whole core at the CPU per trajectory of that row would carry "
+        f"{e['of_one_core_trajectories_per_s']:.0f} a second: {e['gpus_of_one_buffer_at_a_whole_core']:.0f} GPUs."
+    )
+    return "\n".join([f"{found['machine']}\n", *lines])
+
+
+def in_the_way(r: Found, processes: int) -> str:
+    cores = f"{r['buffer_cores']:.2f} cores, the simulation {r['simulating_cores']:.2f}"
+    if r["buffer_cores"] > SATURATED:
+        return f"the buffer: it took {cores}"
+    if r["simulating_cores"] > SATURATED * processes:
+        return f"those that simulate, not the buffer: it took {cores}"
+    return f"neither's CPU (the buffer took {cores}): other processes, or the bound on what is in flight"
 
 
 def quantiles(seconds: np.ndarray) -> list[float]:

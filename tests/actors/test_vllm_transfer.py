@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, WeightsMismatch
 from asyncrl.actors.engines.vllm import VLLMEngine
-from asyncrl.actors.engines.vllm_settings import VLLMSettings
+from asyncrl.actors.engines.vllm_settings import VLLMSettings, require_versions
 from asyncrl.actors.updates import Updates
+from asyncrl.errors import ConfigError
 from asyncrl.weights.device import DevicePublisher
 from asyncrl.weights.receiver import DeviceSubscriber
 from asyncrl.weights.ways import Broadcast
@@ -103,3 +105,18 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
     assert met_versions == {0, 1, 2}
     for out in (fresh, still):
         np.testing.assert_allclose(out.logprobs, judge(models[2], asked[0], out.token_ids, 1.0), atol=1e-4)
+
+
+def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 0.24 is: what a request is stamped with is what was held when it began, and must be held at its end."""
+    require_versions(drain=False)
+    monkeypatch.setattr("asyncrl.actors.engines.vllm_settings.names_versions", lambda: False)
+    with pytest.raises(ConfigError, match=r"weights\.drain is false and vLLM .*set weights\.drain true"):
+        require_versions(drain=False)
+    require_versions(drain=True)
+    engine: Any = VLLMEngine.__new__(VLLMEngine)
+    engine._board = None
+    completion = SimpleNamespace(
+        token_ids=[4, 5], finish_reason="stop", logprobs=SimpleNamespace(logprobs=[-1.0, -2.0], start_indices=[0, 1])
+    )
+    assert engine._generation(completion, None, 7).versions.tolist() == [7, 7]
