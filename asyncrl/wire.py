@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgpack
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from asyncrl.trajectory import CONTEXT, Kind, Row, StopReason, Ticket, TicketId, Trajectory
 
@@ -21,14 +21,41 @@ Frame = bytes | memoryview
 MAX_HEADER_BYTES = 4 << 20
 MAX_ROWS = 4096
 _KINDS = get_args(Kind)
-_STOP_REASONS = get_args(StopReason)
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
-_SIZES = [np.dtype(dtype).itemsize for _, dtype in _ARRAYS]
+_DTYPES = [np.dtype(dtype) for _, dtype in _ARRAYS]
+_SIZES = [dtype.itemsize for dtype in _DTYPES]
 _LEAST = np.finfo(np.float32).min
 
 
 class WireError(ValueError):
     """A message that cannot be what it claims to be."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+_Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=1024)]
+_Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """Of a trajectory. Decoded and checked in one go, since the buffer does it for every trajectory of a run."""
+
+    id: tuple[_Count, _Count, _Count]
+    attempt: _Count
+    kind: Kind
+    actor: _Text
+    task_id: _Text
+    env: _Text
+    lengths: Annotated[list[_Length], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
+    reward: float
+    rewards: _Numbers
+    turns: _Count
+    stop_reason: StopReason
+    timings: _Numbers
+    metrics: _Numbers
+
+
+_HEADERS = msgspec.msgpack.Decoder(_Header)
 
 
 def pack(header: Mapping[str, Any]) -> bytes:
@@ -38,8 +65,7 @@ def pack(header: Mapping[str, Any]) -> bytes:
 
 def unpack(frame: Frame) -> dict[str, Any]:
     """A header. Raises WireError when it is too large, not msgpack, or not a mapping with string keys."""
-    if len(frame) > MAX_HEADER_BYTES:
-        raise WireError(f"header has {len(frame)} bytes, at most {MAX_HEADER_BYTES} are read")
+    _check_size(frame)
     try:
         header = msgpack.unpackb(frame, raw=False, strict_map_key=True)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
@@ -92,31 +118,26 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     """The inverse of `encode_trajectory`; arrays are read-only views on the frames. Raises WireError."""
     if not frames:
         raise WireError("a trajectory has at least one frame, got none")
-    header = unpack(frames[0])
-    lengths = _list(header, "lengths", MAX_ROWS)
-    if not lengths:
-        raise WireError("lengths is empty: a trajectory has at least one row")
-    if len(frames) != 1 + len(_ARRAYS) * len(lengths):
-        raise WireError(f"{len(lengths)} rows need {1 + 4 * len(lengths)} frames, got {len(frames)}")
-    rows = tuple(
-        _row(_integer(n, "lengths", 1), frames[1 + 4 * i : 5 + 4 * i], f"rows[{i}]") for i, n in enumerate(lengths)
-    )
-    if not any(row.mask.any() for row in rows):
+    header = _trajectory_header(frames[0])
+    if len(frames) != 1 + len(_ARRAYS) * len(header.lengths):
+        raise WireError(f"{len(header.lengths)} rows need {1 + 4 * len(header.lengths)} frames, got {len(frames)}")
+    rows = tuple([_row(n, frames[1 + 4 * i : 5 + 4 * i], f"rows[{i}]") for i, n in enumerate(header.lengths)])
+    if not any([np.count_nonzero(row.mask) for row in rows]):
         raise WireError("no token of the trajectory was sampled by the policy")
     return Trajectory(
-        id=ticket_id(header.get("id")),
-        attempt=_integer(header.get("attempt"), "attempt", 0),
-        kind=_one_of(header, "kind", _KINDS),
-        actor=_text(header, "actor"),
-        task_id=_text(header, "task_id"),
-        env=_text(header, "env"),
-        rows=rows,
-        reward=_number(header.get("reward"), "reward"),
-        rewards=_numbers(header, "rewards"),
-        turns=_integer(header.get("turns"), "turns", 0),
-        stop_reason=_one_of(header, "stop_reason", _STOP_REASONS),
-        timings=_numbers(header, "timings"),
-        metrics=_numbers(header, "metrics"),
+        TicketId(*header.id),
+        header.attempt,
+        header.kind,
+        header.actor,
+        header.task_id,
+        header.env,
+        rows,
+        header.reward,
+        header.rewards,
+        header.turns,
+        header.stop_reason,
+        header.timings,
+        header.metrics,
     )
 
 
@@ -160,27 +181,45 @@ def ticket_id(value: Any) -> TicketId:
     return TicketId(*(_integer(part, "id", 0) for part in value))
 
 
+def _trajectory_header(frame: Frame) -> _Header:
+    _check_size(frame)
+    try:
+        header = _HEADERS.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"header is no trajectory's: {error}") from error
+    named = {"rewards": header.rewards, "timings": header.timings, "metrics": header.metrics}
+    if not math.isfinite(header.reward + sum(sum(numbers.values()) for numbers in named.values())):
+        # One of them is not finite, or their sum is too large for a number.
+        _number(header.reward, "reward")
+        for name, numbers in named.items():
+            for key, number in numbers.items():
+                _number(number, f"{name}.{key}")
+    return header
+
+
 def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
-    arrays = []
-    for (name, dtype), size, frame in zip(_ARRAYS, _SIZES, frames, strict=True):
+    for (name, _), size, frame in zip(_ARRAYS, _SIZES, frames, strict=True):
         if len(frame) != length * size:
             raise WireError(f"{where}.{name} has {len(frame)} bytes, expected {length * size} for {length} tokens")
-        array: npt.NDArray[Any] = np.frombuffer(frame, dtype)
-        array.flags.writeable = False
-        arrays.append(array)
-    token_ids, mask, logprobs, versions = arrays
+    token_ids, mask, logprobs, versions = [
+        np.frombuffer(memoryview(frame).toreadonly(), dtype) for frame, dtype in zip(frames, _DTYPES, strict=True)
+    ]
     # Few passes over the arrays, since the buffer does this for every token of a run; a NaN is no maximum of anything.
     if np.minimum.reduce(token_ids) < 0:
         raise WireError(f"{where}.token_ids holds a negative id")
     if not (np.maximum.reduce(logprobs) <= 1e-3 and np.minimum.reduce(logprobs) >= _LEAST):
         raise WireError(f"{where}.logprobs holds a value that is no log-probability")
-    sampled = (versions >= 0).view(np.uint8)
-    if np.minimum.reduce(versions) < CONTEXT or not (sampled == mask.view(np.uint8)).all():
+    if np.minimum.reduce(versions) < CONTEXT or (versions >= 0).tobytes() != bytes(frames[1]):
         # A byte other than 0 or 1 is no bool, but numpy would take it for one.
         if np.maximum.reduce(mask.view(np.uint8)) > 1:
             raise WireError(f"{where}.mask holds bytes other than 0 and 1")
         raise WireError(f"{where}.versions must be >= 0 on sampled tokens and {CONTEXT} elsewhere")
     return Row(token_ids, mask, logprobs, versions)
+
+
+def _check_size(header: Frame) -> None:
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(f"header has {len(header)} bytes, at most {MAX_HEADER_BYTES} are read")
 
 
 def _list(header: Mapping[str, Any], name: str, longest: int) -> list[Any]:
@@ -200,20 +239,6 @@ def _number(value: Any, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise WireError(f"{name} is {value!r}, expected a finite number")
     return float(value)
-
-
-def _numbers(header: Mapping[str, Any], name: str) -> dict[str, float]:
-    value = header.get(name)
-    if not isinstance(value, dict) or len(value) > 1024:
-        raise WireError(f"{name} is not a mapping of at most 1024 entries")
-    return {str(k): _number(v, f"{name}.{k}") for k, v in value.items()}
-
-
-def _text(header: Mapping[str, Any], name: str) -> str:
-    value = header.get(name)
-    if not isinstance(value, str) or len(value) > 1024:
-        raise WireError(f"{name} is not a text of at most 1024 characters")
-    return value
 
 
 def _one_of(header: Mapping[str, Any], name: str, allowed: Sequence[str]) -> Any:

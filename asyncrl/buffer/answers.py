@@ -129,15 +129,25 @@ class Answers:
         return {"revoked": [[[id.branch, id.group, id.index], attempt] for id, attempt in revoked]}, ()
 
     def _put(self, header: Header, buffers: Sequence[Frame]) -> Answer:
-        if len(buffers) != 1:
-            raise WireError(f"put carries one record, got {len(buffers)} buffers")
-        record = bytes(buffers[0])
-        trajectory = from_record(record)
-        outcome = self._buffer.put(trajectory, record)
+        if not 0 < len(buffers) <= messages.MAX_PUTS:
+            raise WireError(f"put carries 1 to {messages.MAX_PUTS} records, got {len(buffers)} buffers")
+        return {"outcomes": [self._put_one(record) for record in buffers]}, ()
+
+    def _put_one(self, record: Frame) -> str | dict[str, str]:
+        """What is wrong with one record is no matter of those that came with it."""
+        try:
+            trajectory = from_record(record)
+            outcome = self._buffer.put(trajectory, record)
+        except WireError as error:
+            self._counts["refused"] += 1
+            log.warning("refused a record: %s", error)
+            return {"code": "malformed", "message": str(error)}
+        except Refused as error:
+            return {"code": error.code, "message": str(error)}
         self._counts["puts" if outcome == "stored" else outcome] += 1
         if outcome != "stored":
             self._counts[f"{outcome}_tokens"] += trajectory.num_policy_tokens
-        return {"outcome": outcome}, ()
+        return outcome
 
     def _fail(self, header: Header, _: Sequence[Frame]) -> Answer:
         id, reason, detail = ticket_id(header.get("id")), text(header, "reason"), text(header, "detail")

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +20,7 @@ import zmq.asyncio
 from asyncrl.buffer import messages
 from asyncrl.buffer.batches import Start
 from asyncrl.buffer.evaluation import EvalReply, EvalResult
-from asyncrl.buffer.messages import BatchReply, Held, Request, TicketReply
+from asyncrl.buffer.messages import BatchReply, Held, PutOutcome, Request, TicketReply
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Row, TicketId, Trajectory
@@ -39,10 +40,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-PutOutcome = Literal["stored", "duplicate", "late"]
 
 _RESEND_S = (1.0, 2.0, 4.0)
 _PUTS_AT_ONCE = 8
+"""In one request of an AsyncBufferClient ..."""
+_SENDERS = 2
+"""... of which it has so many under way: they keep the buffer busy, and more would only queue in memory."""
 
 
 class BufferTimeout(RunError):
@@ -91,7 +94,10 @@ class BufferClient:
 
     def put(self, trajectory: Trajectory) -> PutOutcome:
         """Returns when the trajectory is durable. late: somebody else was first; it is counted and discarded."""
-        return self._ask(messages.put(trajectory))
+        (outcome,) = self._ask(messages.put([trajectory]))
+        if isinstance(outcome, messages.Error):
+            raise _refused(outcome)
+        return outcome
 
     def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
         """The episode cannot be finished; it is tried again within `env.retries`."""
@@ -183,13 +189,22 @@ class AsyncBufferClient:
         self._link = Link(zmq.asyncio.Context.instance(), zmq.DEALER, address, identity=identity)
         self._socket = self._link.socket
         self._answers: dict[int, asyncio.Future[list[Frame]]] = {}
-        self._puts = asyncio.Semaphore(_PUTS_AT_ONCE)
+        self._unsent: deque[tuple[Trajectory, asyncio.Future[PutOutcome]]] = deque()
+        self._senders: set[asyncio.Task[None]] = set()
+        self._sending = 0
+        """Senders that look for more before they end."""
+        self._putting: set[asyncio.Future[PutOutcome]] = set()
+        """What somebody waits for."""
         self._reader: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        """Puts that are not answered yet end as cancelled."""
+        tasks = [*self._senders, *([self._reader] if self._reader is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for answer in list(self._putting):
+            answer.cancel()
         self._link.close()
 
     async def hello(self, role: str) -> dict[str, Any]:
@@ -201,9 +216,37 @@ class AsyncBufferClient:
         return await self._ask(messages.tickets(actor, held, credits, leased, wait_s))
 
     async def put(self, trajectory: Trajectory) -> PutOutcome:
-        # So many at once keep the buffer busy; more would only queue, unbounded, in memory.
-        async with self._puts:
-            return await self._ask(messages.put(trajectory))
+        outcome: asyncio.Future[PutOutcome] = asyncio.get_running_loop().create_future()
+        self._putting.add(outcome)
+        outcome.add_done_callback(self._putting.discard)
+        self._unsent.append((trajectory, outcome))
+        if self._sending < _SENDERS:
+            self._sending += 1
+            sender = asyncio.create_task(self._send_puts(), name=f"{self._identity} puts")
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return await outcome
+
+    async def _send_puts(self) -> None:
+        """Until there are none. What comes while an answer is awaited goes together in the next request."""
+        while self._unsent:
+            sent = [self._unsent.popleft() for _ in range(min(len(self._unsent), _PUTS_AT_ONCE))]
+            outcomes = await self._outcomes([trajectory for trajectory, _ in sent])
+            for (_, answer), outcome in zip(sent, outcomes, strict=True):
+                if answer.done():
+                    continue  # nobody waits any more
+                if isinstance(outcome, Exception):
+                    answer.set_exception(outcome)
+                else:
+                    answer.set_result(outcome)
+        self._sending -= 1
+
+    async def _outcomes(self, trajectories: Sequence[Trajectory]) -> Sequence[PutOutcome | Exception]:
+        try:
+            outcomes = await self._ask(messages.put(trajectories))
+        except Exception as error:  # it is theirs who wait for these puts
+            return [error] * len(trajectories)
+        return [_refused(o) if isinstance(o, messages.Error) else o for o in outcomes]
 
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
         await self._ask(messages.fail(id, attempt, reason, detail))
@@ -255,6 +298,10 @@ def _decode(request: Request[T], header: Mapping[str, Any], buffers: Sequence[Fr
             raise LedgerRestored(error.get("message", ""))
         raise BufferRefused(request.op, error.get("code", "unknown"), error.get("message", "no reason given"))
     return request.decode(header, buffers)
+
+
+def _refused(put: messages.Error) -> BufferRefused:
+    return BufferRefused("put", put.code, put.message)
 
 
 def _timeout(op: str, address: Endpoint | str, waited_s: float) -> BufferTimeout:

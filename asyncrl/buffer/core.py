@@ -37,6 +37,7 @@ from asyncrl.data.added import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curriculum import InOrder
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.wire import Frame
 
 Held = Sequence[tuple[TicketId, int]]
 """(ticket, attempt) pairs that an actor is working on."""
@@ -111,7 +112,7 @@ class Buffer:
     def renew(self, now: float, actor: str, held: Held) -> list[tuple[TicketId, int]]:
         return self.leases.renew(now, actor, held)
 
-    def put(self, trajectory: Trajectory, record: bytes) -> Put:
+    def put(self, trajectory: Trajectory, record: Frame) -> Put:
         """First valid put of (branch, group, index) wins. Raises Refused."""
         digest = trajectory.digest()
         is_eval = trajectory.id.group >= FIRST_NUMBER
@@ -155,7 +156,7 @@ class Buffer:
     def batch(self, now: float, incarnation: int, b: int) -> BatchAnswer:
         return self.batches.batch(now, incarnation, b)
 
-    def share(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[bytes, str, float]]:
+    def share(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[Frame, str, float]]:
         """(record, digest, weight) of each trajectory in one rank's share, group by group. Raises PayloadLost."""
         if answer.batch is None or answer.state != "ready":
             return []

@@ -1,16 +1,19 @@
 """The ledger's SQLite file together with its payloads: opened safely, committed as one.
 
 A commit first writes the payloads, then the rows. With `fsync: commit` both are on the disk when it returns; with
-`interval` at least once in `fsync_interval_s`; with `off` when the kernel likes, and a power cut may cost the whole
-ledger (go on from the last checkpoint). `kill -9` never undoes a commit in any mode.
+`interval` a thread brings them there, beginning every `fsync_interval_s`; with `off` they get there when the kernel
+likes, and a power cut may cost the whole ledger (go on from the last checkpoint). `kill -9` never undoes a commit in
+any mode.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import sqlite3
 from collections.abc import Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +42,10 @@ class Database:
         self._fsync = fsync
         self._interval_s = fsync_interval_s
         self._flushed_at = float("-inf")
-        self.unflushed = False
-        """Something is committed that a power cut could undo, and `fsync` promises to flush it soon."""
+        """When the last flush began."""
+        self._flushing: Future[None] | None = None
+        self._unflushed = False
+        """Something was committed since."""
         self.dirty = False
         """Something was changed since the last commit."""
         try:
@@ -97,31 +102,42 @@ class Database:
             raise self._failed(error) from error
 
     def commit(self, now: float) -> None:
-        """All or nothing. Raises LedgerFailed; the process must then end, since memory is ahead of the disk."""
-        due = (
-            self._fsync == "interval" and now >= self._flushed_at + self._interval_s and (self.dirty or self.unflushed)
-        )
-        if not (self.dirty or due):
-            return
+        """All or nothing. Raises LedgerFailed; the process must then end, since memory is ahead of the disk.
+
+        Under `fsync: interval` a thread flushes what was committed; at `now` = infinity this waits for it.
+        """
         try:
-            self.payloads.write(flush=due or self._fsync == "commit")
             if self.dirty:
+                self.payloads.write(flush=self._fsync == "commit")
                 self._db.execute("COMMIT")
                 self.dirty = False
-                self.unflushed = self._fsync == "interval"
-            if due:
-                self._flush_log(now)
+                self._unflushed = self._fsync == "interval"
+            last = math.isinf(now)
+            if self._flushing is not None and (last or self._flushing.done()):
+                self._flushing.result()
+                self._flushing = None
+            if self._unflushed and self._flushing is None and now >= self._flushed_at + self._interval_s:
+                self._flushing = self.payloads.flush(self._flush_log)
+                self._flushed_at, self._unflushed = now, False
+                if last:
+                    self._flushing.result()
+                    self._flushing = None
             self.payloads.rotate_if_full()
         except (sqlite3.Error, OSError) as error:
             raise self._failed(error) from error
 
-    def _flush_log(self, now: float) -> None:
-        # A commit under FULL flushes the whole log, and so every commit before it.
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("INSERT OR REPLACE INTO kv VALUES ('flushed', '')")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._flushed_at = now
-        self.unflushed = False
+    @property
+    def unflushed(self) -> bool:
+        """Something is committed that a power cut could undo, and `fsync` promises to flush it soon."""
+        return self._unflushed or self._flushing is not None
+
+    def _flush_log(self) -> None:
+        """SQLite's commits only write it under NORMAL. SQLite has no locks on this file that a close would end."""
+        log = os.open(f"{self.path}-wal", os.O_RDONLY)
+        try:
+            os.fsync(log)
+        finally:
+            os.close(log)
 
     def get(self, key: str) -> str | None:
         row = next(iter(self.read("SELECT value FROM kv WHERE key = ?", (key,))), None)
@@ -135,8 +151,8 @@ class Database:
 
     def close(self) -> None:
         """What was not committed is forgotten, as in a crash."""
-        self._db.close()
         self.payloads.close()
+        self._db.close()
         os.close(self._lock)
 
     def _failed(self, error: Exception) -> LedgerFailed:

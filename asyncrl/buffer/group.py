@@ -96,7 +96,7 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        return None not in self.stored
+        return all(self.stored)
 
     @property
     def trajectories(self) -> list[Received]:

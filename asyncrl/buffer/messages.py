@@ -1,7 +1,7 @@
 """What travels between the buffer and its clients.
 
 A request is [header, *buffers], header {"op", "n": number, "who": identity, ...}; its reply is [{"n", "ok": true, ...},
-*buffers] or [{"n", "ok": false, "error": {"code", "message"}}]. A put carries one record, a batch one per trajectory.
+*buffers] or [{"n", "ok": false, "error": {"code", "message"}}]. A put and a batch carry one record per trajectory.
 Every request may be sent again: the buffer answers a repeat as it answered the first.
 """
 
@@ -20,8 +20,11 @@ from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame, WireError, decode_prefixes, decode_ticket, encode_row, encode_ticket, ticket_id
 
 T = TypeVar("T")
+PutOutcome = Literal["stored", "duplicate", "late"]
 Held = Sequence[tuple[TicketId, int]]
 MAX_LIST = 1 << 20
+MAX_PUTS = 64
+"""In one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,14 @@ class BatchReply:
     """The disk fills up: write a checkpoint soon, so that payloads can be released."""
     failed: bool
     """Of ended: the run cannot go on, exit code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Why one of several puts was refused."""
+
+    code: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +104,13 @@ def renew(actor: str, leases: Held) -> Request[list[tuple[TicketId, int]]]:
     return Request("renew", {"actor": actor, "leases": _plain(leases)}, decode)
 
 
-def put(trajectory: Trajectory) -> Request[Literal["stored", "duplicate", "late"]]:
-    return Request("put", {}, lambda header, _: header["outcome"], [to_record(trajectory)])
+def put(trajectories: Sequence[Trajectory]) -> Request[list[PutOutcome | Error]]:
+    """Several at once cost the buffer less than one by one; each has an outcome of its own."""
+
+    def decode(header: Mapping[str, Any], _: Sequence[Frame]) -> list[PutOutcome | Error]:
+        return [Error(**outcome) if isinstance(outcome, dict) else outcome for outcome in header["outcomes"]]
+
+    return Request("put", {}, decode, [to_record(t) for t in trajectories])
 
 
 def fail(id: TicketId, attempt: int, reason: str, detail: str) -> Request[None]:

@@ -75,7 +75,7 @@ class Retention:
         """After opening: trajectories whose bytes a power cut took are taken out, so that they are generated again.
 
         Gives how many. Only the end of the payloads can be missing: sizes are checked everywhere, contents in the last
-        segment. A trained or assigned group keeps its state; handing out its batch once more then raises PayloadLost.
+        two segments. A trained or assigned group keeps its state; to hand out its batch once more raises PayloadLost.
         """
         ends = self._db.read(
             "SELECT t.segment, max(t.start + t.bytes) FROM groups g JOIN trajectories t ON t.grp = g.number "
@@ -83,7 +83,7 @@ class Retention:
         )
         written = dict(ends)
         cut = {segment for segment, end in written.items() if self._db.payloads.size(segment) < end}
-        suspects = cut | ({max(written)} if written else set())
+        suspects = cut | set(sorted(written)[-2:])
         lost = 0
         for segment in sorted(suspects):
             for grp, idx, start, size, checksum in list(

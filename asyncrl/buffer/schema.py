@@ -83,7 +83,6 @@ CREATE TABLE trajectories (
     stop_reason TEXT NOT NULL,
     PRIMARY KEY (grp, idx)
 ) WITHOUT ROWID;
-CREATE INDEX trajectories_segment ON trajectories(segment);
 CREATE TABLE batches (
     serial INTEGER PRIMARY KEY,
     b INTEGER NOT NULL,

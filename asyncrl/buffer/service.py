@@ -40,7 +40,7 @@ _MAX_FRAME_BYTES = 256 << 20
 _MAX_HELD = 16384
 _MAX_HELD_OF_ONE = 64
 _REMEMBERED = 4096
-_AT_ONCE = 256
+_AT_ONCE = 64
 _RETRY_HELD_S = 0.05
 _RETRY_WRITING_S = 0.005
 _HELD = ("tickets", "batch", "checkpointed")
@@ -127,18 +127,20 @@ class Service:
             wait_s = max(0.0, min(self._outbox_since + self._commit_s, self._rested_at) - self._clock())
         elif self._held:
             wait_s = max(0.0, self._retry_at - self._clock())
-        if not self._socket.poll(int(wait_s * 1000 + 0.999)):
-            return 0
-        for count in range(_AT_ONCE):
+        count = 0
+        while count < _AT_ONCE:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return count
-            self._handle(frames)
-        return _AT_ONCE
+                if count or not self._socket.poll(int(wait_s * 1000 + 0.999)):
+                    break
+                continue
+            self._handle([frames[0].bytes, *(frame.buffer for frame in frames[1:])])
+            count += 1
+        return count
 
-    def _handle(self, frames: Sequence[bytes]) -> None:
-        peer, n = frames[0], -1
+    def _handle(self, frames: Sequence[Frame]) -> None:
+        peer, n = bytes(frames[0]), -1
         try:
             if len(frames) < 2:
                 raise WireError("a request has a header frame, got none")

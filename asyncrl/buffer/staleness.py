@@ -33,7 +33,8 @@ def admits(in_flight: int, waiting: int, in_batches: int, max_staleness: int, gr
 
 def staleness(group: Group, version: int) -> int:
     """Of the group's oldest stored policy token; 0 while nothing is stored."""
-    return version - (version if group.oldest is None else group.oldest)
+    oldest = group.oldest
+    return 0 if oldest is None else version - oldest
 
 
 def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, mask_min_kept: float = 0.0) -> Verdict:
@@ -42,7 +43,8 @@ def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, m
     ahead: it holds a token of a version that the learner, redoing recorded batches, has yet to reach.
     over_age: it never will again. Under `mask` tokens past the bound carry no loss, so only the share kept counts.
     """
-    if group.newest is not None and group.newest > version:
+    newest = group.newest
+    if newest is not None and newest > version:
         return "ahead"
     if staleness(group, version) <= max_staleness:
         return "eligible"

@@ -22,6 +22,7 @@ from asyncrl.buffer.staleness import admits, last_version, verdict
 from asyncrl.data.base import TaskSource
 from asyncrl.data.sizes import GroupSizes
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.wire import Frame
 
 Put = Literal["stored", "duplicate", "late"]
 
@@ -158,7 +159,7 @@ class Tickets:
 
     # What comes back
 
-    def put(self, trajectory: Trajectory, digest: str, record: bytes) -> Put:
+    def put(self, trajectory: Trajectory, digest: str, record: Frame) -> Put:
         """Raises Refused for a ticket that was never lent, and for a trajectory that nobody may train on."""
         id, group = trajectory.id, self._ledger.load(trajectory.id.group)
         if id.branch < self._ledger.history.branch and (group is None or group.branch != id.branch):

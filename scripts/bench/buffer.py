@@ -55,6 +55,8 @@ from asyncrl.wire import pack, unpack
 
 ROOT = Path(__file__).parents[2]
 GROUP, GROUPS_PER_STEP = 8, 8
+TOGETHER = 4
+"""Puts in one request: a client that has several sends them together."""
 
 
 def main() -> None:
@@ -243,9 +245,10 @@ def produce(address: Endpoint, producers: int, tokens: int, n: int, pipe: Connec
         name, wanted = f"actor-{i}", n // producers + (i < n % producers)
         with closing(BufferClient(address, identity=name, deadline_s=120)) as client:
             tickets = client.tickets(name, (0, 0), wanted, [], 30).tickets
-        requests = [messages.put(trajectory(ticket, tokens)) for ticket in tickets]
+        assert len(tickets) == wanted
+        parts = [tickets[i : i + TOGETHER] for i in range(0, wanted, TOGETHER)]
+        requests = [messages.put([trajectory(ticket, tokens) for ticket in part]) for part in parts]
         frames = [[pack({"op": r.op, "n": k, "who": name, **r.arguments}), *r.buffers] for k, r in enumerate(requests)]
-        assert len(frames) == wanted
         sender = Link(zmq.Context.instance(), zmq.DEALER, address).socket
         todo[sender] = frames
     pipe.send("ready")
@@ -263,14 +266,14 @@ def _answered(todo: dict[zmq.Socket[bytes], list[list[Any]]]) -> float:
     for sender, frames in todo.items():
         poller.register(sender, zmq.POLLIN)
         left += len(frames)
-        for _ in range(min(rivals.AT_ONCE, len(frames))):
+        for _ in range(min(rivals.AT_ONCE // TOGETHER, len(frames))):
             sender.send_multipart(frames.pop(), copy=False)
     while left:
         ready = poller.poll(60_000)
         assert ready, f"{left} puts were not answered for 60 s"
         for sender, _ in ready:
             answer = unpack(sender.recv_multipart()[0])
-            assert answer["ok"], answer
+            assert set(answer.get("outcomes", ())) == {"stored"}, answer
             left -= 1
             if todo[sender]:
                 sender.send_multipart(todo[sender].pop(), copy=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -73,3 +73,9 @@ def noise(frame: bytes, rng: random.Random) -> bytes:
         case 4:
             bad += bad[at:]
     return bytes(bad)
+
+
+def malformed(reply: Mapping[str, Any]) -> int:
+    """How much of a request the buffer refused as malformed: all of it, or some of its puts."""
+    errors = [reply.get("error"), *reply.get("outcomes", ())]
+    return sum(isinstance(error, dict) and error["code"] == "malformed" for error in errors)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,15 +76,40 @@ def test_every_commit_is_there_after_the_process_is_gone(tmp_path: Path, fsync: 
     again.close()
 
 
-def test_what_an_interval_leaves_is_flushed_when_it_is_due(tmp_path: Path) -> None:
+def test_what_an_interval_leaves_is_flushed_when_it_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path, "interval", fsync_interval_s=10)
+    flushed: list[str] = []
+
+    def note(fd: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(os, "fsync", note)
+
+    def flushed_at(now: float) -> list[str]:
+        """A thread flushes; the commit that finds it done says so."""
+        deadline = time.monotonic() + 10
+        database.commit(now)
+        while database.unflushed and time.monotonic() < deadline:
+            time.sleep(0.01)
+            database.commit(now)
+        done = flushed[:]
+        flushed.clear()
+        return done
+
+    both = ["00000000.segment", "ledger.sqlite-wal"]
     database.set("n", "1")
-    database.commit(0)
-    assert not database.unflushed  # the first commit is due at once
+    assert flushed_at(0) == both  # the first commit is due at once
     database.set("n", "2")
     database.commit(5)
+    database.commit(9)
     assert database.unflushed
-    database.commit(11)
+    assert flushed == []
+    assert flushed_at(11) == both
+    database.set("n", "3")
+    database.commit(12)
+    database.commit(math.inf)  # the end: it waits
+    assert flushed == both
     assert not database.unflushed
     database.close()
 

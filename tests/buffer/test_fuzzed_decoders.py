@@ -25,7 +25,7 @@ from asyncrl.weights.shm import ShmPublisher
 from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_trajectory, pack, unpack
 
 from .fakes import open_buffer, trajectory
-from .fuzzing import mutations
+from .fuzzing import malformed, mutations
 from .processes import BufferProcess
 
 MANY = 20_000
@@ -97,7 +97,7 @@ def test_requests_to_the_buffer(service: Service, tmp_path: Path) -> None:
         for _, frames in service._outbox:
             said = unpack(frames[0])
             answers += 1
-            refused += not said["ok"] and said["error"]["code"] == "malformed"
+            refused += malformed(said)
         service._outbox.clear()
     assert answers > MANY / 2
     assert service.counts["refused"] == refused > MANY / 4
@@ -179,23 +179,21 @@ def test_a_million_to_a_real_buffer_which_lives_and_does_not_grow(tmp_path: Path
         raw = zmq.Context.instance().socket(zmq.DEALER)
         raw.setsockopt(zmq.SNDHWM, 0)
         raw.connect(buffer.address)
-        sizes, malformed, sent = [], 0, 0
+        sizes, refused, sent = [], 0, 0
         for i, bad in enumerate(mutations(requests(tmp_path), 1_000_000, seed=8)):
             raw.send_multipart(bad)
             sent += 1
             if i % 2000 == 1999:
                 while raw.poll(0 if i % 20_000 != 19_999 else 500):
-                    said = unpack(raw.recv_multipart()[0])
-                    malformed += not said["ok"] and said["error"]["code"] == "malformed"
+                    refused += malformed(unpack(raw.recv_multipart()[0]))
                 if i % 100_000 == 99_999:
                     sizes.append(process.memory_info().rss)
                     assert process.status() != psutil.STATUS_ZOMBIE, buffer.log.read_text()[-2000:]
                     assert learner.status()["version"] >= 0, "alive"
         while raw.poll(3000):
-            said = unpack(raw.recv_multipart()[0])
-            malformed += not said["ok"] and said["error"]["code"] == "malformed"
-        print(f"{sent} sent, {malformed} refused as malformed, resident MB {[s >> 20 for s in sizes]}")
-        assert malformed > 200_000
+            refused += malformed(unpack(raw.recv_multipart()[0]))
+        print(f"{sent} sent, {refused} refused as malformed, resident MB {[s >> 20 for s in sizes]}")
+        assert refused > 200_000
         assert sizes[-1] < 1.2 * sizes[1], "memory is flat once it is warm"
         raw.close(0)
     finally:

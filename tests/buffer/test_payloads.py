@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,37 @@ def test_a_segment_that_ends_and_the_name_of_the_next_are_on_the_disk(
     assert flushed == [folder]
     payloads.seal()
     assert flushed == [folder, payloads.path(0).stat().st_ino, folder]
+    payloads.close()
+
+
+def test_at_most_two_segments_wait_for_the_disk_and_a_flush_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    flushed: list[str] = []
+
+    def slow(fd: int) -> None:
+        assert go.wait(20)
+        flushed.append(os.readlink(f"/proc/self/fd/{fd}")[-9:])
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    payloads = Payloads(tmp_path, segment_bytes=1)
+    for _ in range(2):
+        payloads.append(b"x")
+        payloads.write(flush=False)
+        if payloads.current == 0:
+            payloads.rotate_if_full()
+    assert (payloads.current, flushed) == (1, [])  # the first one is full, and nobody waited for the disk
+    third = threading.Thread(target=payloads.rotate_if_full)
+    third.start()
+    third.join(0.2)
+    assert third.is_alive()
+    go.set()
+    third.join(20)
+    assert payloads.current == 2
+    payloads.append(b"y")
+    payloads.write(flush=True)
+    assert flushed == ["0.segment", "1.segment", "2.segment"]
     payloads.close()
 
 

@@ -1,0 +1,108 @@
+"""An actor's client sends together what is put while an answer is awaited; each put has its own outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.buffer import messages
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout
+from asyncrl.trajectory import TicketId, Trajectory
+
+from .fakes import trajectory
+from .processes import BufferProcess
+
+LEARNER = {"groups_per_step": 16, "group_size": 2, "steps": 100}
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> Iterator[BufferProcess]:
+    process = BufferProcess(tmp_path / "run", learner=LEARNER, buffer={"capacity": 64})
+    process.start()
+    yield process
+    process.close()
+
+
+def played(client: BufferClient, count: int) -> list[Trajectory]:
+    return [trajectory(t) for t in client.tickets("actor-0", (0, 0), count, [], 5.0).tickets]
+
+
+def requests_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many trajectories each put request carries, as they are sent."""
+    sizes: list[int] = []
+    put = messages.put
+
+    def counted(trajectories: Sequence[Trajectory]) -> Any:
+        sizes.append(len(trajectories))
+        return put(trajectories)
+
+    monkeypatch.setattr(messages, "put", counted)
+    return sizes
+
+
+def test_each_has_its_outcome_and_few_requests_carry_them(
+    buffer: BufferProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer.learner()
+    made = played(buffer.client("actor-0"), 20)
+    assert len(made) == 20
+    never_lent = dataclasses.replace(made[3], id=dataclasses.replace(made[3].id, group=999))
+    no_number = dataclasses.replace(made[5], reward=float("nan"))
+    sent = [*made[:3], never_lent, made[4], no_number, *made[6:], made[0]]
+    sizes = requests_of(monkeypatch)
+
+    async def put() -> list[Any]:
+        client = AsyncBufferClient(buffer.address, identity="actor-0")
+        outcomes = await asyncio.gather(*map(client.put, sent), return_exceptions=True)
+        alone = await client.put(made[3])
+        await client.close()
+        return [*outcomes, alone]
+
+    *outcomes, again, alone = asyncio.run(put())
+    refused = {i: o.code for i, o in enumerate(outcomes) if isinstance(o, BufferRefused)}
+    assert refused == {3: "unknown_ticket", 5: "malformed"}
+    assert [o for i, o in enumerate(outcomes) if i not in refused] == ["stored"] * 18
+    assert (again, alone) == ("duplicate", "stored")
+    assert (max(sizes), sum(sizes)) == (8, 22)
+    status = buffer.client().status()["service"]
+    assert (status["puts"], status["refused"]) == (19, 1)
+
+
+def test_who_no_longer_waits_changes_nothing_for_the_others(buffer: BufferProcess) -> None:
+    buffer.learner()
+    made = played(buffer.client("actor-0"), 12)
+
+    async def put() -> list[Any]:
+        client = AsyncBufferClient(buffer.address, identity="actor-0")
+        tasks = [asyncio.create_task(client.put(t)) for t in made]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+        return outcomes
+
+    outcomes = asyncio.run(put())
+    assert [type(o) for o in outcomes[::3]] == [asyncio.CancelledError] * 4
+    assert [o for i, o in enumerate(outcomes) if i % 3] == ["stored"] * 8
+
+
+def test_without_an_answer_each_ends_as_a_timeout_and_at_close_as_cancelled(tmp_path: Path) -> None:
+    made = [trajectory(TicketId(0, 0, i)) for i in range(20)]
+
+    async def put() -> None:
+        client = AsyncBufferClient(f"ipc://{tmp_path}/nobody", identity="actor-0", deadline_s=0.2)
+        outcomes = await asyncio.gather(*map(client.put, made), return_exceptions=True)
+        assert {type(o) for o in outcomes} == {BufferTimeout}
+        left = [asyncio.create_task(client.put(t)) for t in made]
+        await asyncio.sleep(0.05)
+        await client.close()
+        outcomes = await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 5)
+        assert {type(o) for o in outcomes} == {asyncio.CancelledError}
+
+    asyncio.run(put())
