@@ -59,6 +59,7 @@ class Collector:
         self._usage = Usage()
         self._usage_at = 0.0
         self._jsonl: Sink | None = jsonl.JsonLines(run)
+        self._unwritten = 0
         self._listener = Listener(zmq.PULL, run.address("launcher"), MAX_BYTES, {zmq.RCVHWM: 100_000})
         self._socket = self._listener.socket
         self._sinks = [GuardedSink(name, run, config) for name in config.tracking.sinks if name != "jsonl"]
@@ -226,14 +227,15 @@ class Collector:
             self._terminal.event(event)
 
     def _write(self, what: Callable[[Sink], None]) -> None:
-        """To metrics.jsonl or events.jsonl. A full disk ends the file, not the run."""
+        """To metrics.jsonl or events.jsonl. What a full disk does not take is missing there; the run goes on."""
         if self._jsonl is None:
             return
         try:
             what(self._jsonl)
         except OSError as error:
-            log.warning("metrics are no longer written to %s: %s", self._run.metrics, error)
-            self._jsonl = None
+            self._unwritten += 1
+            if self._unwritten == 1:
+                log.warning("a line was not written (further ones are only counted): %s", error)
 
 
 def _versions() -> dict[str, str]:

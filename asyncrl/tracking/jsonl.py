@@ -6,8 +6,10 @@ later ones win. A value that is not finite is null.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +25,43 @@ _DIGITS = 6
 
 class JsonLines:
     def __init__(self, run: RunFolder) -> None:
-        self._metrics = run.metrics.open("a", buffering=1)
-        self._events = (run.path / "events.jsonl").open("a", buffering=1)
+        self._metrics = _Lines(run.metrics)
+        self._events = _Lines(run.path / "events.jsonl")
 
     def record(self, record: Record) -> None:
-        self._metrics.write(json.dumps({name: _short(value) for name, value in record.items()}) + "\n")
+        """Raises OSError, and leaves nothing of the line behind, when the disk does not take it."""
+        self._metrics.append(json.dumps({name: _short(value) for name, value in record.items()}))
 
     def event(self, event: Event) -> None:
+        """As `record`."""
         line = {"t": round(event.t, 3), "kind": event.kind, "role": event.role, **event.fields}
-        self._events.write(json.dumps(line, default=str) + "\n")
+        self._events.append(json.dumps(line, default=str))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         self._metrics.close()
         self._events.close()
+
+
+class _Lines:
+    """Appends whole lines, also behind a part of one that a killed launcher left, and where a full disk takes a part."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        whole = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(whole)
+
+    def append(self, line: str) -> None:
+        data, before = (line + "\n").encode(), os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        except OSError:
+            self._file.truncate(before)
+            raise
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def read(metrics: Path) -> Iterator[Record]:

@@ -1,4 +1,6 @@
 import math
+import resource
+import signal
 
 import pytest
 
@@ -41,3 +43,28 @@ def test_a_half_written_last_line_is_left_out_and_another_broken_one_is_named(ru
 
 def test_no_file_is_no_records(tmp_path):
     assert list(read(tmp_path / "metrics.jsonl")) == []
+
+
+def test_what_comes_behind_half_a_line_is_whole(run):
+    run.metrics.write_text('{"step": 1}\n{"step": 2')
+    sink = JsonLines(run)
+    sink.record({"step": 3.0})
+    sink.close({})
+    assert [record["step"] for record in read(run.metrics)] == [1.0, 3.0]
+
+
+def test_of_a_line_that_the_disk_does_not_take_nothing_stays(run):
+    sink = JsonLines(run)
+    sink.record({"step": 1.0})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics.stat().st_size + 5, before[1]))
+        with pytest.raises(OSError, match=r"No space left|too large"):
+            sink.record({"step": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    sink.record({"step": 3.0})
+    sink.close({})
+    assert [record["step"] for record in read(run.metrics)] == [1.0, 3.0]
