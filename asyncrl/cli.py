@@ -106,9 +106,11 @@ def launch(words: list[str]) -> int:
     # Opened once here: what is wrong with the data is said before anything starts, and to somebody who looks.
     from asyncrl.buffer.cursor import open_curriculum, open_source
     from asyncrl.data.added import open_on_step_end
+    from asyncrl.rewards.group import open_group_score
 
     open_curriculum(sourced.config, open_source(sourced.config))
     open_on_step_end(sourced.config)
+    open_group_score(sourced.config)
     from rich.console import Console
 
     fresh = None
@@ -268,8 +270,10 @@ def envs(words: list[str]) -> int:
 def rewards(words: list[str]) -> int:
     """Lists the scores and wrappers that come with asyncrl."""
     from asyncrl.rewards import REWARDS, WRAPPERS
+    from asyncrl.rewards.group import GROUP_SCORES
 
-    return _list("rewards", words, {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS})
+    tables = {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS, "env.group_score": GROUP_SCORES}
+    return _list("rewards", words, tables)
 
 
 def _list(command: str, words: list[str], tables: Mapping[str, Mapping[str, Any]]) -> int:

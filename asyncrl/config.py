@@ -52,6 +52,13 @@ class EnvConfig(Section):
     max_tokens: int = Field(256, ge=2)
     """Tokens in one row of an episode (prompt, tool outputs and answers together), at most. The default is what the
     quickstart's model reads."""
+    group_score: str = ""
+    """A score that sees all episodes of a group at once and compares them: `listwise_judge` or `package.module:name`
+    (docs/rewards.md). All episodes of a group are then played by one actor."""
+    group_score_options: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments."""
+    group_score_weight: float = 1.0
+    """What it is multiplied by before it is added to the reward that the environment gave."""
     call_s: float = Field(30.0, gt=0)
     """Seconds that one call of the environment (reset, step, close) may take."""
     workers: Literal["async", "threads", "processes"] = "async"

@@ -94,8 +94,11 @@ async def play(
     *,
     actor: str,
     env_name: str,
+    said: list[Message] | None = None,
 ) -> Trajectory:
     """Play the episode of `ticket`. Raises EpisodeFailed, Interrupted, and what the engine raises (EngineDied).
+
+    `said` gets the conversation, up to the last message of the policy.
 
     The last assistant message is handed to the environment also when a limit cut it short, so that every trajectory
     is scored by it.
@@ -105,6 +108,8 @@ async def play(
     try:
         episode = _Episode(ticket, env, engine, renderer, limits, progress)
         stop_reason = await episode.run()
+        if said is not None:
+            said += episode.messages if episode.last is None else [*episode.messages, episode.last]
     finally:
         await env.close()
     rows = tuple(row.freeze() for row in episode.rows)
@@ -156,19 +161,21 @@ class _Episode:
         self.turns = 0
         self._ticket, self._env, self._engine, self._renderer = ticket, env, engine, renderer
         self._limits, self._progress = limits, progress
-        self._messages: list[Message] = []
+        self.messages: list[Message] = []
+        self.last: Message | None = None
+        """The policy's, until it is answered: then `messages` hold it."""
         self._tools: list[Any] = []
 
     async def run(self) -> StopReason:
         task = {**self._ticket.task, "episode": self._ticket.id.index}
-        self._messages = await self._env.reset(task)
+        self.messages = await self._env.reset(task)
         self._tools = [tool.schema for tool in self._env.tools]
         row = self._new_row()
         while True:
             generation = await self._generate(row)
             if generation is None:
                 return "max_tokens"
-            message = self._renderer.parse(generation.token_ids.tolist())
+            message = self.last = self._renderer.parse(generation.token_ids.tolist())
             # How much was sampled is the environment's to know (a penalty for length), which ids is not.
             last = self.turns == self._limits.max_turns
             told = {**message, "tokens": len(generation.token_ids), "last": last}
@@ -220,14 +227,14 @@ class _Episode:
         """The row in which the policy speaks next: this one with the environment's words, or a new one."""
         if not answer.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        before = [*self._messages, message]
+        before = [*self.messages, message]
         try:
             tail = self._renderer.render_tail(
                 before, answer.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
             )
         except TemplateError as error:
             raise EpisodeFailed("env_error", f"the chat template refuses what step said: {error}") from error
-        self._messages = [*before, *answer.messages]
+        self.messages, self.last = [*before, *answer.messages], None
         if tail is None:
             self._progress.prefix_breaks += 1
             tell_prefix_break(answer.messages[0]["role"])
@@ -237,6 +244,6 @@ class _Episode:
 
     def _new_row(self) -> OpenRow:
         try:
-            return OpenRow(self._renderer.render_initial(self._messages, self._tools))
+            return OpenRow(self._renderer.render_initial(self.messages, self._tools))
         except TemplateError as error:
             raise EpisodeFailed("env_error", f"the chat template refuses the conversation: {error}") from error

@@ -15,11 +15,13 @@ from asyncrl.actors.envs.agent import is_agent, provided_by_actor
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.envs.workers import Workers
 from asyncrl.actors.episode import Limits, Progress, play
+from asyncrl.actors.groups import Groups
 from asyncrl.actors.renderer import Renderer
 from asyncrl.config import Config
-from asyncrl.data.base import Task
+from asyncrl.data.base import Message, Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
+from asyncrl.rewards.group import Answer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
@@ -33,14 +35,28 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     make = _chosen(config)
     if not is_agent(make):
         name_of, limits_of = _by_env(config, make)
+        score = open_group_score(config)
+        groups = None if score is None else _groups(config, score)
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
                 env, of_env = name_of(ticket.task), limits_of(ticket.task)
-                return await play(ticket, make_env, engine, renderer, of_env, progress, actor=actor, env_name=env)
+                said: list[Message] = []
+                trajectory = await play(
+                    ticket, make_env, engine, renderer, of_env, progress, actor=actor, env_name=env, said=said
+                )
+                if groups is None or ticket.kind == "eval":
+                    return trajectory
+                answer = Answer(said, trajectory.reward, trajectory.rewards)
+                return await groups.compared(ticket, trajectory, answer)
 
             yield play_env
         return
+    if config.env.group_score:
+        raise ConfigError(
+            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: only the episodes of "
+            "environments are compared. Remove env.group_score."
+        )
     if config.env.workers != "async":
         raise ConfigError(
             f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
@@ -54,6 +70,10 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     agent = functools.partial(make, **config.env.options)
     async with Endpoint(config.model.path, limits.max_tokens) as endpoint, Clients(config.actors.episode_s) as clients:
         yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
+
+
+def _groups(config: Config, score: GroupScore) -> Groups:
+    return Groups(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], Limits]]:

@@ -110,7 +110,8 @@ class Actor:
                 await _sleep_until(self._changed, POLL_S / 2)
 
     def _free(self) -> int:
-        return max(0, self._slots.now - len(self.lent.playing))
+        # An episode that is over, and waits for the others of its group, takes up none.
+        return max(0, self._slots.now - sum(slot.progress.phase != "put" for slot in self.lent.playing.values()))
 
     def _ask(self) -> Awaitable[TicketReply]:
         return self._buffer.tickets(self._name, self._engine.held, self._free(), self._keeper.leased(), POLL_S)

@@ -43,6 +43,8 @@ class Rules:
     max_skipped: int = 3
     keep_checkpoints: int = 2
     env_retries: int = 2
+    together: bool = False
+    """All trajectories of a group are of one actor, which compares them before it puts any."""
     max_failures: float = 1.0
     failure_window: int = 100
     stop_on_failures: bool = False
@@ -85,6 +87,7 @@ class Rules:
             max_skipped=c.learner.max_skipped,
             keep_checkpoints=c.learner.keep_checkpoints,
             env_retries=c.env.retries,
+            together=bool(c.env.group_score),
             max_failures=c.env.max_failures,
             failure_window=c.env.failure_window,
             stop_on_failures=c.env.on_failures == "stop",

@@ -70,7 +70,7 @@ class Tickets:
         tickets: list[Ticket] = []
         why = ""
         while len(tickets) < credits:
-            key = self._next_free(now)
+            key = self._next_free(now, actor)
             if key is None:
                 why = self._why_no_group()
                 if why:
@@ -253,12 +253,21 @@ class Tickets:
         if group.failures[id.index] > self._rules.env_retries:
             self.drop(group, "env_error")
         else:
-            self._offer_ticket((id.group, id.index))
+            self._again((id.group, id.index))
 
     def give_back(self, lease: Lease, how: str) -> None:
         """released, lapsed or revoked: the ticket is lent again."""
         self._end(lease, how)
-        self._offer_ticket((lease.id.group, lease.id.index))
+        self._again((lease.id.group, lease.id.index))
+
+    def _again(self, key: Key) -> None:
+        """The ticket is lent again. One whose group was compared without it, and stored in part, cannot be: its actor
+        was lost between two puts, and the prompt is drawn again."""
+        group = self._ledger.live.get(key[0])
+        if self._rules.together and group is not None and group.state == "in_flight" and group.trajectories:
+            self.drop(group, "env_error", put_back=True)
+        else:
+            self._offer_ticket(key)
 
     def hand_back(self, lease: Lease, prefix: Row) -> None:
         """The ticket is lent again with what its attempt has sampled."""
@@ -308,15 +317,18 @@ class Tickets:
             and self._leases.get(*key) is None
         )
 
-    def _next_free(self, now: float) -> Key | None:
+    def _next_free(self, now: float, actor: str) -> Key | None:
         """Takes the next ticket to lend from the free ones; re-issues only as fast as `_reissues_per_s`."""
         rate = self._reissues_per_s
         self._reissues = min(rate, self._reissues + (now - self._reissues_at) * rate)
         self._reissues_at = now
         while self._free and not self._is_free(self._free[0]):
             heapq.heappop(self._free)
-        choices = self._free if self._rules.over_age == "wait" or self._reissues < 1 else self._free[:1]
+        rules = self._rules
+        choices = self._free if rules.over_age == "wait" or rules.together or self._reissues < 1 else self._free[:1]
         usable = [key for key in choices if self._is_free(key) and (self._reissues >= 1 or not self._lent_before(key))]
+        if rules.together:
+            usable = [key for key in usable if all(lease.actor == actor for lease in self._leases.of_group(key[0]))]
         if not usable:
             return None
         key = min(usable, key=self._urgency)

@@ -102,7 +102,7 @@ class Judge:
             answer = await post(
                 self._url, body, headers=self._headers, timeout_s=self._timeout_s, retries=self._retries
             )
-            said = _content(answer)
+            said = content_of(answer)
             score = None if said is None else self._score(said)
             if score is not None:
                 if kept is not None:
@@ -128,7 +128,7 @@ class Judge:
         return self._cache / key[:2] / f"{key}.json" if self._cache else None
 
 
-def _content(answer: Any) -> str | None:
+def content_of(answer: Any) -> str | None:
     try:
         content = answer["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
