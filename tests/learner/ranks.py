@@ -36,7 +36,7 @@ def on_ranks(
     pipes, ends, processes = [], [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
-        target = (rank, size, folder / "rendezvous", there, function, arguments, joined)
+        target = (rank, size, folder / "rendezvous", there, function, arguments, joined, deadline_s)
         processes.append(context.Process(target=_rank, args=target))
         pipes.append(here)
         ends.append(there)
@@ -66,14 +66,22 @@ def on_ranks(
 
 
 def _rank(
-    rank: int, size: int, rendezvous: Path, told: Connection, function: Any, arguments: Any, joined: bool
+    rank: int,
+    size: int,
+    rendezvous: Path,
+    told: Connection,
+    function: Any,
+    arguments: Any,
+    joined: bool,
+    deadline_s: float,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
     try:
         if joined:
             store = dist.FileStore(str(rendezvous), size)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+            wait = timedelta(seconds=deadline_s)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
         else:
             arguments = (rank, rendezvous, *arguments)
         answer = io.BytesIO()  # tensors sent as they are would be files that end with this process

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.logprobs import selected_logprobs
+from tests.learner.live_bytes import LiveBytes
 
 
 def naive(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -44,7 +45,33 @@ def test_float32_is_exact_to_a_millionth() -> None:
     hidden, weight = hidden.detach() / 4, weight.detach()
     exact = naive(hidden.double(), weight.double(), targets, 1.0)[0]
     got = selected_logprobs(hidden, weight, targets, chunk=10)[0]
-    assert (got.double() - exact).abs().max() < 2e-6
+    assert (got.double() - exact).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("head_trains", [True, False])
+def test_peak_memory_does_not_grow_with_tokens_times_vocabulary(head_trains: bool) -> None:
+    vocabulary, width, chunk = 2000, 16, 128
+
+    def peak(tokens: int) -> int:
+        hidden = torch.randn(tokens, width, requires_grad=True)
+        weight = torch.randn(vocabulary, width, requires_grad=head_trains)
+        targets = torch.randint(0, vocabulary, (tokens,))
+        with LiveBytes() as counted:
+            logprobs, h = selected_logprobs(hidden, weight, targets, chunk=chunk)
+            (logprobs.sum() + h.sum()).backward()
+        assert (weight.grad is not None) == head_trains
+        return counted.peak
+
+    few, many = peak(512), peak(4096)
+    assert many - few < 2 * (4096 - 512) * (width + 8) * 4, "what is kept of a token: its state, and a few numbers"
+    assert many < 7 * chunk * vocabulary * 4
+    with LiveBytes() as counted:
+        naive(
+            *(x.detach() for x in (torch.randn(4096, width), torch.randn(vocabulary, width))),
+            torch.zeros(4096).long(),
+            1.0,
+        )
+    assert counted.peak > 4096 * vocabulary * 4, "the count sees all logits where they are made"
 
 
 def test_bfloat16_gives_float32_logprobs() -> None:

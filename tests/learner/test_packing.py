@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.learner.packing import pack, row_cost
+from asyncrl.learner.prefixes import share_prefixes
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 400), st.integers(1, 5))
@@ -49,6 +52,20 @@ def test_balanced() -> None:
     costs = [sum(row_cost(lengths[i]) for i in rows) for rows in pack(lengths, 4096)]
     assert len(costs) == 6
     assert max(costs) / min(costs) < 1.03
+
+
+@pytest.mark.parametrize(("limit", "ranks"), [(8192, 1), (16384, 1), (8192, 4)])
+@pytest.mark.parametrize("seed", range(3))
+def test_long_tailed_lengths_fill_micro_batches(limit: int, ranks: int, seed: int) -> None:
+    """What is computed are real tokens only, and of what a pass may hold hardly anything is left empty."""
+    drawn = np.random.default_rng(seed).lognormal(mean=4.6, sigma=0.9, size=4096)
+    lengths = np.clip(drawn, 16, 4096).astype(int).tolist()
+    packed = pack(lengths, limit, ranks)
+    room = limit * len([rows for rows in packed if rows])
+    assert sum(lengths) / room >= (0.97 if ranks == 1 else 0.95)
+    assert len(packed) <= -(-(-(-sum(lengths) // limit) + 1) // ranks) * ranks, "as few as can be, or one more"
+    token_ids = torch.arange(sum(lengths[i] for i in packed[0]))
+    assert len(share_prefixes(token_ids, [lengths[i] for i in packed[0]]).computed) == len(token_ids), "no padding"
 
 
 def test_a_row_longer_than_the_limit_stands_alone() -> None:

@@ -19,7 +19,7 @@ from tests.learner.backends.test_torch_backend import one_update, pack_rows, row
 from tests.learner.ranks import on_ranks
 from tests.learner.tiny import tiny_config, tiny_model
 
-DEADLINE_S = 300.0
+DEADLINE_S = 400.0
 
 
 def learned(kind: Any, learner: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor], float, int]:

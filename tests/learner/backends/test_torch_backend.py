@@ -86,6 +86,23 @@ def test_gradients_equal_a_plain_loop() -> None:
         torch.testing.assert_close(got[name], parameter.grad, atol=2e-5, rtol=1e-4)
 
 
+def test_checkpointed_activations_are_not_kept() -> None:
+    def kept(checkpointing: bool) -> int:
+        backend = TorchBackend(tiny_config(activation_checkpointing=checkpointing), tiny_model(), device="cpu")
+        held: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            scores = backend._scorer(pack_rows(rows()))
+        assert scores.logprobs.requires_grad
+        return sum(held.values())
+
+    assert kept(True) < 0.4 * kept(False)
+
+
 def test_a_row_without_policy_tokens_and_an_empty_micro_batch_of_them() -> None:
     backend = TorchBackend(tiny_config(), tiny_model(), device="cpu")
     silent = [(ids, torch.zeros_like(mask)) for ids, mask in rows()]
