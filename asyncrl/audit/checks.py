@@ -247,7 +247,9 @@ def loss(ledger: LedgerRows, ack: Ack) -> str | None:
     if any(a.attempt == ack.attempt and a.ended == "lost" for a in attempts):
         return "disk"
     known = group is not None and group.branch == ack.branch
-    if ledger.lost_with_host(ack.branch) and (not known or (group is not None and group.reason == "discarded_branch")):
+    # What the new branch will drop is still in flight while no learner has begun it.
+    discarded = group is not None and (group.reason == "discarded_branch" or (ledger.restored and row is None))
+    if ledger.lost_with_host(ack.branch) and (not known or discarded):
         return "host"
     return None
 

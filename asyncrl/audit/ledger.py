@@ -160,6 +160,8 @@ class LedgerRows:
     """Rows of data.on_step_end, by index as a task."""
     prefixes: list[PrefixRow]
     """What interrupted attempts handed back."""
+    restored: bool = False
+    """It was copied from a checkpoint, and no learner has started on it since, which would begin a new branch."""
 
     @cached_property
     def line(self) -> list[BatchRow]:
@@ -192,7 +194,7 @@ class LedgerRows:
 
     def lost_with_host(self, branch: int) -> bool:
         """Whether what was recorded last on `branch` went down with its host."""
-        return any(b.restored and b.branch > branch for b in self.branches.values())
+        return self.restored or any(b.restored and b.branch > branch for b in self.branches.values())
 
 
 def read_ledger(folder: Path) -> LedgerRows:
@@ -270,6 +272,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             PrefixRow(**dict(row))
             for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
         ],
+        restored=bool(read("SELECT 1 FROM kv WHERE key = 'restored'")),
     )
 
 
