@@ -348,24 +348,25 @@ def chain(
     return {n: t.clone() for n, t in backend.weights()}
 
 
-def in_half(folder: Path) -> dict[str, Any]:
-    config = tiny_config(cpu_offload=True).model_copy(
+def in_half(folder: Path, learner: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    config = tiny_config(cpu_offload=True, **dict(learner)).model_copy(
         update={"model": tiny_config().model.model_copy(update={"dtype": "bfloat16"})}
     )
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
     scores = backend.logprobs(parts(0))
     backend.accumulate(parts(0), loss)
     backend.clip(1.0)
-    gradients = {n: p.grad.dtype for n, p in backend._model.named_parameters()}
+    gradients = {n: p.grad.dtype for n, p in backend._model.named_parameters() if p.requires_grad}
     backend.apply(LR)
     backend.save(folder)
     sent = {n: t.clone() for n, t in backend.weights()}
     return {"scores": [s.logprobs for s in scores], "gradients": set(gradients.values()), "sent": sent}
 
 
-def test_half_precision_over_whole_masters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("learner", [(), LORA], ids=["all", "lora"])
+def test_half_precision_over_whole_masters(tmp_path: Path, learner: tuple[tuple[str, Any], ...]) -> None:
     """bfloat16 computes and is published; gradients, shards and checkpoints stay float32. Offloaded to the CPU, too."""
-    found = on_kept_ranks(2, in_half, tmp_path / "saved")[0]
+    found = on_kept_ranks(2, in_half, tmp_path / "saved", learner)[0]
     exact = TorchBackend(tiny_config(), tiny_model(), device="cpu").logprobs(parts(0))
     off = max(float((a - b.logprobs).abs().max()) for a, b in zip(found["scores"], exact, strict=True))
     assert 0 < off < 0.2
