@@ -12,6 +12,7 @@ import random
 import zlib
 
 from asyncrl.data.base import Task
+from asyncrl.data.order import DrawnTasks
 
 # fmt: off
 WORDS = (
@@ -29,27 +30,17 @@ def is_held_out(first: str, second: str) -> bool:
     return zlib.crc32(" ".join(sorted((first, second))).encode()) % _HELD_OUT_SHARE == 0
 
 
-class LookupSource:
+class LookupSource(DrawnTasks):
     """A task has `prompt`, `store` (word -> int in 10..99, both words among them), `keys`, `sign`, `answer`."""
 
-    train_size: int | None = None
-
     def __init__(self, seed: int = 0, held_out_size: int = 200) -> None:
+        super().__init__(held_out_size)
         self._seed = seed
-        self.held_out_size = held_out_size
 
-    def task(self, index: int) -> Task:
-        return self._draw("train", index)
-
-    def held_out(self, index: int) -> Task:
-        if not 0 <= index < self.held_out_size:
-            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
-        return self._draw("held_out", index)
-
-    def _draw(self, split: str, index: int) -> Task:
-        rng = random.Random(f"lookup/{self._seed}/{split}/{index}")
+    def draw(self, side: str, index: int) -> Task:
+        rng = random.Random(f"lookup/{self._seed}/{side}/{index}")
         words = rng.sample(WORDS, _STORE_SIZE)
-        while is_held_out(words[0], words[1]) != (split == "held_out"):
+        while is_held_out(words[0], words[1]) != (side == "held_out"):
             words = rng.sample(WORDS, _STORE_SIZE)
         first, second = words[:2]
         store = {word: rng.randint(10, 99) for word in sorted(words)}
@@ -57,7 +48,7 @@ class LookupSource:
         a, b = store[first], store[second]
         answer = {"+": a + b, "-": a - b, "*": a * b}[sign]
         return {
-            "id": f"lookup-{self._seed}-{split}-{index}",
+            "id": f"lookup-{self._seed}-{side}-{index}",
             "prompt": f"What is {first} {sign} {second}?",
             "store": store,
             "keys": [first, second],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from asyncrl.data.base import Task
@@ -24,6 +25,27 @@ class EpochOrder:
             random.Random(f"{self._name}/{self._seed}/{epoch}").shuffle(order)
             self._epoch, self._order = epoch, order
         return self._order[position]
+
+
+class DrawnTasks(ABC):
+    """A TaskSource without end: a task follows from its side and its index."""
+
+    train_size: int | None = None
+
+    def __init__(self, held_out_size: int) -> None:
+        self.held_out_size = held_out_size
+
+    def task(self, index: int) -> Task:
+        return self.draw("train", index)
+
+    def held_out(self, index: int) -> Task:
+        if not 0 <= index < self.held_out_size:
+            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
+        return self.draw("held_out", index)
+
+    @abstractmethod
+    def draw(self, side: str, index: int) -> Task:
+        """The task at `index` of the side `train` or `held_out`; no task is on both."""
 
 
 class ListedTasks:

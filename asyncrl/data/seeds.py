@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 
 from asyncrl.data.base import Message, Task
+from asyncrl.data.order import DrawnTasks
 
 _HALF = 2**30
 """Even seeds are trained on, odd ones held out, all below 2**31."""
 
 
-class SeedSource:
+class SeedSource(DrawnTasks):
     """Seeds without end; a training seed is never a held-out one. Whether their games differ is the game's affair."""
-
-    train_size: int | None = None
 
     def __init__(self, prompt: str | list[Message] = "", *, held_out_size: int = 100, seed: int = 0) -> None:
         """
@@ -21,18 +20,10 @@ class SeedSource:
             prompt: of every task: what introduces the game to the policy.
             held_out_size: how many seeds are kept out of training.
         """
+        super().__init__(held_out_size)
         self._prompt, self._seed = prompt, seed
-        self.held_out_size = held_out_size
 
-    def task(self, index: int) -> Task:
-        return self._draw("train", index)
-
-    def held_out(self, index: int) -> Task:
-        if not 0 <= index < self.held_out_size:
-            raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
-        return self._draw("held_out", index)
-
-    def _draw(self, side: str, index: int) -> Task:
+    def draw(self, side: str, index: int) -> Task:
         drawn = random.Random(f"seeds/{self._seed}/{side}/{index}").randrange(_HALF)
         return {
             "id": f"seed-{self._seed}-{side}-{index}",

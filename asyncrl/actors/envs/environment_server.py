@@ -51,9 +51,13 @@ async def url_of(server: Mapping[str, Any], start_s: float) -> str:
     if "url" in server:
         return str(server["url"]).rstrip("/")
     servers, key = _started.setdefault(asyncio.get_running_loop(), {}), json.dumps(server, sort_keys=True)
-    if key not in servers or not servers[key].usable:
-        servers[key] = _StartedServer(server, start_s)
-    return await servers[key].url()
+    while True:
+        if key not in servers or servers[key].ended.done():
+            servers[key] = _StartedServer(server, start_s)
+        if url := await servers[key].url():
+            return url
+        # It is gone, and who keeps it is about to notice.
+        await asyncio.wait([servers[key].ended])
 
 
 @functools.cache
@@ -67,19 +71,21 @@ class _StartedServer:
         port, named = free_port(), {"{python}": sys.executable}
         self._words = [named.get(word, word).replace("{port}", str(port)) for word in server["command"]]
         self._process = ServerProcess(self._words, server.get("env", {}))
-        self._url, self._start_s = f"http://127.0.0.1:{port}", start_s
+        self._port, self._start_s = port, start_s
         self._serves: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._serves.add_done_callback(lambda serves: serves.cancelled() or serves.exception())  # also if nobody waits
-        self._task = asyncio.create_task(self._hold(), name="environment server")
-
-    @property
-    def usable(self) -> bool:
-        return not self._task.done()
+        self.ended = asyncio.create_task(self._hold(), name="environment server")
 
     async def url(self) -> str:
+        """Once it serves; empty when nothing listens there any more."""
         # Shielded: an episode that is given up does not take the server with it.
         await asyncio.shield(self._serves)
-        return self._url
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            return ""
+        writer.close()
+        return f"http://127.0.0.1:{self._port}"
 
     async def _hold(self) -> None:
         import httpx
@@ -92,7 +98,7 @@ class _StartedServer:
                 while not (why := self._process.ended()):
                     if not self._serves.done():
                         with contextlib.suppress(httpx.TransportError):
-                            await http.get(self._url)  # whatever it answers: it does
+                            await http.get(f"http://127.0.0.1:{self._port}")  # whatever it answers: it does
                             self._serves.set_result(None)
                     if not self._serves.done() and now() > deadline:
                         why = f"it did not serve within {self._start_s:g} s (env.options.start_s)"

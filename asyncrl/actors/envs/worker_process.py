@@ -84,6 +84,7 @@ class WorkerProcess:
                     stuck.cancel()
                 if not future.done():
                     future.set_exception(ConnectionError(f"{self._name}: {self._why or 'the actor stops'}"))
+            await process.wait()
 
     def _take(self, answer: dict[str, Any]) -> None:
         if "n" not in answer:

@@ -33,6 +33,17 @@ async def say(env: OpenEnvEnv, text: str) -> Turn:
     return await env.step({"role": "assistant", "content": text})
 
 
+async def reopened(server: dict[str, Any], **options: Any) -> OpenEnvEnv:
+    """The server has just died, or has not come up."""
+    while True:
+        played = env(server, **options)
+        try:
+            await played.reset(TASK)
+            return played
+        except ConnectionError:
+            await asyncio.sleep(0.1)
+
+
 def run(episode: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(episode, 90))
 
@@ -75,9 +86,7 @@ def test_a_server_of_ones_own_serves_every_episode_and_ends_with_the_loop() -> N
         with pytest.raises(ConnectionError, match="OpenEnv server, step"):
             await say(second, "3")
         await second.close()
-        await asyncio.sleep(2.0)
-        third = env(server, observation="text", action="digit")
-        await third.reset(TASK)  # started again
+        third = await reopened(server, observation="text", action="digit")
         assert (await say(third, "3")).reward == 1.0
         await third.close()
 
@@ -107,12 +116,7 @@ def test_by_url_sessions_are_closed_and_a_full_server_says_so(one_session: str) 
         return played
 
     async def episodes() -> None:
-        while True:
-            try:
-                first = await opened()
-                break
-            except ConnectionError:
-                await asyncio.sleep(0.2)
+        first = await reopened({"url": one_session})
         with pytest.raises(RuntimeError, match=r"CAPACITY_REACHED: .* max_concurrent_envs"):
             await opened()
         await first.close()

@@ -7,12 +7,14 @@ import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import psutil
 import pytest
 
 from asyncrl.actors.envs.protocol import Message, Turn
-from asyncrl.actors.envs.text_gym import TextGymEnv
+from asyncrl.actors.envs.text_gym import WORKER, TextGymEnv
+from asyncrl.actors.envs.workers import Workers
 from asyncrl.data.seeds import SeedSource
 
 GUESS = f"{Path(__file__).parents[3]}/examples/text_game.py:Guess"
@@ -98,6 +100,28 @@ def test_a_game_that_fails_costs_its_episode_and_one_that_dies_or_hangs_those_of
         await broken().reset(SEED)  # what hung was killed although nobody waited for it any more
 
     run(episodes())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_in_a_worker_its_process_is_the_workers_and_ends_with_it(kind: Literal["threads", "processes"]) -> None:
+    async def episode() -> None:
+        async with Workers(kind, 1, "text_gym", {"gym": GUESS}, 30.0) as workers:
+            played = workers.env()
+            await played.reset(SEED)
+            assert games(), "runs now"
+            assert await played.step({"role": "assistant", "content": "3"}) == Turn(reward=1.0, done=True)
+            await played.close()
+        deadline = asyncio.get_running_loop().time() + 20
+        while games():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.1)
+
+    run(episode())
+
+
+def games() -> list[psutil.Process]:
+    return [process for process in psutil.Process().children(recursive=True) if WORKER in process.cmdline()]
 
 
 @pytest.mark.timeout(60)
