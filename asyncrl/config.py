@@ -179,6 +179,9 @@ class WeightsConfig(Section):
     learner's own GPU; `nccl`, from GPU to GPU (docs/weights.md); or `package.module:Name`."""
     full_every: int = Field(100, ge=0)
     """Of `zmq`: every so many publications hosts fetch the whole file, whatever changed. 0: only when they must."""
+    fanout: int = Field(8, ge=0)
+    """Of `zmq`: so many hosts fetch from the learner's host, so many from each of those, and so on. 0: all of them from
+    the learner's host."""
 
 
 class EvalConfig(Section):

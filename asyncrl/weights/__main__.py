@@ -16,7 +16,7 @@ from asyncrl.weights.server import Server
 def main(path: Path) -> None:
     run = RunFolder.existing(path)
     config = run.load_config()
-    server = Server(run.shm, run.address("weights"), config.weights.full_every)
+    server = Server(run.shm, run.address("weights"), config.weights.full_every, config.weights.fanout)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

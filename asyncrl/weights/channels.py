@@ -56,7 +56,8 @@ class Zmq:
     def subscriber(self, run: RunFolder) -> Subscriber:
         from asyncrl.weights.mirrored import MirroredSubscriber
 
-        return MirroredSubscriber(run.shm / "mirror", run.address("weights"))
+        relays = run.load_config().weights.fanout > 0
+        return MirroredSubscriber(run.shm / "mirror", run.address("weights"), relays)
 
 
 class CudaIpc:

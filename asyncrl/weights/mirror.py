@@ -2,6 +2,9 @@
 
     Server ──latest, chunks──> Mirror (a thread of one actor per host) ──verified──> folder in shared memory ──> actors
 
+With a relay it hands on what it has to other hosts, and asks the server every few seconds from whom it fetches itself
+(tree.py): the server again when that one is silent or lags behind.
+
 Several processes of a host may each have a mirror of the same folder: the one that holds its lock fetches, the others
 stand by and take over when that one ends. So each host fetches a version once, and no process is set up for it.
 
@@ -34,6 +37,7 @@ from asyncrl.weights import delta
 from asyncrl.weights.file import TRAILER, digest, digest_of, read_index, verify
 from asyncrl.weights.folder import File, Folder, Watch
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.weights.relay import Relay, relay
 from asyncrl.weights.slots import Slot
 from asyncrl.wire import WireError, pack, unpack
 
@@ -47,8 +51,12 @@ ANSWER_S = 5.0
 WAIT_S = 2.0
 """How long the server may hold a request for what is new."""
 STAND_BY_S = 0.2
+JOIN_S = 5.0
+"""Between two questions from whom to fetch."""
 PAUSE_S = (0.1, 5.0)
 """After a version that was not usable: at first, and at most."""
+MAX_BEHIND = 12
+"""So many answers in a row, a minute's, with a version that is not held yet, and somebody else is fetched from."""
 Into = Callable[[int, memoryview], None]
 
 
@@ -69,19 +77,40 @@ class _Offer:
     sum: str
 
 
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Another host, from which this one fetches."""
+
+    address: str
+    link: Link[zmq.Socket[bytes]]
+
+
 class Mirror:
     """`start` it; `close` ends it within about a second."""
 
-    def __init__(self, dir: Path, server: Endpoint | str, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self,
+        dir: Path,
+        server: Endpoint | str,
+        *,
+        answer_s: float = ANSWER_S,
+        relays: bool = False,
+        join_s: float = JOIN_S,
+    ) -> None:
         self.dir = dir
-        self._server, self._answer_s = server, answer_s
+        self._server, self._answer_s, self._join_s = Endpoint.of(server), answer_s, join_s
+        self._relays = relays
+        self._relay: Relay | None = None
+        self._parent: Parent | None = None
+        self._lost, self._join_at, self._behind = "", 0.0, 0
         self._stop = threading.Event()
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="weights mirror", daemon=True)
         self._users: int | None = None
         self._failed: Exception | None = None
         self.counts: Counter[str] = Counter()
-        """full, delta (taken over), received_bytes, bad_chunks, corrupt, again (asked again): since the start."""
+        """full, delta (taken over), received_bytes, bad_chunks, corrupt, again (asked again), lost (hosts that were
+        fetched from): since the start."""
 
     def start(self) -> None:
         """Raises RunError when the folder belongs to somebody else."""
@@ -123,19 +152,28 @@ class Mirror:
     def _fetch_all(self) -> None:
         link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, self._server, identity="mirror")
         try:
-            self._follow(link, Folder(self.dir))
+            folder = Folder(self.dir)
+            self._relay = relay(self.dir, self._server) if self._relays else None
+            self._follow(link, folder)
         finally:
             link.close()
+            self._leave()
+            if self._relay is not None:
+                self._relay.close()
 
     def _follow(self, link: Link[zmq.Socket[bytes]], folder: Folder) -> None:
         watch = Watch(self.dir)
         full, pause_s = False, PAUSE_S[0]
         while not self._stop.is_set():
             try:
-                offer = self._latest(link, watch.latest(), full)
+                held = watch.latest()
+                if self._relay is not None and time.monotonic() >= self._join_at:
+                    self._join(link, self._relay.address, held)
+                source = self._parent.link if self._parent is not None else link
+                offer = self._latest(source, held, full)
                 if offer is None:
                     continue
-                self._take(link, folder, watch, offer)
+                self._take(source, folder, watch, offer)
                 full, pause_s = False, PAUSE_S[0]
             except _Gone:
                 continue
@@ -156,7 +194,47 @@ class Mirror:
                     return _offer(header)
         self.counts["again"] += 1
         link.follow()
+        self._silent()
         return None
+
+    def _join(self, server: Link[zmq.Socket[bytes]], address: str, held: WeightsVersion | None) -> None:
+        """Fetch from whom the server says. Without its answer all stays as it was."""
+        self._join_at = time.monotonic() + self._join_s
+        n = self._ask(server, {"op": "join", "relay": address, "lost": self._lost})
+        until = time.monotonic() + min(1.0, self._answer_s)
+        while time.monotonic() < until:
+            for header, _ in self._answers(server):
+                if header.get("n") != n:
+                    continue
+                if not header.get("ok") or type(header.get("parent")) is not str:
+                    raise WireError(f"the weights server refused: {header.get('message')}")
+                newest = header.get("newest")
+                lags = bool(newest) and (held is None or newest != [held.branch, held.version, held.digest])
+                self._behind, self._lost = self._behind + 1 if lags else 0, ""
+                self._fetch_from(header["parent"])
+                if self._behind > MAX_BEHIND:
+                    self._silent()
+                return
+
+    def _fetch_from(self, address: str) -> None:
+        if address == (self._parent.address if self._parent is not None else ""):
+            return
+        self._leave()
+        if address:
+            end = Endpoint("weights", address, keys=self._server.keys)
+            self._parent = Parent(address, Link(zmq.Context.instance(), zmq.DEALER, end, identity="mirror"))
+
+    def _silent(self) -> None:
+        """Who was asked does not answer, or gives nothing new: the server is asked, now, for another one."""
+        if self._parent is not None:
+            self._lost, self._join_at, self._behind = self._parent.address, 0.0, 0
+            self.counts["lost"] += 1
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._parent is not None:
+            self._parent.link.close()
+            self._parent = None
 
     def _take(self, link: Link[zmq.Socket[bytes]], folder: Folder, watch: Watch, offer: _Offer) -> None:
         slot = folder.begin()
@@ -224,6 +302,9 @@ class Mirror:
             now = time.monotonic()
             if late := [offset for offset, until in asked.items() if now > until]:
                 self.counts["again"] += len(late)
+                if self._parent is not None:
+                    self._silent()
+                    raise _Gone
                 link.follow()
                 for offset in late:
                     del asked[offset]

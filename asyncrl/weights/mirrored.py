@@ -11,9 +11,10 @@ from asyncrl.weights.shm import ShmSubscriber
 
 
 class MirroredSubscriber(ShmSubscriber):
-    def __init__(self, dir: Path, server: Endpoint | str) -> None:
+    def __init__(self, dir: Path, server: Endpoint | str, relays: bool = False) -> None:
+        """`relays`: this host hands on what it fetches."""
         super().__init__(dir)
-        self.mirror = Mirror(dir, server)
+        self.mirror = Mirror(dir, server, relays=relays)
         self.mirror.start()
 
     def latest(self) -> WeightsVersion | None:

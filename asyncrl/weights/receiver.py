@@ -93,6 +93,7 @@ class LentWeights:
         self.layout = layout
         self._subscriber, self._said = subscriber, said
         self._copied: list[tuple[str, Tensor]] | None = None
+        self._lent = True
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Copied into this process, once; each checksum compared. Raises WeightsCorrupt."""
@@ -119,6 +120,7 @@ class LentWeights:
     def settle(self) -> None:
         """It was read. Raises WeightsCorrupt when it may have been written over meanwhile: then it must not be used."""
         answer, _ = self._subscriber.line.ask("back")
+        self._lent = False
         if not answer.get("whole"):
             raise WeightsCorrupt(
                 f"version {self.id.version} was read for too long and may be torn: the learner has written over it"
@@ -127,7 +129,8 @@ class LentWeights:
     def close(self) -> None:
         self._copied = None
         try:
-            self._subscriber.line.ask("back")
+            if self._lent:
+                self._subscriber.line.ask("back")
         except WeightsCorrupt as error:
             log.warning("weights were not given back, and are when their time is over: %s", error)
 

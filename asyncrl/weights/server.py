@@ -3,7 +3,8 @@
     learner ──> folder (shared memory) ──> Server ──chunks──> Mirror ──> folder of that host ──> its actors
                                              one per run      one per host
 
-    takes      `latest`: what do you have that is newer than what I hold; `chunk`: these bytes of it
+    takes      `latest`: what do you have that is newer than what I hold; `chunk`: these bytes of it; `join`: here I
+               hand it on myself, from whom do I fetch (tree.py)
     gives      the name and size of the next thing to fetch: what changed since then, or the whole file; and bytes
     unblocks   a held `latest`: a publication, or its wait_s being over
 
@@ -32,6 +33,7 @@ from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.changes import Changes, Coming, Delta
 from asyncrl.weights.folder import File, Watch
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.weights.tree import Tree
 from asyncrl.wire import Frame, WireError, pack, unpack
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ WORTH = 0.25
 """A delta larger than this share of the file is not worth its work; all that are kept are one file's size at most."""
 IDLE_S = 10.0
 """An old version stays while somebody fetched a chunk of it within so many seconds."""
+FORGET_S = 20.0
+"""A host that has not asked for so long from whom it fetches has no place in the tree any more."""
 AGAIN_S = 1.0
 """A file that is damaged is looked at again after so long: its publisher may write it anew."""
 LOOK_MS = 20
@@ -69,7 +73,13 @@ class Server:
     """`clock` is monotonic, in seconds."""
 
     def __init__(
-        self, folder: Path, where: Endpoint | str, full_every: int, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        where: Endpoint | str,
+        full_every: int,
+        fanout: int = 0,
+        lazy: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = Watch(folder)
         self._full_every, self._clock = full_every, clock
@@ -83,6 +93,9 @@ class Server:
         self._changes = Changes()
         self._coming: Coming | None = None
         self._told, self._look_at = "", -math.inf
+        self._idle = lazy
+        """Until somebody asks, nothing is taken from the folder."""
+        self.tree = Tree(fanout, FORGET_S)
         self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
         self.counts: Counter[str] = Counter()
         """chunks, sent_bytes, refused, gone, full (offered), delta (offered): since this process began."""
@@ -139,11 +152,14 @@ class Server:
                 self._chunk(peer, header)
             elif header.get("op") == "latest":
                 _check_latest(header)
+                self._idle = False
                 if len(self._held) >= MAX_HELD and peer not in self._held:
                     raise WireError(f"{MAX_HELD} requests are waiting already")
                 self._held[peer] = header, self._clock() + min(float(header["wait_s"]), 60.0)
+            elif header.get("op") == "join":
+                self._join(peer, header)
             else:
-                raise WireError("op is neither latest nor chunk")
+                raise WireError("op is none of latest, chunk, join")
         except WireError as error:
             self.counts["refused"] += 1
             log.debug("refused a request: %s", error)
@@ -168,6 +184,17 @@ class Server:
         said = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
         self._send(peer, header, said, data)
 
+    def _join(self, peer: bytes, header: Mapping[str, Any]) -> None:
+        relay, lost = header.get("relay"), header.get("lost")
+        if type(relay) is not str or type(lost) is not str or not 0 < len(relay) < 500 or len(lost) > 500:
+            raise WireError("relay and lost are addresses")
+        if self.tree.hosts >= MAX_HELD:
+            raise WireError(f"{MAX_HELD} hosts are in the tree already")
+        parent = self.tree.join(relay, lost, self._clock())
+        id = self._current.id if self._current is not None else None
+        newest = [id.branch, id.version, id.digest] if id else []
+        self._send(peer, header, {"ok": True, "parent": parent, "newest": newest})
+
     def _offer(self, request: Mapping[str, Any]) -> _Payload | None:
         if self._current is None:
             return None
@@ -187,7 +214,7 @@ class Server:
         if self._coming is not None and self._coming.known:
             coming, self._coming = self._coming, None
             self._take(coming.file, coming.changes())
-        if self._coming is None and now >= self._look_at:
+        if self._coming is None and now >= self._look_at and not self._idle:
             try:
                 latest = self._watch.latest()
                 if latest is not None and latest != self._seen:

@@ -85,8 +85,8 @@ def main() -> None:
 
 def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found:
     at_once = actors * options.slots
-    # Groups for four times the slots: those whose longest episode still runs must not hold up the others.
-    groups = max(2, math.ceil(4 * at_once / (GROUP_SIZE * (options.max_staleness + 1))))
+    # Groups for more than the slots: those whose longest episode still runs must not hold up the others.
+    groups = max(2, math.ceil(2.5 * at_once / (GROUP_SIZE * (options.max_staleness + 1))))
     config = Config.model_validate(
         {
             "learner": {"groups_per_step": groups, "group_size": GROUP_SIZE, "steps": 10**9},

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import doctest
 import multiprocessing
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +25,7 @@ from hypothesis import strategies as st
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
+from asyncrl.weights import lending as lending_module
 from asyncrl.weights.channels import CHANNELS
 from asyncrl.weights.device import DevicePublisher
 from asyncrl.weights.group import Group
@@ -138,6 +143,10 @@ def test_weights_that_are_not_finite_or_of_no_known_type_are_not_published() -> 
 
 
 # Loans.
+
+
+def test_the_example_of_lending() -> None:
+    assert doctest.testmod(lending_module).failed == 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -383,3 +392,22 @@ def test_one_gpu_is_shared_by_two_shares(values: dict[str, Any], says: str) -> N
         {"weights": {"channel": "cuda_ipc"}, "learner": {"gpu_memory": 0.5}}
         | {"actors": {"engine": "vllm", "engine_options": {"gpu_memory": 0.35}}}
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_whose_actors_get_their_weights_by_broadcast(tmp_path: Path) -> None:
+    fields = {
+        "weights.channel": f"{Path(__file__).parent}/gloo_channel.py:Gloo", "actors.count": 2, "actors.slots": 32,
+        "learner.steps": 4, "learner.groups-per-step": 4, "eval.tasks": 0, "launch.runs-dir": tmp_path,
+        "launch.name": "run",
+    }  # fmt: skip
+    words = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
+    config = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+    for command in (["launch", "--config", str(config), *words], ["audit", str(tmp_path / "run")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncrl", *command], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").glob("actor-*.log"))
+    assert re.search(r"holds version 0\.[1-4]", logs)

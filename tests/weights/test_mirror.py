@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.weights import delta
+from asyncrl.weights import delta, tree
 from asyncrl.weights import mirror as mirror_module
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.mirrored import MirroredSubscriber
@@ -48,8 +49,8 @@ def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> bool:
 class Serving:
     """A server in a thread of its own."""
 
-    def __init__(self, folder: Path, where: Endpoint | str, full_every: int = 0) -> None:
-        self.server = Server(folder, where, full_every)
+    def __init__(self, folder: Path, where: Endpoint | str, full_every: int = 0, fanout: int = 0) -> None:
+        self.server = Server(folder, where, full_every, fanout)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.server.run, args=(self._stop.is_set, 1e9, lambda: None))
         self._thread.start()
@@ -124,6 +125,55 @@ def test_many_hosts_whole_then_what_changed(place: Place) -> None:
     assert holds(late, id)
     assert same(late, 3)
     assert serving.server.counts["refused"] == 0
+
+
+def test_the_examples_of_the_tree() -> None:
+    assert doctest.testmod(tree).failed == 0
+
+
+def in_a_tree(place: Place, count: int) -> tuple[Serving, list[Mirror]]:
+    """Hosts that came one after another, fanout 2."""
+    serving = place.serve(fanout=2)
+    hosts: list[Mirror] = []
+    for i in range(count):
+        hosts.append(place.host(f"host-{i}", relays=True, answer_s=0.3, join_s=0.2))
+        assert until(lambda n=i + 1: serving.server.tree.hosts == n)  # type: ignore[misc]
+    return serving, hosts
+
+
+def test_hosts_fetch_from_each_other_and_nobody_sends_more_than_its_share(place: Place) -> None:
+    serving, hosts = in_a_tree(place, 7)
+    size, sent = 2 * 300_000, serving.server.counts
+    id = place.publish(0)
+    assert all(holds(host, id) for host in hosts)
+    assert size < sent["sent_bytes"] < 2.2 * size
+    before = sent["sent_bytes"]
+    for version in (1, 2):
+        id = place.publish(version)
+        assert all(holds(host, id) and same(host, version) for host in hosts)
+    assert sent["sent_bytes"] - before < 0.05 * size, "deltas"
+    for host in hosts:
+        relay = host._relay
+        assert relay is not None
+        assert relay.server.counts["sent_bytes"] < 2.2 * size
+        assert (host.counts["full"], host.counts["delta"], host.counts["lost"]) == (1, 2, 0)
+
+
+def test_when_a_host_dies_those_that_fetched_from_it_go_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, hosts = in_a_tree(place, 5)
+    first = place.publish(0)
+    assert all(holds(host, first) for host in hosts)
+    hosts[0].close()
+    id = place.publish(1)
+    assert all(holds(host, id) and same(host, 1) for host in hosts[1:])
+    assert until(lambda: sum(host.counts["lost"] for host in hosts[1:]) >= 1)
+
+    monkeypatch.setattr(mirror_module, "MAX_BEHIND", 2)
+    deaf = hosts[1]._relay
+    assert deaf is not None
+    monkeypatch.setattr(deaf.server, "_look", lambda: None)
+    id = place.publish(2)
+    assert all(holds(host, id) and same(host, 2) for host in hosts[1:]), "who answers but lags is left too"
 
 
 def test_a_new_branch_replaces_a_higher_version(place: Place) -> None:
@@ -353,6 +403,7 @@ def test_the_server_refuses_what_it_does_not_understand(place: Place) -> None:
     bad += [pack(good | {"held": x}) for x in ([], [1, 2], [1, 2, 3], "x", None, [True, 0, ""])]
     bad += [pack(good | {"wait_s": x}) for x in (-1, "1", float("nan"), float("inf"), None)]
     bad += [pack(good | {"full": 1})]
+    bad += [pack({"op": "join", "n": 1} | x) for x in ({}, {"relay": "", "lost": ""}, {"relay": "a", "lost": 1})]
     for frame in bad:
         raw.socket.send(frame)
         assert raw.socket.poll(2000)
@@ -381,6 +432,27 @@ def test_over_tcp_with_keys(tmp_path: Path) -> None:
         assert until(lambda: subscriber.latest() == id)
     finally:
         subscriber.close()
+        serving.close()
+        run.remove_temporary()
+
+
+def test_in_a_tree_over_tcp_with_keys(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config.model_validate({"launch": {"host": "127.0.0.1"}}))
+    serving = Serving(run.shm, run.address("weights"), fanout=1)
+    hosts = []
+    try:
+        for count, name in enumerate(("a", "b"), 1):
+            (tmp_path / name).mkdir(mode=0o700)
+            hosts.append(Mirror(tmp_path / name / "mirror", run.address("weights"), relays=True, join_s=0.2))
+            hosts[-1].start()
+            assert until(lambda n=count: serving.server.tree.hosts == n)  # type: ignore[misc]
+        id = ShmPublisher(run.shm).publish(0, 0, model(0).items())
+        assert all(holds(host, id) for host in hosts)
+        assert serving.server.counts["full"] == 1
+    finally:
+        for host in hosts:
+            host.close()
+        assert not list(run.private.glob("weights-*")), "addresses are taken back"
         serving.close()
         run.remove_temporary()
 
