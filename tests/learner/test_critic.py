@@ -188,16 +188,18 @@ def test_in_the_warm_up_only_the_critic_learns(model: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
-def test_save_and_load_go_on_bit_for_bit(model: Path, tmp_path: Path, kind: str) -> None:
-    _, first = a_trainer(model, **GAE, critic=kind, minibatches=2)
+@pytest.mark.parametrize("r", [0, 4], ids=["all", "lora"])
+def test_save_and_load_go_on_bit_for_bit(model: Path, tmp_path: Path, kind: str, r: int) -> None:
+    given = GAE | {"minibatches": 2, "lora": {"r": r}}
+    _, first = a_trainer(model, **given, critic=kind)
     trained(first, 2)
     first.save(tmp_path)
     trained(first, 2, start=2)
-    _, second = a_trainer(model, **GAE, critic=kind, minibatches=2)
+    _, second = a_trainer(model, **given, critic=kind)
     second.load(tmp_path)
     trained(second, 2, start=2)
     assert differ(weights(first), weights(second)) == 0.0
-    _, other = a_trainer(model, **GAE, critic="separate" if kind == "shared" else "shared")
+    _, other = a_trainer(model, **given, critic="separate" if kind == "shared" else "shared")
     with pytest.raises(RunError, match=r"was not written with learner\.critic"):
         other.load(tmp_path)
 
