@@ -7,15 +7,17 @@ gives each episode its own, for servers that remember. MCP knows tools and no re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from asyncrl.actors.envs.environment_server import tls
 from asyncrl.actors.envs.protocol import Message, Task, Tool
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.envs.tool_env import ToolEnv
@@ -97,6 +99,7 @@ class Connection:
     """A client that is connected while its task runs: MCP wants its context entered and left by one task."""
 
     def __init__(self, server: Mapping[str, Any], connect_s: float) -> None:
+        """`server`: as in the options; with a `url`, also `headers`."""
         self._server, self._connect_s = server, connect_s
         self._leave = asyncio.Event()
         self._ready: asyncio.Future[tuple[Any, list[Tool]]] = asyncio.get_running_loop().create_future()
@@ -189,13 +192,24 @@ def _check_server(server: Any, field: str) -> None:
 
 def _target(server: Mapping[str, Any]) -> Any:
     if "url" in server:
-        return server["url"]
+        return _over_http(server["url"], server["headers"]) if "headers" in server else server["url"]
     from mcp import StdioServerParameters
 
     # By ASYNCRL_RUN the launcher finds, and ends, what a run has left behind.
     marks = {name: os.environ[name] for name in ("ASYNCRL_RUN",) if name in os.environ}
     program, *words = (sys.executable if word == "{python}" else word for word in server["command"])
     return StdioServerParameters(command=program, args=words, env=marks | server.get("env", {}), cwd=server.get("cwd"))
+
+
+@contextlib.asynccontextmanager
+async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    # Answers may take as long as a tool: its deadline is the environment's.
+    http = httpx2.AsyncClient(headers=dict(headers), timeout=None, verify=tls(), trust_env=False)
+    async with http, streamable_http_client(url, http_client=http) as streams:
+        yield streams
 
 
 def _text(part: Any) -> str:

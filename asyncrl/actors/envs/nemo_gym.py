@@ -1,7 +1,7 @@
 """Resources servers of NeMo Gym, over HTTP: the policy plays here, the server has the tools and judges what was played.
 
     POST /seed_session   the row                                           -> a session, carried by cookies
-    POST /<tool>         the arguments                                     -> what the policy reads
+    POST /<tool>         the arguments; or over MCP, as /seed_session says -> what the policy reads
     POST /verify         the row, and the episode as a Responses object    -> reward
     POST /close_session  where the server knows that
 
@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.actors.envs.environment_server import check_server, tls, url_of
+from asyncrl.actors.envs.mcp_tools import Connection
 from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.envs.tool_env import ToolEnv
@@ -55,6 +56,7 @@ class NemoGymEnv(ToolEnv):
         self._session = uuid.uuid4().hex
         self._played: list[dict[str, Any]] = []
         self._http: Any = None
+        self._mcp: Connection | None = None
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
@@ -71,9 +73,12 @@ class NemoGymEnv(ToolEnv):
         self._http = httpx.AsyncClient(base_url=url, verify=tls(), timeout=None, trust_env=False)
         seeded = _said(await self._post("seed_session", task["row"]), "seed_session")
         listed = task["row"]["responses_create_params"].get("tools") or []
-        if not listed and isinstance(seeded, Mapping) and "mcp" in seeded:
-            raise ValueError("the row lists no tools, and the server has them over MCP, which asyncrl does not call")
-        self.tools = [self._tool(tool) for tool in listed]
+        if not listed and isinstance(seeded, Mapping) and (mcp := seeded.get("mcp")):
+            place = {"url": f"{url}/{mcp['url_path'].lstrip('/')}", "headers": mcp["headers"]}
+            self._mcp = Connection(place, self._start_s)
+            self.tools = await self._mcp.tools()
+        else:
+            self.tools = [self._tool(tool) for tool in listed]
         return await super().reset(task)
 
     async def step(self, message: Message) -> Turn:
@@ -99,6 +104,8 @@ class NemoGymEnv(ToolEnv):
     async def close(self) -> None:
         import httpx
 
+        if self._mcp is not None:
+            await self._mcp.close()
         if self._http is None:
             return
         ids = {"resources_session_id": self._session, "episode_id": {"rollout_id": self._session}}

@@ -23,6 +23,7 @@ from asyncrl.errors import ConfigError
 HERE = Path(__file__).parent
 FAKE = {"command": [sys.executable, str(HERE / "fake_nemo_gym.py"), "{port}"]}
 REAL = os.environ.get("ASYNCRL_NEMO_GYM_PYTHON", "")
+WEATHER = "resources_servers.example_mcp_weather.app:ExampleMCPWeatherResourcesServer"
 COUNTER = "resources_servers.example_session_state_mgmt.app:StatefulCounterResourcesServer"
 
 
@@ -125,7 +126,7 @@ def test_an_outage_is_no_reward() -> None:
         with pytest.raises(RuntimeError, match="seed_session: 422"):
             await opened(FAKE, initial_count=None)
         mcp = {**row()["responses_create_params"], "tools": []}
-        with pytest.raises(ValueError, match="over MCP"):
+        with pytest.raises(ConnectionError, match=r"MCP server http.*/mcp"):
             await opened(FAKE, mcp=True, responses_create_params=mcp)
 
         dying, beside = await opened(FAKE), await opened(FAKE)
@@ -151,6 +152,26 @@ def test_the_real_server() -> None:
         over, cut_off = await plays(server)
         assert (over.reward, over.done, over.metrics["turns"]) == (1.0, True, 4.0)
         assert (cut_off.reward, cut_off.done) == (0.0, True)
+
+    run(episodes())
+
+
+@pytest.mark.skipif(not REAL, reason="ASYNCRL_NEMO_GYM_PYTHON names no Python with nemo-gym: docs/environments.md")
+@pytest.mark.timeout(120)
+def test_tools_over_mcp_of_the_real_server() -> None:
+    server = {"command": [REAL, str(HERE / "nemo_gym_server.py"), WEATHER, "{port}"]}
+
+    async def episodes() -> None:
+        nothing = {"input": "Paris?", "tools": []}
+        first, second = [await opened(server, responses_create_params=nothing) for _ in range(2)]
+        (tool,) = first.tools
+        assert [*tool.schema["function"]["parameters"]["properties"]] == ["city"]
+        weather = (await first.step(call(("get_weather", {"city": "Paris"})))).messages[0]["content"]
+        assert "sunny" in weather
+        assert (await first.step(says(weather))).reward == 1.0
+        assert (await second.step(says(weather))).reward == 0.0, "a session of its own, which called nothing"
+        await first.close()
+        await second.close()
 
     run(episodes())
 
