@@ -8,12 +8,18 @@ version begin at a token, everything else is refused with 400.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+import pickle
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +33,27 @@ from starlette.routing import Route
 from tests.actors.sglang_schema import schema
 
 FIELDS = {"max_new_tokens", "temperature", "stop_token_ids"}
+
+
+class FakeRank:
+    """A server's rank of the process group, in a process of its own: one process cannot be in the group twice."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        command = [sys.executable, str(Path(__file__).with_name("fake_sglang_rank.py")), self._folder.name]
+        self._process = subprocess.Popen([*command, json.dumps(asked)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def receive(self, body: dict[str, Any]) -> dict[str, torch.Tensor]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(body).encode() + b"\n")
+        self._process.stdin.flush()
+        return load_file(self._process.stdout.readline().decode().strip())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        self._folder.cleanup()
 
 
 INTERVAL = 4
@@ -54,13 +81,17 @@ class FakeSGLang:
         self.running: list[Running] = []
         self.asked: list[tuple[str, Any]] = []
         self.named: set[str] = set()
+        self.session = False
+        self.rank: FakeRank | None = None
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[str]:
         posts = {
             "/generate": self.generate, "/pause_generation": self.pause, "/continue_generation": self.resume,
             "/update_weights_from_disk": self.update, "/update_weight_version": self.name_version,
-            "/abort_request": self.abort,
+            "/abort_request": self.abort, "/begin_weight_update": self.begin, "/end_weight_update": self.end,
+            "/update_weights_from_tensor": self.by_tensor, "/init_weights_update_group": self.join,
+            "/update_weights_from_distributed": self.by_group,
         }  # fmt: skip
         routes = [Route(path, do, methods=["POST"]) for path, do in posts.items()]
         routes.append(Route("/health", lambda request: Response()))
@@ -75,6 +106,8 @@ class FakeSGLang:
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
+            if self.rank is not None:
+                self.rank.close()
             server.should_exit = server.force_exit = True
             thread.join(20)
 
@@ -86,7 +119,7 @@ class FakeSGLang:
 
     async def _loop(self) -> None:
         while True:
-            await asyncio.sleep(0.0005)
+            await asyncio.sleep(0.002)  # not so fast that a busy client comes too late to pause it
             if self.running and not self.paused:
                 self._step()
 
@@ -188,12 +221,41 @@ class FakeSGLang:
     async def update(self, request: Request) -> Response:
         body = await request.json()
         assert self.paused, "an update without a pause waits until all requests are finished"
+        return self._loaded(load_file(f"{body['model_path']}/model.safetensors"), body)
+
+    def _loaded(self, tensors: dict[str, torch.Tensor], body: dict[str, Any]) -> Response:
         kept = next(body for path, body in reversed(self.asked) if path == "/pause_generation")["mode"] == "in_place"
-        self.model.load_state_dict(load_file(f"{body['model_path']}/model.safetensors"), strict=False)
+        self.model.load_state_dict(tensors, strict=False)
         self.version = body["weight_version"]
         if kept and self.running and body["flush_cache"]:
             return JSONResponse({"success": False, "message": "the cache was not flushed"}, 400)
         return JSONResponse({"success": True, "message": "", "num_paused_requests": len(self.running)})
+
+    async def begin(self, request: Request) -> Response:
+        self.session = True
+        return JSONResponse({"success": True, "message": ""})
+
+    async def end(self, request: Request) -> Response:
+        self.session = False
+        return JSONResponse({"success": True, "message": ""})
+
+    async def by_tensor(self, request: Request) -> Response:
+        body = await request.json()
+        assert self.paused
+        assert self.session, "must run between begin_weight_update() and end_weight_update()"
+        [handles] = body["serialized_named_tensors"]
+        return self._loaded(dict(pickle.loads(base64.b64decode(handles))), body)
+
+    async def join(self, request: Request) -> Response:
+        self.rank = FakeRank(await request.json())
+        return JSONResponse({"success": True, "message": ""})
+
+    async def by_group(self, request: Request) -> Response:
+        body = await request.json()
+        assert self.paused
+        assert self.session
+        assert self.rank is not None
+        return self._loaded(await asyncio.to_thread(self.rank.receive, body), body)
 
     async def name_version(self, request: Request) -> Response:
         body = await request.json()

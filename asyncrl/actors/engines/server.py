@@ -1,7 +1,7 @@
 """Engines behind HTTP: servers of one kind, each with all of the model, spoken to in their own dialect.
 
     generate ──token ids──> the server with the fewest requests; its answer is streamed: ids, logprobs, versions
-    pause, load, resume ──> all servers at once; weights go by path of a file that they can open
+    pause, load, resume ──> all servers at once (server_http.py); weights go as the kind of server takes them
 
 The servers belong to one actor alone: a pause of somebody else's would not be known here. While paused, new requests
 wait here: what they compute must be of the new weights alone.
@@ -17,7 +17,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -26,7 +26,9 @@ import httpx
 import numpy as np
 
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
-from asyncrl.actors.engines.protocol import EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
+from asyncrl.actors.engines.requests import prompt_of
+from asyncrl.actors.engines.server_http import Server, Servers
 from asyncrl.actors.engines.server_process import ServerProcess
 from asyncrl.errors import ConfigError
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+Tensors = Mapping[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +93,24 @@ class Dialect(Protocol):
     def resume(self) -> tuple[str, Any]: ...
     def name_version(self, version: str) -> tuple[str, Any]: ...
 
-    def write(self, folder: Path, model: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-        """The weights, in the form that `load` names; returns what `load` needs to know of them."""
-        ...
-
-    def load(self, folder: Path, written: str, version: str) -> tuple[str, Any]: ...
-
     def refused(self, answer: Any) -> str:
         """Why a command that was answered did not succeed; empty: it did."""
         ...
 
 
-@dataclass(slots=True)
-class _Server:
-    url: str
-    running: int = 0
+class Carrier(Protocol):
+    """How new weights reach the servers."""
+
+    async def start(self, servers: Servers) -> None:
+        """Once, when all of them serve."""
+        ...
+
+    async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
+        """Into all of them, while they are paused. `folder` is empty, they can read it, and it is removed afterwards.
+        Raises EngineDied."""
+        ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -113,7 +119,7 @@ class _Asked:
 
     name: str
     """Its name at the server."""
-    server: _Server
+    server: Server
     task: asyncio.Task[Generation] | None = None
     aborted: bool = False
     """By this engine."""
@@ -123,18 +129,19 @@ class ServerEngine:
     honours_seeds = False
     """A server's samples are its own."""
 
-    def __init__(self, dialect: Dialect, settings: ServerSettings, process: ServerProcess | None = None) -> None:
+    def __init__(
+        self, dialect: Dialect, carrier: Carrier, settings: ServerSettings, process: ServerProcess | None = None
+    ) -> None:
         """`process`: a server that this engine starts and ends. Raises ConfigError."""
         from transformers import AutoConfig
 
         model = AutoConfig.from_pretrained(settings.model).get_text_config()
         self.held = (0, 0)
-        self._dialect, self._settings, self._process = dialect, settings, process
+        self._dialect, self._carrier, self._settings, self._process = dialect, carrier, settings, process
         self._vocab = int(model.vocab_size)
         optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
         self._fit = Fit(checkpoint_shapes(settings.model), optional)
-        self._servers = [_Server(url.rstrip("/")) for url in settings.urls]
-        self._http: httpx.AsyncClient | None = None
+        self.servers = Servers(settings.urls, settings.call_s, settings.idle_s, dialect.refused)
         # Of a name at the servers. SGLang aborts whatever begins like a name, and, 2 s after its end, a request's own
         # name once more: names of two engines must not meet, none may begin another, none may come again.
         self._tag = uuid.uuid4().hex[:8]
@@ -143,21 +150,21 @@ class ServerEngine:
         self._open = asyncio.Event()
         self._closing = False
         self._generated = 0
+        self._recompute = True
         self._paused_at: float | None = None
         self._paused_s = 0.0
 
     async def start(self) -> None:
         """Returns when every server serves. Raises EngineDied when one does not within `start_s`."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        timeout = httpx.Timeout(self._settings.call_s, read=self._settings.idle_s)
-        self._http = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        self.servers.open()
         try:
             if self._process is not None:
                 self._process.start()
-            for server in self._servers:
-                await self._until_it_serves(server)
-            await self._command(lambda: self._dialect.resume())
-            await self._command(lambda: self._dialect.name_version(str(self.held[1])))
+            ended = self._process.ended if self._process is not None else lambda: ""
+            await self.servers.until_they_serve(self._dialect.health, self._settings.start_s, ended)
+            await self._tell(self._dialect.resume())
+            await self._tell(self._dialect.name_version(str(self.held[1])))
+            await self._carrier.start(self.servers)
         except BaseException:
             await self.close()
             raise
@@ -169,30 +176,17 @@ class ServerEngine:
         for asked in self._running.values():
             if asked.task is not None:
                 asked.task.cancel()
-        http, self._http = self._http, None
-        if http is not None:
-            await http.aclose()
+        self._carrier.close()
+        await self.servers.close()
         if self._process is not None:
             await asyncio.to_thread(self._process.stop)
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
-        self._client()
-        ids, room = np.asarray(prompt, np.int64), self._settings.max_tokens
-        if not len(ids) or ids.min() < 0 or ids.max() >= self._vocab:
-            raise ValueError(
-                f"request {request}: the prompt must hold token ids of 0..{self._vocab - 1} and not be empty"
-            )
-        if len(ids) >= room:
-            raise PromptTooLong(
-                f"request {request}: the prompt has {len(ids)} tokens, a row has at most {room} with the answer "
-                "(env.max_tokens): raise it or shorten the prompt"
-            )
-        if sampling.max_new_tokens < 1:
-            raise ValueError(f"request {request}: max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
-        if request in self._running:
-            raise ValueError(f"request {request} is running already: names must be unique")
+        self._check_alive()
+        room = self._settings.max_tokens
+        ids = prompt_of(request, prompt, sampling, vocab=self._vocab, room=room, running=self._running)
         self._asked += 1
-        server = min(self._servers, key=lambda s: s.running)
+        server = self.servers.least_busy()
         asked = _Asked(f"{self._tag}-{self._asked}-{request};", server)
         n = min(sampling.max_new_tokens, room - len(ids))
         asked.task = asyncio.ensure_future(self._generate(asked, ids.tolist(), n, sampling))
@@ -215,7 +209,7 @@ class ServerEngine:
         path, body = self._dialect.generate(asked.name, prompt, n, sampling, salt)
         answer = Answer()
         try:
-            async with self._client().stream("POST", url + path, json=body) as response:
+            async with self.servers.client.stream("POST", url + path, json=body) as response:
                 if response.status_code != 200:
                     said = (await response.aread()).decode(errors="replace")
                     raise EngineDied(f"{url}{path} answered {response.status_code}: {said[:500]}")
@@ -234,7 +228,7 @@ class ServerEngine:
             log.warning("%s aborted request %s, unasked: %s", url, asked.name, answer.why or "it does not say why")
         return self._generation(answer, asked.server)
 
-    def _generation(self, answer: Answer, server: _Server) -> Generation:
+    def _generation(self, answer: Answer, server: Server) -> Generation:
         ids, logprobs = np.asarray(answer.ids, np.int32), np.asarray(answer.logprobs, np.float32)
         versions = np.full(len(ids), -1, np.int32)
         for span in answer.spans:
@@ -253,32 +247,33 @@ class ServerEngine:
 
     async def _abort(self, asked: _Asked) -> None:
         with contextlib.suppress(EngineDied):  # the request itself says what its server died of
-            await self._post(asked.server, *self._dialect.abort(asked.name))
+            await self.servers.post(asked.server, *self._dialect.abort(asked.name))
 
     async def check(self, weights: Weights) -> None:
         await asyncio.to_thread(self._fit.tensors, weights)
 
     async def pause(self, recompute_kv: bool) -> None:
-        self._client()
+        self._check_alive()
         self._open.clear()
         if self._paused_at is None:
             self._paused_at = time.monotonic()
-        await self._command(lambda: self._dialect.pause(recompute_kv))
+        self._recompute = recompute_kv
+        await self._tell(self._dialect.pause(recompute_kv))
 
     async def load(self, weights: Weights) -> None:
-        self._client()
+        self._check_alive()
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         tensors = await asyncio.to_thread(self._fit.tensors, weights)
+        version = str(weights.id.version)
         with _folder(self._settings.weights_dir) as folder:
-            written = await asyncio.to_thread(self._dialect.write, folder, self._settings.model, tensors)
-            await self._command(lambda: self._dialect.load(folder, written, str(weights.id.version)))
-        await self._command(lambda: self._dialect.name_version(str(weights.id.version)))
+            await self._carrier.load(self.servers, folder, tensors, version, self._recompute)
+        await self._tell(self._dialect.name_version(version))
         self.held = weights.id.order
         self._fit.forget()
 
     async def resume(self) -> None:
-        await self._command(lambda: self._dialect.resume())
+        await self._tell(self._dialect.resume())
         if self._paused_at is not None:
             self._paused_s += time.monotonic() - self._paused_at
             self._paused_at = None
@@ -296,49 +291,11 @@ class ServerEngine:
             "prefix_reused": 0.0,
         }
 
-    # Speaking to servers.
+    async def _tell(self, phrase: tuple[str, Any]) -> None:
+        await self.servers.tell(lambda _: phrase)
 
-    def _client(self) -> httpx.AsyncClient:
-        if self._http is None:
-            raise EngineDied("the engine is not running: it was closed, or never started")
-        return self._http
-
-    async def _command(self, phrase: Callable[[], tuple[str, Any]]) -> None:
-        """To all servers at once. Raises EngineDied unless all of them do it."""
-        path, body = phrase()
-        answers: list[Awaitable[None]] = [self._post(server, path, body) for server in self._servers]
-        await asyncio.gather(*answers)
-
-    async def _post(self, server: _Server, path: str, body: Any) -> None:
-        try:
-            response = await self._client().post(server.url + path, json=body, timeout=self._settings.call_s)
-        except httpx.HTTPError as error:
-            raise EngineDied(f"{server.url}{path} did not answer: {type(error).__name__} {error}") from error
-        try:
-            said = response.json() if response.content else {}
-        except ValueError:
-            said = {"text": response.text}
-        if response.status_code != 200 or (why := self._dialect.refused(said)):
-            why = f"answered {response.status_code}: {str(said)[:500]}" if response.status_code != 200 else why
-            raise EngineDied(f"{server.url}{path}: {why}")
-
-    async def _until_it_serves(self, server: _Server) -> None:
-        deadline = time.monotonic() + self._settings.start_s
-        while True:
-            try:
-                response = await self._client().get(server.url + self._dialect.health, timeout=5.0)
-                if response.status_code == 200:
-                    return
-                why = f"it answers {response.status_code}"
-            except httpx.HTTPError as error:
-                why = f"{type(error).__name__} {error}"
-            if self._process is not None and (ended := self._process.ended()):
-                raise EngineDied(ended)
-            if time.monotonic() > deadline:
-                raise EngineDied(
-                    f"{server.url} did not serve within {self._settings.start_s:g} s (launch.start_s): {why}"
-                )
-            await asyncio.sleep(0.25)
+    def _check_alive(self) -> None:
+        self.servers.client  # noqa: B018
 
 
 def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:

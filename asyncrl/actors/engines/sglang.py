@@ -7,18 +7,16 @@ SGLang pins another torch than asyncrl, so it always lives in another environmen
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.actors.engines.protocol import Sampling
-from asyncrl.actors.engines.server import Answer, ServerEngine, ServerSettings, own_urls
+from asyncrl.actors.engines.server import Answer, Carrier, ServerEngine, ServerSettings, own_urls
 from asyncrl.actors.engines.server_process import ServerProcess, free_port
+from asyncrl.actors.engines.sglang_weights import Disk, Group, Handles, own_address
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 MARGIN = 8
 INSTALL = (
@@ -35,7 +33,9 @@ def from_config(
     python: str | None = None,
     args: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    weights: str = "disk",
     weights_dir: str | None = None,
+    group_backend: str = "nccl",
 ) -> ServerEngine:
     """`actors.engine: sglang`. Raises ConfigError.
 
@@ -44,7 +44,9 @@ def from_config(
         python: interpreter of the environment in which SGLang is installed: one server per actor is started there.
         args: of `sglang.launch_server`, by their names: {mem_fraction_static: 0.8}; true for a switch.
         environment: variables of the server that is started.
-        weights_dir: folder that servers on other hosts see too; default: shared memory of this host.
+        weights: how they get new weights: `disk`, `tensor` or `group` (sglang_weights.py).
+        weights_dir: of `disk`: a folder that servers on other hosts see too; default: shared memory of this host.
+        group_backend: of `group`: `nccl` between GPUs, `gloo` on CPUs.
     """
     from asyncrl.model import resolve_path
 
@@ -57,6 +59,18 @@ def from_config(
         )
     process = None
     model = resolve_path(config.model)
+    carriers: dict[str, Callable[[], Carrier]] = {
+        "disk": lambda: Disk(model),
+        "tensor": Handles,
+        "group": lambda: Group(group_backend, own_address(chosen[0]), config.launch.start_s),
+    }
+    if weights not in carriers:
+        raise ConfigError(f"actors.engine_options.weights is {weights!r}, expected one of {', '.join(carriers)}.")
+    if weights_dir is not None and weights != "disk":
+        raise ConfigError(f"actors.engine_options.weights_dir is of weights `disk`, not of {weights!r}: leave it out.")
+    ranks = config.actors.engine_options.get("args", {})
+    if weights != "disk" and max(int(ranks.get(name, 1)) for name in ("tp", "tp_size", "dp", "dp_size")) > 1:
+        raise ConfigError(f"actors.engine_options.weights {weights!r} is for servers of one rank: use disk.")
     if python is not None:
         if shutil.which(python) is None:
             raise ConfigError(f"actors.engine_options.python is {python!r}: there is no such interpreter. {INSTALL}")
@@ -75,7 +89,7 @@ def from_config(
         start_s=config.launch.start_s,
         weights_dir=Path(weights_dir) if weights_dir else None,
     )
-    return ServerEngine(SGLang(), settings, process)
+    return ServerEngine(SGLang(), carriers[weights](), settings, process)
 
 
 def command(config: Config, python: str, model: Path, port: int, args: Mapping[str, Any]) -> list[str]:
@@ -114,9 +128,6 @@ class SGLang:
 
     name, health = "sglang", "/health"
 
-    def __init__(self) -> None:
-        self._recompute = True
-
     def generate(self, request: str, prompt: list[int], n: int, sampling: Sampling, salt: str) -> tuple[str, Any]:
         params = {
             "max_new_tokens": n,
@@ -151,7 +162,6 @@ class SGLang:
         return "/abort_request", {"rid": request}
 
     def pause(self, recompute_kv: bool) -> tuple[str, Any]:
-        self._recompute = recompute_kv
         return "/pause_generation", {"mode": "retract" if recompute_kv else "in_place"}
 
     def resume(self) -> tuple[str, Any]:
@@ -159,19 +169,6 @@ class SGLang:
 
     def name_version(self, version: str) -> tuple[str, Any]:
         return "/update_weight_version", {"new_version": version, "abort_all_requests": False}
-
-    def write(self, folder: Path, model: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-        """A Hugging Face folder."""
-        from safetensors.torch import save_file
-
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-        shutil.copyfile(model / "config.json", folder / "config.json")
-        return ""
-
-    def load(self, folder: Path, written: str, version: str) -> tuple[str, Any]:
-        # Asked to flush the cache of requests that keep theirs, SGLang answers 400, though the weights are updated.
-        body = {"model_path": str(folder), "flush_cache": self._recompute, "weight_version": version}
-        return "/update_weights_from_disk", body
 
     def refused(self, answer: Any) -> str:
         return "" if answer.get("success", True) else str(answer.get("message"))

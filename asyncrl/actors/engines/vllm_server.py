@@ -6,17 +6,16 @@ as the embedded engine does (docs/engines.md has the command).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.actors.engines.protocol import Sampling
-from asyncrl.actors.engines.server import Answer, ServerEngine, ServerSettings, own_urls
+from asyncrl.actors.engines.server import Answer, ServerEngine, ServerSettings, Tensors, own_urls
+from asyncrl.actors.engines.server_http import Servers
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
 
 COMMAND = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs "
@@ -43,7 +42,7 @@ def from_config(config: Config, *, urls: Sequence[str] = (), weights_dir: str | 
         start_s=config.launch.start_s,
         weights_dir=Path(weights_dir) if weights_dir else None,
     )
-    return ServerEngine(VLLMServer(), settings)
+    return ServerEngine(VLLMServer(), PublishedFile(), settings)
 
 
 class VLLMServer:
@@ -95,21 +94,32 @@ class VLLMServer:
     def name_version(self, version: str) -> tuple[str, Any]:
         return "/update_weight_version", {"new_version": version}
 
-    def write(self, folder: Path, model: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-        """A published version, as in weights/shm.py; returns its file's name and digest."""
-        from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
-
-        id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())
-        weights = ShmSubscriber(folder).open(verify=False)
-        weights.close()
-        return f"{weights.path.name} {id.digest}"
-
-    def load(self, folder: Path, written: str, version: str) -> tuple[str, Any]:
-        name, digest = written.split()
-        return "/collective_rpc", {"method": "asyncrl_load", "args": [str(folder / name), digest]}
-
     def refused(self, answer: Any) -> str:
         """A worker's own answers come as the text of what it returned."""
         if all(result == "True" for result in answer.get("results") or ()):
             return ""
         return f"its workers cannot open the file of the weights (actors.engine_options.weights_dir): {answer}"
+
+
+class PublishedFile:
+    """As in weights/shm.py, mapped by the servers' workers."""
+
+    async def start(self, servers: Servers) -> None:
+        return None
+
+    async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
+        path, digest = await asyncio.to_thread(_write, folder, tensors)
+        await servers.tell(lambda _: ("/collective_rpc", {"method": "asyncrl_load", "args": [str(path), digest]}))
+
+    def close(self) -> None:
+        return None
+
+
+def _write(folder: Path, tensors: Tensors) -> tuple[Path, str]:
+    """Path and digest."""
+    from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+
+    id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())
+    weights = ShmSubscriber(folder).open(verify=False)
+    weights.close()
+    return folder / weights.path.name, id.digest

