@@ -19,7 +19,7 @@ class Tree:
     >>> [tree.join(f"host {i}", "", now=0.0) for i in range(6)]
     ['', '', 'host 0', 'host 0', 'host 1', 'host 1']
     >>> tree.join("host 5", "host 1", now=1.0)  # it hears nothing from its parent, who is taken out
-    'host 0'
+    'host 2'
     >>> tree.join("host 0", "", now=30.0)  # all others have not been heard of for long
     ''
     """
