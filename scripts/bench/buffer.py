@@ -1,15 +1,18 @@
 """What the buffer carries, beside what it could be measured against, in one go.
 
-    asyncrl            the real buffer process; up to 8 puts at once from each producer, every one answered after its
-                       commit; then a learner takes everything out, batch by batch. `fsync` commit, interval, off
+    asyncrl            the real buffer process; up to 8 puts at once from each producer, in two requests of 4, each
+                       answered after its commit; then a learner takes everything out, batch by batch. `fsync` commit,
+                       interval, off
     bare ZeroMQ pipe   the same frames, PUSH to PULL: nothing is decoded, written or answered
-    disk               the same bytes in blocks of 1 MiB, one fdatasync at the end
+    disk               the same bytes in blocks of 1 MiB, one fdatasync at the end; the median of one before, one after
+                       and one between the runs of the cell
     Redis streams      redis-server, AOF everysec, the same records, 8 XADD at once per client; XREAD out
     Ray                object store, put and get of the same records
 
 and: peak memory, the time to restart with many waiting groups, the latency of a put at 200 a second. CPU is that of the
-process that is measured, without its clients. Prints tables and the targets, writes bench/results/buffer.json. About
-five minutes on two quiet cores; an interrupted run goes on where it was when it is started again.
+process that is measured; that of its clients, which on two cores it shares them with, stands beside it. Prints tables
+and the targets, writes bench/results/buffer.json. About five minutes on two quiet cores; an interrupted run goes on
+where it was when it is started again.
 """
 
 from __future__ import annotations
@@ -128,10 +131,13 @@ def measured(folder: Path, args: argparse.Namespace, parts: Parts) -> dict[str, 
 
 def cell(folder: Path, producers: int, tokens: int, n: int) -> list[Found]:
     record = to_record(trajectory(TicketId(0, 0, 0), tokens))
+    disk = [rivals.disk(folder, record, n)]
     found = [through_the_buffer(folder / "run", producers, tokens, n, fsync) for fsync in ("commit", "interval", "off")]
+    disk.append(rivals.disk(folder, record, n))
     found.append({"what": "bare ZeroMQ pipe", "in": rivals.pipe(folder, producers, record, n)})
-    found.append({"what": "disk, sequential", "in": rivals.disk(folder, record, n)})
     found.append({"what": "Redis streams", **rivals.redis_streams(folder / "redis", producers, record, n)})
+    disk.append(rivals.disk(folder, record, n))
+    found.append({"what": "disk, sequential", "in": {"seconds": statistics.median(disk), "each": disk}})
     return [_row(producers, tokens, n, record, row) for row in found]
 
 
@@ -215,9 +221,10 @@ def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: s
             child.start()
             there.close()  # a child that dies is an EOFError here
             assert here.recv() == "ready"
-            with rivals.cpu(process) as into:
+            with rivals.cpu(process) as into, rivals.cpu(psutil.Process(child.pid)) as clients:
                 here.send("go")
                 seconds = here.recv()
+            here.send("end")
             child.join(60)
             with rivals.cpu(process) as out:
                 begun = time.perf_counter()
@@ -231,7 +238,7 @@ def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: s
         )
     return {
         "what": f"asyncrl, fsync {fsync}",
-        "in": {"seconds": seconds, "cpu_s": into[0]},
+        "in": {"seconds": seconds, "cpu_s": into[0], "clients_cpu_s": clients[0]},
         "out": {"seconds": taken, "cpu_s": out[0]},
         "rss_idle_mb": idle / 1e6,
         "rss_peak_mb": peak * 1024 / 1e6,
@@ -255,6 +262,7 @@ def produce(address: Endpoint, producers: int, tokens: int, n: int, pipe: Connec
     pipe.recv()
     begun = time.perf_counter()
     pipe.send(_answered(todo) - begun)
+    pipe.recv()
     for sender in todo:
         sender.close(linger=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 AIM = (4096, 8)
@@ -10,7 +11,9 @@ Found = dict[str, Any]
 
 
 def targets(results: dict[str, Any]) -> list[Found]:
-    """What is aimed at, beside what was measured: rates in MB/s of the same cell, one figure per repeat."""
+    """What is aimed at, beside what was measured: rates in MB/s of the same cell, one figure per repeat, of which the
+    median is held against the target. Redis's AOF everysec promises what `fsync: interval` does: at a power cut the
+    last second is lost. `commit` promises more."""
     rates: dict[str, list[float]] = {}
     for row in results["throughput"]:
         if (row["tokens"], row["producers"]) == AIM and "missing" not in row:
@@ -43,13 +46,17 @@ def line(row: Found) -> str:
         if way in row:
             n, s = row["trajectories"], row[way]["seconds"]
             cpu = f"{1e6 * row[way]['cpu_s'] / n:>8.0f}" if "cpu_s" in row[way] else f"{'-':>8}"
-            parts.append(f"{n / s:>9.0f}{row['bytes'] / 1e6 / s:>8.0f}{cpu}")
+            clients = f"{1e6 * row[way]['clients_cpu_s'] / n:>6.0f}" if "clients_cpu_s" in row[way] else ""
+            if way == "in":
+                clients = clients or f"{'-':>6}"
+            parts.append(f"{n / s:>9.0f}{row['bytes'] / 1e6 / s:>8.0f}{cpu}{clients}")
     peak = f"{row['rss_peak_mb']:>8.0f}" if "rss_peak_mb" in row else ""
     return head + "  ".join(parts) + peak
 
 
 def show(results: dict[str, Any]) -> None:
-    print(f"\n{'tokens':>6} {'from':>4}  {'':<24}{'in: traj/s':>9}{'MB/s':>7}{'us CPU':>8}   out: the same; peak MB")
+    into = f"{'in: traj/s':>9}{'MB/s':>7}{'us CPU':>8} clients"
+    print(f"\n{'tokens':>6} {'from':>4}  {'':<24}{into}   out: traj/s, MB/s, us CPU; peak MB")
     for row in results["throughput"]:
         print(line(row))
     for row in results["latency"]:
@@ -66,7 +73,8 @@ def show(results: dict[str, Any]) -> None:
     for row in results["targets"]:
         least = "at least" in row
         bound = row["at least" if least else "at most"]
-        held = bool(row["measured"]) and all((x >= bound) if least else (x <= bound) for x in row["measured"])
+        middle = statistics.median(row["measured"] or [0.0])
+        held = bool(row["measured"]) and (middle >= bound if least else middle <= bound)
         figures = " ".join(f"{x:.2f}" for x in row["measured"]) or "not measured"
         aim = f"{'at least' if least else 'at most'} {bound:g}"
         verdict = ("held" if held else "MISSED") if row["measured"] else ""

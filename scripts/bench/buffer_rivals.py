@@ -61,7 +61,8 @@ def _push(address: str, producers: int, record: bytes, n: int) -> None:
             sender.close(linger=60_000)
 
 
-def disk(folder: Path, record: bytes, n: int) -> dict[str, float]:
+def disk(folder: Path, record: bytes, n: int) -> float:
+    """Seconds."""
     path = folder / "sequential"
     total, block = len(record) * n, os.urandom(1 << 20)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -72,7 +73,7 @@ def disk(folder: Path, record: bytes, n: int) -> dict[str, float]:
     seconds = time.perf_counter() - begun
     os.close(file)
     path.unlink()
-    return {"seconds": seconds}
+    return seconds
 
 
 def redis_streams(folder: Path, producers: int, record: bytes, n: int) -> dict[str, Any]:
@@ -106,9 +107,10 @@ def redis_streams(folder: Path, producers: int, record: bytes, n: int) -> dict[s
         there.close()
         assert here.recv() == "ready"
         measured = psutil.Process(process.pid)
-        with cpu(measured) as into:
+        with cpu(measured) as into, cpu(psutil.Process(child.pid)) as clients:
             here.send("go")
             seconds = here.recv()
+        here.send("end")
         child.join(60)
         with cpu(measured) as out:
             begun = time.perf_counter()
@@ -123,7 +125,7 @@ def redis_streams(folder: Path, producers: int, record: bytes, n: int) -> dict[s
         process.wait(60)
         shutil.rmtree(folder)
     return {
-        "in": {"seconds": seconds, "cpu_s": into[0]},
+        "in": {"seconds": seconds, "cpu_s": into[0], "clients_cpu_s": clients[0]},
         "out": {"seconds": taken, "cpu_s": out[0]},
         "rss_peak_mb": peak,
     }
@@ -153,6 +155,7 @@ def _xadd(port: int, producers: int, record: bytes, n: int, pipe: Connection) ->
                 connection.read_response()
                 sent[i] -= 1
     pipe.send(time.perf_counter() - begun)
+    pipe.recv()
     for connection in connections:
         connection.disconnect()
 
@@ -165,6 +168,7 @@ def ray_store(record: bytes, n: int) -> dict[str, Any]:
         return {"missing": "not installed (pip install ray)"}
     store = 2 * n * len(record) + (100 << 20)
     ray.init(
+        "local",  # whatever other cluster runs here
         num_cpus=1,
         include_dashboard=False,
         log_to_driver=False,
