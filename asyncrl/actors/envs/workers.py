@@ -125,7 +125,8 @@ class Worker:
     async def let_go(self, number: int) -> None:
         if number in self.envs:
             self.envs.remove(number)
-            await self._ask({"env": number, "op": "close", "arg": None})
+            if self.ready.is_set():
+                await self._ask({"env": number, "op": "close", "arg": None})
 
     async def call(self, number: int, op: str, arg: Any) -> Any:
         """Raises EnvFailed: what the environment raised, or that its worker is gone."""
@@ -141,8 +142,8 @@ class Worker:
     async def _ask(self, wish: dict[str, Any]) -> Any:
         n = next(self._numbers)
         future = self._pending[n] = asyncio.get_running_loop().create_future()
-        self._send({"n": n, **wish})
         try:
+            self._send({"n": n, **wish})
             return await future
         except asyncio.CancelledError:
             self._given_up.add(n)
@@ -161,8 +162,9 @@ class Worker:
         """Whether it stands still: given up is what it does not even notice."""
         if not self._given_up or self._writer is None:
             return
-        if time.monotonic() - self._heard >= max(self._call_s, LOOK_S):
-            log.error("a worker of env.workers stood still for %.0f s: it is replaced", self._call_s)
+        patience_s = max(self._call_s, LOOK_S) if self.ready.is_set() else START_S
+        if time.monotonic() - self._heard >= patience_s:
+            log.error("a worker of env.workers stood still for %.0f s: it is replaced", patience_s)
             self._writer.transport.abort()
         else:
             asyncio.get_running_loop().call_later(LOOK_S, self._look)
@@ -174,6 +176,7 @@ class Worker:
             ours, theirs = socket.socketpair()
             end = self._start(theirs)
             reader, self._writer = await asyncio.open_connection(sock=ours)
+            self._heard = time.monotonic()
             try:
                 self._send(self._recipe)
                 while True:

@@ -56,7 +56,7 @@ def test_a_thousand_episodes_at_once_end_as_on_the_loop(workers: str) -> None:
 @pytest.mark.parametrize("workers", ["async", "threads", "processes"])
 def test_what_blocks_in_a_worker_does_not_hold_up_the_loop(workers: str) -> None:
     """The loop that generates turns meanwhile; on it, it stands still for as long as the environment blocks."""
-    blocks_s = 0.8
+    blocks_s = 1.2
 
     async def scenario(play: Play) -> float:
         playing = asyncio.gather(*(one(play, group=i) for i in range(2)))

@@ -1,0 +1,65 @@
+"""Commands of `asyncrl` about the parts that it comes with: what there is to choose from, the sandbox as a service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+Arg = tyro.conf.arg
+
+
+def envs(words: list[str]) -> int:
+    """Lists the environments and task sources that come with asyncrl."""
+    from asyncrl.actors.envs import ENVIRONMENTS
+    from asyncrl.data import SOURCES
+
+    return _list(envs, words, {"env.name": ENVIRONMENTS, "data.source": SOURCES})
+
+
+def rewards(words: list[str]) -> int:
+    """Lists the scores and wrappers that come with asyncrl."""
+    from asyncrl.rewards import REWARDS, WRAPPERS
+    from asyncrl.rewards.group import GROUP_SCORES
+
+    tables = {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS, "env.group_score": GROUP_SCORES}
+    return _list(rewards, words, tables)
+
+
+def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping[str, Mapping[str, Any]]) -> int:
+    """The entries of tables by name, each with the first line of its docstring."""
+
+    @dataclass(frozen=True)
+    class Nothing:
+        pass
+
+    tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
+    for title, table in tables.items():
+        print(title)
+        for name, entry in sorted(table.items()):
+            print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
+    return 0
+
+
+def sandbox(words: list[str]) -> int:
+    """Serves the local sandbox for untrusted code over HTTP, by SandboxFusion's contract."""
+
+    @dataclass(frozen=True)
+    class Sandbox:
+        host: Annotated[str, Arg(help="Address to listen on. There is no password: keep it inside.")] = "127.0.0.1"
+        port: Annotated[int, Arg(help="0: the first free one.")] = 8080
+        concurrency: Annotated[int | None, Arg(help="Runs at the same time; default: one per core.")] = None
+        memory_mb: Annotated[int, Arg(help="Of one run, at most.")] = 512
+        isolation: Annotated[Literal["full", "process"], Arg(help="process: where the kernel refuses namespaces.")] = (
+            "full"
+        )
+
+    options = tyro.cli(Sandbox, args=words, prog="asyncrl sandbox", description=sandbox.__doc__)
+    from asyncrl.rewards.sandbox.local import LocalSandbox
+    from asyncrl.rewards.sandbox.server import serve
+
+    box = LocalSandbox(isolation=options.isolation, memory_mb=options.memory_mb)
+    return serve(box, options.host, options.port, options.concurrency or os.cpu_count() or 1)
