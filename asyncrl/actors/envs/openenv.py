@@ -20,6 +20,8 @@ from asyncrl.data.seeds import opening
 
 POLICYS_FAULT = "VALIDATION_ERROR"
 """The action does not fit the schema. Every other code is the server's fault: `env_error`."""
+MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
+"""Titles of schemas that say nothing of what the policy could do."""
 MAX_BYTES = 2**26
 
 
@@ -60,7 +62,7 @@ class OpenEnvEnv:
 
     async def reset(self, task: Task) -> list[Message]:
         """Raises ConnectionError when the server is not there, RuntimeError when it refuses, ValueError when it has no
-        such field as `observation` or `action`."""
+        such field as `observation` or `action`, or tools of MCP instead of actions."""
         import httpx
         from websockets.asyncio.client import connect
 
@@ -73,6 +75,8 @@ class OpenEnvEnv:
             )
         except (OSError, httpx.HTTPError) as error:
             raise ConnectionError(f"OpenEnv server {url}: {type(error).__name__}: {error}") from error
+        if schema["action"].get("title") in MCP_ACTIONS:
+            raise ValueError(f"OpenEnv server {url}: its actions are calls of MCP tools, which asyncrl does not make")
         self._schema = _shown(schema["action"])
         if self._action and self._action not in self._schema["properties"]:
             raise ValueError(f"env.options.action is {self._action!r}; an action has {[*self._schema['properties']]}")

@@ -132,6 +132,19 @@ def test_by_url_sessions_are_closed_and_a_full_server_says_so(one_session: str) 
     run(episodes())
 
 
+@with_gyms
+@pytest.mark.timeout(60)
+def test_actions_that_are_calls_of_mcp_tools_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "with_tools.py"
+    file.write_text(Path(SERVER).read_text().replace("(Digit, Guess,", "(Digit, Action,"))
+
+    async def episode() -> None:
+        with pytest.raises(ValueError, match="calls of MCP tools"):
+            await env({"command": [GYMS, str(file), "{port}"]}).reset(TASK)
+
+    run(episode())
+
+
 @pytest.mark.timeout(60)
 def test_a_server_that_is_not_there_is_said() -> None:
     async def episodes() -> None:
