@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from asyncrl import leftovers
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.keys import Keys
@@ -181,14 +182,19 @@ class RunFolder:
             self.private.mkdir(mode=0o700)
             Keys.new().save(self.private / "keys")
         record = {"id": uuid.uuid4().hex, "started": time.time(), "user": getpass.getuser(), "sockets": sockets}
-        self._write({**record, "shm": str(self._new_shm()), "host": host, "processes": {}})
+        shm = self._new_shm()
+        for folder in (Path(sockets), shm):
+            leftovers.hold(folder)
+        self._write({**record, "shm": str(shm), "host": host, "processes": {}})
 
     def remove_temporary(self) -> None:
         """Sockets, keys and weights in flight of a launch that is over."""
         shutil.rmtree(self.private, ignore_errors=True)
         text = (self.path / "run.json").read_text()
         for name in ("sockets", "shm") if text else ():
-            shutil.rmtree(json.loads(text)[name], ignore_errors=True)
+            folder = Path(json.loads(text)[name])
+            leftovers.let_go(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _new_shm(self) -> Path:
         memory = Path("/dev/shm")

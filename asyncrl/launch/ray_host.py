@@ -9,7 +9,6 @@ launcher ──Ray──> RoleHost ── starts, the role's code unchanged ─�
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -23,8 +22,8 @@ from pathlib import Path
 
 import ray
 
+from asyncrl import leftovers
 from asyncrl.errors import RunError
-from asyncrl.launch import leftovers
 from asyncrl.launch.guardian import outlive
 from asyncrl.launch.logs import RUN_ERROR
 from asyncrl.launch.processes import HOSTED_MARKER, Process, Role, kill_all, of_run
@@ -61,11 +60,9 @@ class RoleHost:
                 again=_by_this_python(role.again),
                 environment={**environment, HOST: self.node, HOSTED_MARKER: mark, **role.environment},
             )
-            folders = (run.sockets, run.shm)
-            for folder in folders:
+            for folder in (run.sockets, run.shm):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._uses = contextlib.ExitStack()
-            self._uses.enter_context(leftovers.held(folders))
+                leftovers.hold(folder)
             self._process = Process(here, run_id, run.log(role.name), again=again)
             print(f"{role.name}: pid {self._process.pid} on {self.node}, log {self._process.log}", flush=True)
         except (OSError, subprocess.SubprocessError, RunError) as error:

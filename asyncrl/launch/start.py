@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import zmq
 from rich.console import Console
 
+from asyncrl import leftovers
 from asyncrl.config import Config
 from asyncrl.config_rules import warnings
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
-from asyncrl.launch import leftovers
 from asyncrl.launch.backend import backend
 from asyncrl.launch.local import Launcher
 from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_names, refuse_live
@@ -104,7 +104,7 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fres
     from asyncrl.tracking.collector import Collector
 
     leftovers.remove()
-    with run.hold(), leftovers.held((run.sockets, run.shm)):
+    with run.hold():
         run.note(processes={"launcher": this_process()})
         for warning in warnings(config):
             console.print(f"warning: {warning}", style="yellow", highlight=False)

@@ -43,7 +43,7 @@ class JsonLines:
 
 
 class _Lines:
-    """Appends whole lines, also behind a part of one that a killed launcher left, and where a full disk takes a part."""
+    """Appends whole lines, also behind a part of one that a killed launcher or a full disk left."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

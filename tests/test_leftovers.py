@@ -9,16 +9,18 @@ import sys
 import time
 from pathlib import Path
 
-from asyncrl.launch import leftovers
+from asyncrl import leftovers
+from asyncrl.config import Config
+from asyncrl.run_folder import RunFolder
 from tests.launch.fakes import until
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from asyncrl.launch import leftovers
-with leftovers.held([Path(sys.argv[1])]):
-    print("held", flush=True)
-    time.sleep(60)
+from asyncrl import leftovers
+leftovers.hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
 """
 
 
@@ -49,3 +51,15 @@ def test_only_what_nobody_holds_is_removed(tmp_path: Path) -> None:
     finally:
         holder.kill()
         holder.communicate(timeout=10)
+
+
+def test_a_run_folder_s_own_are_held_while_its_process_lives(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    for made in (run.sockets, run.shm):
+        then = time.time() - 2 * leftovers.STALE_S
+        os.utime(made, (then, then))
+    leftovers.remove()
+    assert (run.sockets.exists(), run.shm.exists()) == (True, True)
+    sockets = run.sockets
+    run.remove_temporary()
+    assert not sockets.exists()

@@ -12,22 +12,29 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 LOCK = ".held"
 STALE_S = 600.0
-"""Unlocked and unchanged for so long. A launch that has just begun has not locked its folders yet."""
+"""Unlocked and unchanged for so long: what has just been made is not locked yet."""
 
 
-@contextlib.contextmanager
-def held(folders: Iterable[Path]) -> Iterator[None]:
-    """While it is open, and this process lives, nobody takes `folders` for left over."""
-    with contextlib.ExitStack() as stack:
-        for folder in folders:
-            file = stack.enter_context((folder / LOCK).open("a"))
-            fcntl.flock(file, fcntl.LOCK_SH)
-        yield
+_files: dict[Path, IO[str]] = {}
+
+
+def hold(folder: Path) -> None:
+    """From now on, and as long as this process lives, nobody takes `folder` for left over."""
+    let_go(folder)
+    file = (folder / LOCK).open("a")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    _files[folder] = file
+
+
+def let_go(folder: Path) -> None:
+    if (file := _files.pop(folder, None)) is not None:
+        file.close()
 
 
 def remove(parents: Iterable[Path] | None = None) -> list[Path]:
