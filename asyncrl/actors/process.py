@@ -110,8 +110,11 @@ class Actor:
                 await _sleep_until(self._changed, POLL_S / 2)
 
     def _free(self) -> int:
-        # An episode that is over, and waits for the others of its group, takes up none.
-        return max(0, self._slots.now - sum(slot.progress.phase != "put" for slot in self.lent.playing.values()))
+        return max(0, self._slots.now - self._busy())
+
+    def _busy(self) -> int:
+        """An episode that is over, and waits for the others of its group, takes up no slot."""
+        return sum(slot.progress.phase != "put" for slot in self.lent.playing.values())
 
     def _ask(self) -> Awaitable[TicketReply]:
         return self._buffer.tickets(self._name, self._engine.held, self._free(), self._keeper.leased(), POLL_S)
@@ -131,7 +134,7 @@ class Actor:
         while True:
             self._keeper.beat()
             self._tell()
-            if self._slots.look(len(self.lent.playing), self._engine.load_stats()):
+            if self._slots.look(self._busy(), self._engine.load_stats()):
                 self._changed.set()
             if time.monotonic() - sent >= self._config.tracking.system_s:
                 sent = time.monotonic()
@@ -180,7 +183,7 @@ class Actor:
             "throughput/requests_running": stats["running"],
             "throughput/requests_waiting": stats["waiting"],
             "throughput/slots": float(self._slots.now),
-            "throughput/slots_busy": len(self.lent.playing) / self._slots.now,
+            "throughput/slots_busy": self._busy() / self._slots.now,
             "throughput/kv_use": stats["kv_use"],
             "weights/held_version": float(self._engine.held[1]),
             "weights/load_s": self._updates.load_s,

@@ -16,6 +16,7 @@ from asyncrl.actors.process import Actor
 from asyncrl.actors.updates import DrainingEngine, Updates
 from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
+from asyncrl.rewards.group import Answer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
@@ -143,7 +144,11 @@ class Stage:
 
         async def play_episode(ticket: Ticket, progress: Progress) -> Trajectory:
             renderer = FakeRenderer()
-            return await play(ticket, make_env, engine, renderer, limits, progress, actor="actor-0", env_name="lookup")
+            trajectory = await play(
+                ticket, make_env, engine, renderer, limits, progress, actor="actor-0", env_name="lookup"
+            )
+            compared = options.get("compared")  # as groups.py does: (ticket, trajectory, answer) -> trajectory
+            return await compared(ticket, trajectory, Answer([], 0.0, {})) if compared else trajectory
 
         self.actor = Actor(
             "actor-0", self.config, engine=engine, play=play_episode, buffer=self.buffer,

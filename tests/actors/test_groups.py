@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episode import EpisodeFailed, Progress
+from asyncrl.actors.groups import Groups
 from asyncrl.actors.playing import player
 from asyncrl.config import Config
 from asyncrl.rewards.group import Answer
 from asyncrl.trajectory import Trajectory
+from tests.actors.actor_stage import Stage, act, until
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
 
 SIZE = 4
@@ -106,6 +109,28 @@ def test_a_score_that_fails_is_an_outage_for_the_whole_group(score: str, said: s
     ends = played(score, *[ticket(i) for i in range(SIZE)])
     assert all(isinstance(end, EpisodeFailed) and end.reason == "env_error" for end in ends)
     assert all(said in str(end) for end in ends)
+
+
+def test_an_episode_that_waits_for_its_group_takes_up_no_slot(tmp_path: Path) -> None:
+    """Two slots, groups of four: if it did, nothing would ever end."""
+
+    async def numbered(task: Any, answers: Sequence[Answer]) -> list[float]:
+        return [float(place) for place, _ in enumerate(answers)]
+
+    async def scenario() -> None:
+        groups = Groups(numbered, 1.0, 5.0, 10.0)
+        s = Stage(
+            tmp_path, [ticket(i, group=g) for g in (1, 2) for i in range(SIZE)], slots=2, compared=groups.compared
+        )
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: s.actor.lent.counts.episodes == 2 * SIZE)
+        s.stop.set()
+        await running
+        assert max(s.buffer.credits) == 2
+        assert sorted(t.reward for t in s.buffer.stored) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+        assert len(s.acknowledged()) == 2 * SIZE
+
+    act(scenario)
 
 
 def test_evaluation_is_of_single_episodes() -> None:
