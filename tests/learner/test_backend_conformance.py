@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from asyncrl.learner.objective import Objective
 from asyncrl.learner.step import train_step
 from tests.learner.backends.test_torch_backend import pack_rows, rows
 from tests.learner.kept_ranks import on_kept_ranks
-from tests.learner.ranks import on_ranks
+from tests.learner.ranks import DEADLINE_S, on_ranks
 from tests.learner.test_step import a_batch
 from tests.learner.tiny import tiny_config, tiny_model
 
@@ -174,9 +175,13 @@ def played(case: Case, folder: Path) -> dict[str, Any]:
         folder.mkdir(parents=True)
     if dist.is_initialized():
         dist.barrier()
-    backend.save(folder / "saved")
-    backend.mark()
-    found["norms"].append(update(2))
+    write = backend.snapshot()
+    with ThreadPoolExecutor(1) as beside:
+        # Written while training goes on: what is loaded below is of before.
+        written = beside.submit(write, folder / "saved")
+        backend.mark()
+        found["norms"].append(update(2))
+        written.result(DEADLINE_S)
     found["weights"] = {n: t.clone() for n, t in backend.weights()}
     update(3)
     backend.rollback()
