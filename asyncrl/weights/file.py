@@ -110,10 +110,14 @@ def verify(data: Any, entries: Sequence[Entry], where: object) -> None:
     def altered(share: Sequence[Entry]) -> str:
         return next((e.name for e in share if digest(whole[e.offset : e.end]) != e.digest), "")
 
-    with ThreadPoolExecutor(max_workers=threads_for(len(whole))) as pool:
-        for name in pool.map(altered, _shares(entries, threads_for(len(whole)))):
-            if name:
-                raise WeightsCorrupt(f"{where}: the bytes of {name} are not those of its digest")
+    threads = threads_for(len(whole))
+    if threads == 1:
+        found = [altered(entries)]
+    else:
+        with ThreadPoolExecutor(threads, "weights check") as pool:
+            found = list(pool.map(altered, _shares(entries, threads)))
+    for name in filter(None, found):
+        raise WeightsCorrupt(f"{where}: the bytes of {name} are not those of its digest")
 
 
 def threads_for(size: int) -> int:

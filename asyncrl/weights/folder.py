@@ -58,7 +58,8 @@ class Folder:
         pointer.write_text(json.dumps(said))
         os.replace(pointer, self.dir / _POINTER)
         # Names sort by branch and version, except when a version is published a second time.
-        for old in sorted(self.dir.glob("*.weights"))[: -self.keep]:
+        names = sorted(name for name in os.listdir(self.dir) if name.endswith(".weights"))
+        for old in [self.dir / name for name in names[: -self.keep]]:
             if old == slot.path:
                 continue
             mine = self._slots.pop(old, None)

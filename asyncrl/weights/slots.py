@@ -67,12 +67,12 @@ class Slot:
     def put_hashed(self, offset: int, data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
         """The digest of `data`, a flat array, copied to `offset`, into room that was reserved. In any thread."""
         hashed = xxhash.xxh3_128()
-        with memoryview(self.map) as whole:
+        if len(data):
+            target = np.frombuffer(self.map, np.uint8, len(data), offset)
             for start in range(0, len(data), BLOCK):
-                part = data[start : start + BLOCK]
-                with whole[offset + start : offset + start + len(part)] as to:
-                    np.copyto(np.frombuffer(to, np.uint8), part)
-                    hashed.update(to)
+                to = target[start : start + BLOCK]
+                np.copyto(to, data[start : start + BLOCK])
+                hashed.update(to.data)
         return hashed.hexdigest()
 
     def finish(self, size: int) -> None:

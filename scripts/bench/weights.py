@@ -8,8 +8,9 @@
     savings         bytes of a delta beside the whole file, at the learning rates that people use: of real runs of the
                     quickstart, and of a larger random model with real gradients (AdamW's first steps, its largest)
 
-Seconds are the least of the repeats; CPU is that of this process (publisher, mirror, actor), the server's apart. Prints
-tables, writes bench/results/weights.json.
+Seconds are the least of the repeats; CPU is that of this process (publisher, mirror, actor), the server's apart. Where
+the process may use several cores, shm copies and verifies on all of them: its seconds may be fewer than its CPU. Prints
+what docs/weights.md takes, as markdown; writes bench/results/weights.json.
 """
 
 from __future__ import annotations
@@ -78,11 +79,12 @@ def main() -> None:
                     print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n" + markdown(found))
 
 
 def model(parameters: int) -> Tensors:
-    """Matrices of about the sizes of a transformer's."""
-    side, left, made = 2048, parameters, {}
+    """Matrices of about the sizes of a transformer's of so many parameters."""
+    side, left, made = 512 if parameters < 50_000_000 else 1024, parameters, {}
     generator = torch.Generator().manual_seed(0)
     while left > 0:
         rows = min(side * 4, max(1, left // side))
@@ -322,14 +324,51 @@ def folder() -> Iterator[Path]:
 
 
 def describe(row: Found) -> str:
-    base, lines = row["copy"][0], [f"{row['parameters'] / 1e6:.0f}M parameters, {row['bytes'] / 1e6:.0f} MB"]
+    base, socket_s = row["copy"][0], row["socket"][0]
+    lines = [f"{row['parameters'] / 1e6:.0f}M parameters, {row['bytes'] / 1e6:.0f} MB"]
     for name, times in row.items():
         if isinstance(times, tuple):
             extra = f"  server's CPU {times[2]:.3f} s, {times[3] / 1e6:.1f} MB" if len(times) > 2 else ""
-            ratio = f"{times[0] / base:5.1f} copies"
+            ratio = f"{times[0] / base:5.1f} copies, {times[0] / socket_s:5.2f} sockets"
             lines.append(f"  {name:16} {times[0]:8.4f} s  CPU {times[1]:8.4f} s  {ratio}{extra}")
     both = row["shm_over_two_copies"], row["shm_over_two_copies_cpu"]
     lines.append(f"  shm over two copies: {both[0]:.2f} (CPU {both[1]:.2f}; at most 1.5 is the target)")
+    return "\n".join(lines)
+
+
+NAMES = {
+    "copy": "memory copy", "shm_publish": "shm, published", "shm_take": "shm, taken over (verified, copied)",
+    "socket": "raw TCP socket on loopback",
+    "zmq_ipc_full": "zmq over ipc, whole", "zmq_ipc_delta": "zmq over ipc, 1% changed",
+    "zmq_curve_full": "zmq over tcp with CURVE, whole", "zmq_curve_delta": "zmq over tcp with CURVE, 1% changed",
+}  # fmt: skip
+
+
+def markdown(found: Found) -> str:
+    """What docs/weights.md takes."""
+    lines = [found["machine"]]
+    for row in found["transport"]:
+        lines += [
+            f"\n{row['parameters'] / 1e6:.0f}M parameters in bfloat16, {row['bytes'] / 1e6:.0f} MB; shm over two "
+            f"copies: {row['shm_over_two_copies']:.2f} (CPU {row['shm_over_two_copies_cpu']:.2f})\n",
+            "| | seconds | copies | sockets | CPU s | the server's CPU s | MB received |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        ]
+        for key, name in NAMES.items():
+            times = row[key]
+            server, received = (f"{times[2]:.3f}", f"{times[3] / 1e6:.1f}") if len(times) > 2 else ("", "")
+            ratios = f"{times[0] / row['copy'][0]:.2f} | {times[0] / row['socket'][0]:.2f}"
+            lines.append(f"| {name} | {times[0]:.4f} | {ratios} | {times[1]:.4f} | {server} | {received} |")
+    if found["savings"]:
+        lines += [
+            "\n| model | learning rate | dtype | elements that changed | times fewer bytes than the file | least |",
+            "| --- | ---: | --- | ---: | ---: | ---: |",
+        ]
+        lines += [
+            f"| {r['model']} | {r['lr']:.0e} | {r['dtype']} | {r['changed']:.1%} | {r['times_fewer']:.3g} | "
+            f"{r['least']:.3g} |"
+            for r in found["savings"]
+        ]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack
 import psutil
 import pytest
+import torch
 import zmq
 
 from asyncrl.buffer.record import from_record, to_record
@@ -20,8 +21,12 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
 from asyncrl.trajectory import TicketId
 from asyncrl.weights import mirror
+from asyncrl.weights.device import DevicePublisher
+from asyncrl.weights.protocol import WeightsCorrupt
+from asyncrl.weights.receiver import DeviceSubscriber
 from asyncrl.weights.server import Server
 from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.ways import Mapped
 from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_trajectory, pack, unpack
 
 from .fakes import open_buffer, trajectory
@@ -150,10 +155,12 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
 def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     id = ShmPublisher(tmp_path / "w").publish(0, 0, [])
     server = Server(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
-    server.turn()
+    while server.latest is None:  # a thread looks at what changed
+        server.turn()
     name = f"0-0-{id.digest}"
     good = [
         [pack({"op": "latest", "n": 1, "held": [-1, -1, ""], "full": False, "wait_s": 0})],
+        [pack({"op": "join", "n": 1, "relay": "ipc://a", "lost": ""})],
         [pack({"op": "chunk", "n": 1, "payload": name, "offset": 0, "length": 8})],
     ]
     for bad in mutations(good, MANY // 2, seed=6):
@@ -165,6 +172,41 @@ def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     for bad in mutations([[pack(offer)]], MANY // 2, seed=7):
         with contextlib.suppress(WireError):
             mirror._offer(unpack(bad[0]))
+
+
+def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None:
+    address, cpu = f"ipc://{tmp_path}/d", torch.device("cpu")
+    learner = DevicePublisher(address, Mapped(lambda chunk: {"bytes": len(chunk)}), cpu)
+    learner.publish(0, 0, [("w", torch.ones(3)), ("b", torch.ones(2, 2).bfloat16())])
+    actor = DeviceSubscriber(address, "actor-0", lambda: cpu)
+    said, layout = actor.line.ask("lend")
+    learner._stop.set()
+    learner._thread.join(5)
+    answers: list[tuple[object, ...]] = []
+    learner._answer = lambda *a: answers.append(a)  # type: ignore[method-assign]
+    who = {"n": 1, "reader": "actor-0"}
+    good = [
+        [pack(who | {"op": "latest", "held": [-1, -1, ""], "wait_s": 0.0})],
+        [pack(who | {"op": "lend"})],
+        [pack(who | {"op": "back"})],
+        [pack(who | {"op": "join", "ranks": 0})],
+        [pack(who | {"op": "send"})],
+    ]
+    for bad in mutations(good, MANY // 2, seed=8):
+        learner._handle([b"peer", *bad])
+    assert len(answers) > MANY / 8
+    refused = 0
+    for bad in mutations([[pack(said), layout]], MANY // 2, seed=9):
+        header, body = (*bad, b"")[:2]
+        actor.line.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
+        try:
+            opened = actor.open()
+            assert (opened.id.digest, len(opened.layout.entries)) == (said["id"][2], 2)
+        except (WireError, WeightsCorrupt):
+            refused += 1
+    assert refused > MANY / 8
+    actor.close()
+    learner.close()
 
 
 @pytest.mark.slow
