@@ -78,8 +78,8 @@ class ChatBody(_Body):
         return Wish(self.n or 1, longest, tuple(s for s in stop if s), (), self.seed)
 
     def overruled(self, temperature: float, top_p: float) -> list[str]:
-        """Fields that ask for another sampling than the run's. A greedy ticket (`temperature` 0) says nothing about that:
-        the agent's may well be the one that the run trains at."""
+        """Fields that ask for another sampling than the run's. A greedy ticket (`temperature` 0) says nothing about
+        that: the agent's may well be the one that the run trains at."""
         asked = {"temperature": (self.temperature, temperature or self.temperature), "top_p": (self.top_p, top_p)}
         return [name for name, (wanted, given) in asked.items() if wanted is not None and wanted != given]
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from asyncrl.actors.acks import AckLog
 from asyncrl.actors.calls import Buffer, Calls
 from asyncrl.actors.engines.protocol import Engine
-from asyncrl.actors.leases import LeaseKeeper
+from asyncrl.actors.leases import Lease, LeaseKeeper
 from asyncrl.actors.lent import LEAVE_S, Lent
 from asyncrl.actors.playing import Play
 from asyncrl.actors.slots import Slots
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """How long the buffer may hold a request for tickets: with new weights the actor must ask anew."""
+ANNOUNCE_S = 1.0
+"""Between two requests for tickets that say what is held: with every one, that would be most of what they cost."""
 LOOK_S = 0.02
 """Between two looks for new weights; a look costs one stat."""
 
@@ -66,6 +68,7 @@ class Actor:
         self.lent = Lent(name, play, buffer, self._calls, keeper, acks, changed=self._changed.set, tell=self._tell)
         self._stopping = False
         self._why = ""
+        self._announced = float("-inf")
         self._paused_at_last = (time.monotonic(), 0.0)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -117,7 +120,11 @@ class Actor:
         return sum(slot.progress.phase != "put" for slot in self.lent.playing.values())
 
     def _ask(self) -> Awaitable[TicketReply]:
-        return self._buffer.tickets(self._name, self._engine.held, self._free(), self._keeper.leased(), POLL_S)
+        # The keeper renews all leases; they are said here as well, for a buffer that has just begun.
+        leased: Sequence[Lease] = ()
+        if (now := time.monotonic()) - self._announced >= ANNOUNCE_S:
+            self._announced, leased = now, self._keeper.leased()
+        return self._buffer.tickets(self._name, self._engine.held, self._free(), leased, POLL_S)
 
     async def _take_weights(self) -> None:
         while True:

@@ -78,6 +78,10 @@ class ChatTokenizer(Protocol):
     def __len__(self) -> int: ...
 
 
+_TOOLS_KEPT = 64
+"""Lists of tools whose JSON is kept."""
+
+
 class TemplateRenderer:
     """Any model with a chat template: the tail is the difference of two renderings, as text, tokenised once."""
 
@@ -118,6 +122,7 @@ class TemplateRenderer:
         # The episodes of a group begin alike and often go on alike; tools often answer alike (a number, an error).
         self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
         self._rendered = lru_cache(maxsize=512)(self._render)
+        self._tools: dict[tuple[int, ...], tuple[tuple[ToolSchema, ...], str]] = {}
 
     @classmethod
     def of(cls, config: Config) -> TemplateRenderer:
@@ -189,18 +194,34 @@ class TemplateRenderer:
     def _base_and_whole(
         self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        return self._text(before, tools, generate=False), self._text([*before, *new], tools, generate=True)
+        said, then, given = _joined(before), _joined(new), self._written(tools)
+        return self._rendered(said, given, False), self._rendered(f"{said}, {then}" if said else then, given, True)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
         # A chat is JSON by definition, and JSON is a key that costs a tenth of the rendering.
-        return self._rendered(json.dumps([list(messages), list(tools), generate]))
+        return self._rendered(_joined(messages), self._written(tools), generate)
 
-    def _render(self, chat: str) -> str:
-        messages, tools, generate = json.loads(chat)
+    def _written(self, tools: Sequence[ToolSchema]) -> str:
+        """As JSON. An environment's tools are the same objects in all its episodes; what is kept here keeps them, so
+        that no other object takes their names."""
+        names = tuple(map(id, tools))
+        if names not in self._tools:
+            if len(self._tools) >= _TOOLS_KEPT:
+                self._tools.clear()
+            self._tools[names] = tuple(tools), json.dumps(list(tools))
+        return self._tools[names][1]
+
+    def _render(self, chat: str, with_tools: str, generate: bool) -> str:
+        messages, tools = json.loads(f"[{chat}]"), json.loads(with_tools)
         text: str = self._tokenizer.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=generate, tokenize=False, **self._options
         )
         return text
+
+
+def _joined(messages: Sequence[Message]) -> str:
+    """As JSON, without the brackets."""
+    return json.dumps(list(messages))[1:-1]
 
 
 @lru_cache(maxsize=64)

