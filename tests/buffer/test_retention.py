@@ -83,6 +83,18 @@ def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_
     assert restore(tmp_path / "nothing", tmp_path / "other") is None
 
 
+def slow_links(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Checkpoints are written no further than their segments, until the event is set."""
+    go, link = threading.Event(), os.link
+
+    def slow(*args: Any) -> None:
+        assert go.wait(20)
+        link(*args)
+
+    monkeypatch.setattr(os, "link", slow)
+    return go
+
+
 def test_a_checkpoint_is_written_beside_the_buffers_work_and_holds_its_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,13 +104,7 @@ def test_a_checkpoint_is_written_beside_the_buffers_work_and_holds_its_moment(
     step(buffer, incarnation, 0)
     target = tmp_path / "checkpoint"
     target.mkdir()
-    go, link = threading.Event(), os.link
-
-    def slow(*args: Any) -> None:
-        assert go.wait(20)
-        link(*args)
-
-    monkeypatch.setattr(os, "link", slow)
+    go = slow_links(monkeypatch)
     arguments = (0, incarnation, 1, 1, target)
     assert not buffer.checkpointed(*arguments, wait=False)
     assert not buffer.checkpointed(*arguments, wait=False)  # the request sent again
@@ -242,13 +248,7 @@ def test_a_folder_that_a_new_learner_removes_is_the_old_ones_loss_alone(
     step(buffer, incarnation, 0)
     target = tmp_path / "checkpoint"
     target.mkdir()
-    go, link = threading.Event(), os.link
-
-    def slow(*args: Any) -> None:
-        assert go.wait(20)
-        link(*args)
-
-    monkeypatch.setattr(os, "link", slow)
+    go = slow_links(monkeypatch)
     assert not buffer.checkpointed(0, incarnation, 1, 1, target, wait=False)
     target.rename(tmp_path / "doomed")
     shutil.rmtree(tmp_path / "doomed")
