@@ -9,19 +9,22 @@ from asyncrl.audit.ledger import LedgerRows, PrefixRow, TrajectoryRow
 from asyncrl.audit.payloads import PayloadDiffers, decoded
 from asyncrl.trajectory import Row
 
+_PUT = ("stored", "late", "lost")
+"""An attempt that was handed back may be put all the same, by an actor that went on."""
+
 
 def prefixes(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iterator[str]:
     """A sentence for each contradiction. `read`: the bytes of a payload."""
-    handed = {
-        (a.group, a.index, a.attempt) for rows in ledger.attempts.values() for a in rows if a.ended == "handed_back"
-    }
+    ended = {(a.group, a.index, a.attempt): a.ended for rows in ledger.attempts.values() for a in rows}
     named = {(p.group, p.index, p.attempt) for p in ledger.prefixes}
-    for number, index, attempt in sorted(handed - named):
+    for number, index, attempt in sorted(
+        key for key, how in ended.items() if how == "handed_back" and key not in named
+    ):
         yield f"attempt {attempt} at trajectory {ledger.name(number, index)} was handed back, and its prefix is missing"
     kept: set[tuple[int, int]] = set()
     for p in ledger.prefixes:
         whose = f"the prefix of attempt {p.attempt} at trajectory {ledger.name(p.group, p.index)}"
-        if (p.group, p.index, p.attempt) not in handed:
+        if ended.get((p.group, p.index, p.attempt)) not in ("handed_back", *_PUT):
             yield f"{whose} is recorded, and no such attempt was handed back"
         row, group = ledger.trajectories.get((p.group, p.index)), ledger.groups.get(p.group)
         if p.ended is None:
@@ -29,8 +32,8 @@ def prefixes(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iter
                 yield f"{whose} is kept, and its ticket is not open or has another one"
             kept.add((p.group, p.index))
         elif p.ended == "continued" and not _lost(ledger, p):
-            if row is None or row.attempt <= p.attempt:
-                yield f"{whose} was continued, and no later attempt is stored"
+            if row is None or row.attempt < p.attempt:
+                yield f"{whose} was continued, and neither its attempt nor a later one is stored"
             elif group is not None and group.payload:
                 try:
                     first = decoded(group, row, read).rows[0]
