@@ -1,0 +1,79 @@
+"""New weights for a running engine: damage, whenever it is found, leaves the engine as it was, and serving."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from asyncrl.actors.updates import Updates
+from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+
+NEWER = WeightsVersion(0, 3, "d")
+
+
+class FakeWeights:
+    id = NEWER
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeChannel:
+    def __init__(self, damaged: bool) -> None:
+        self.damaged, self.weights = damaged, FakeWeights()
+
+    def latest(self) -> WeightsVersion:
+        return NEWER
+
+    def open(self) -> Any:
+        if self.damaged:
+            raise WeightsCorrupt("a byte")
+        return self.weights
+
+
+class FakeEngine:
+    """Notes what it is asked, and finds damage where it is told to."""
+
+    held = (0, 1)
+
+    def __init__(self, damage_at: str) -> None:
+        self.damage_at, self.asked = damage_at, list[str]()
+
+    async def _asked(self, what: str) -> None:
+        self.asked.append(what)
+        if what == self.damage_at:
+            raise WeightsCorrupt("a checksum")
+
+    async def check(self, weights: Any) -> None:
+        await self._asked("check")
+
+    async def pause(self, recompute_kv: bool) -> None:
+        await self._asked("pause")
+
+    async def load(self, weights: Any) -> None:
+        await self._asked("load")
+        self.held = weights.id.order
+
+    async def resume(self) -> None:
+        await self._asked("resume")
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [("open", []), ("check", ["check"]), ("load", ["check", "pause", "load", "resume"])],
+)
+def test_damaged_weights_are_left_and_the_next_look_tries_again(where: str, asked: list[str]) -> None:
+    engine, channel = FakeEngine(where), FakeChannel(where == "open")
+    updates = Updates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
+    assert asyncio.run(updates.look()) is False
+    assert engine.asked == asked
+    assert engine.held == (0, 1)
+    assert not updates.loading
+    assert updates.count == 0
+    assert channel.weights.closed == (where != "open"), "what was lent is given back"
+    engine.damage_at, channel.damaged = "", False
+    assert asyncio.run(updates.look()) is True
+    assert (engine.held, updates.count) == (NEWER.order, 1)
