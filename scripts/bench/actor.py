@@ -4,8 +4,8 @@
                capture, wire, commit. Single-turn (answers of one length) and with tools (latency 0, quickstart)
     bare       vLLM's own offline `LLM.generate` over exactly the calls that the actor made: the same prompts, the same
                number of tokens; without logprobs, and with `logprobs=0`
-    pauses     one engine kept full, new weights between two tokens: how long generation stands still, `recompute` and
-               `reuse`, at short and at 1k contexts, and the share of the time at cadence 1, 4, 16
+    pauses     one engine, vLLM and hf, kept full, new weights between two tokens: how long generation stands still,
+               `recompute` and `reuse`, at short and at 1k contexts, and the share of the time at cadence 1, 4, 16
 
 The actor and the bare engine run on core 0 with all their processes, the buffer on core 1. Every cell is a process of
 its own; those that stand in the results already are not run again (`--again` does). Needs vLLM: run it in its
@@ -32,12 +32,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 import yaml
 
 from asyncrl.actors.engines.protocol import Engine, Sampling
 from asyncrl.actors.engines.vllm_settings import VLLMSettings, engine_arguments, engine_environment
 from asyncrl.buffer.client import BufferClient
-from asyncrl.config import Config
+from asyncrl.config import Config, ModelConfig
 from asyncrl.model import load_model, resolve_path
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Trajectory
@@ -56,9 +57,10 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
     "single-turn": {"actors": {"stop_token_ids": [NEVER], "max_new_tokens": 96}, "env": {"max_turns": 1}},
     "tools": {},
 }
-CONTEXTS = {"short": None, "long": (1024, 128)}
-"""Tokens of the prompt and of the answer; short: the calls of the quickstart, as the actor made them."""
-STEP_CALLS = {"short": 4 * EPISODES_PER_STEP, "long": EPISODES_PER_STEP}
+CONTEXTS = {"short": None, "long": (1024, 128), "hf": None}
+"""Tokens of the prompt and of the answer; None: the calls of the quickstart, as the actor made them. hf: the embedded
+engine, with those."""
+STEP_CALLS = {"short": 4 * EPISODES_PER_STEP, "long": EPISODES_PER_STEP, "hf": 4 * EPISODES_PER_STEP}
 """Calls of the engine that one training step consumes."""
 CADENCES = (1, 4, 16)
 Found = dict[str, Any]
@@ -277,12 +279,10 @@ def pauses(context: str) -> Found:
     else:
         rng, (prompt, answer) = np.random.default_rng(0), lengths
         calls = [(rng.integers(2, 200, prompt).tolist(), answer) for _ in range(10 * SLOTS)]
-    return asyncio.run(_pauses(calls, STEP_CALLS[context]))
+    return asyncio.run(_pauses(calls, STEP_CALLS[context], context == "hf"))
 
 
-async def _pauses(calls: list[tuple[list[int], int]], step_calls: int) -> Found:
-    from asyncrl.actors.engines.vllm import VLLMEngine
-
+async def _pauses(calls: list[tuple[list[int], int]], step_calls: int, hf: bool) -> Found:
     config = Config()
     model = load_model(config.model)
     # The positions of the quickstart's model end before: as long rows are computed all the same.
@@ -290,14 +290,24 @@ async def _pauses(calls: list[tuple[list[int], int]], step_calls: int) -> Found:
         model.config.max_position_embeddings = 2048
         model.save_pretrained(folder)
         most = max(len(prompt) + n for prompt, n in calls) + 1
-        settings = VLLMSettings(Path(folder), "float32", slots=SLOTS, max_tokens=most)
-        engine = VLLMEngine(settings)
+        engine = _engine(Path(folder), most, hf)
         await engine.start()
         publisher = ShmPublisher(Path(folder) / "weights")
         try:
             return await _updated(engine, publisher, model, calls, step_calls)
         finally:
             await engine.close()
+
+
+def _engine(folder: Path, most: int, hf: bool) -> Engine:
+    if hf:
+        from asyncrl.actors.engines.hf import HFEngine
+
+        torch.set_num_threads(1)
+        return HFEngine(load_model(ModelConfig(path=str(folder))), slots=SLOTS, max_tokens=most)
+    from asyncrl.actors.engines.vllm import VLLMEngine
+
+    return VLLMEngine(VLLMSettings(folder, "float32", slots=SLOTS, max_tokens=most))
 
 
 async def _updated(
