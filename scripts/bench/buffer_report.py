@@ -1,8 +1,15 @@
-"""What the benchmark of the buffer prints, and the targets that its figures are held against."""
+"""What the benchmark of the buffer prints, and the targets that its figures are held against.
+
+python scripts/bench/buffer_report.py [RESULTS]     the tables of docs/performance.md, from bench/results/buffer.json
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 AIM = (4096, 8)
@@ -70,6 +77,12 @@ def show(results: dict[str, Any]) -> None:
     r = results["restart"]
     print(f"restart with {r['groups']} waiting groups of {r['group_size']}: {r['seconds']:.2f} s, {r['rss_mb']:.0f} MB")
     print()
+    for what, figures, aim, verdict in verdicts(results):
+        print(f"{what:<52}{figures:<18} {aim}  {verdict}".rstrip())
+
+
+def verdicts(results: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Target, what was measured, what was aimed at, held or missed."""
     for row in results["targets"]:
         least = "at least" in row
         bound = row["at least" if least else "at most"]
@@ -77,5 +90,38 @@ def show(results: dict[str, Any]) -> None:
         held = bool(row["measured"]) and (middle >= bound if least else middle <= bound)
         figures = " ".join(f"{x:.2f}" for x in row["measured"]) or "not measured"
         aim = f"{'at least' if least else 'at most'} {bound:g}"
-        verdict = ("held" if held else "MISSED") if row["measured"] else ""
-        print(f"{row['what']:<52}{figures:<18} {aim}  {verdict}".rstrip())
+        yield row["what"], figures, aim, ("held" if held else "MISSED") if row["measured"] else ""
+
+
+def page(results: dict[str, Any]) -> None:
+    """One line per cell, the median of its repeats; then the targets."""
+    print(
+        "| tokens | producers | | in: trajectories/s | MB/s | us CPU | clients | out: trajectories/s | MB/s | us CPU |"
+    )
+    print("| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    cells: dict[tuple[int, int, str], list[Found]] = {}
+    for row in results["throughput"]:
+        cells.setdefault((row["tokens"], row["producers"], row["what"]), []).append(row)
+    for (tokens, producers, what), rows in cells.items():
+        parts = [str(tokens), str(producers), what]
+        for way, cpus in (("in", ("cpu_s", "clients_cpu_s")), ("out", ("cpu_s",))):
+            found = [row for row in rows if way in row]
+            rate = _median(row["trajectories"] / row[way]["seconds"] for row in found)
+            parts += [rate, _median(row["bytes"] / 1e6 / row[way]["seconds"] for row in found)]
+            for name in cpus:
+                has = [row for row in found if name in row[way]]
+                parts.append(_median(1e6 * row[way][name] / row["trajectories"] for row in has))
+        print(f"| {' | '.join(parts)} |")
+    print("\n| target, 4096 tokens, 8 producers | measured | target | |\n| --- | ---: | ---: | --- |")
+    for what, figures, aim, verdict in verdicts(results):
+        print(f"| {what} | {figures} | {aim} | {verdict.lower()} |")
+
+
+def _median(numbers: Iterator[float]) -> str:
+    found = list(numbers)
+    return f"{statistics.median(found):.0f}" if found else ""
+
+
+if __name__ == "__main__":
+    default = Path(__file__).parents[2] / "bench" / "results" / "buffer.json"
+    page(json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else default).read_text()))
