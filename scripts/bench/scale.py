@@ -284,7 +284,7 @@ def markdown(found: Found) -> str:
     )
     lines = [head, "| ---: | ---: | --- | ---: | --- | ---: | ---: | ---: | --- |"]
     for r in found["rows"]:
-        put, batch = (", ".join(f"{ms:.3g}" for ms in r[name]) for name in ("put_ms", "batch_ms"))
+        put, batch = (", ".join(f"{ms:.4g}" for ms in r[name]) for name in ("put_ms", "batch_ms"))
         lines.append(
             f"| {r['actors']} | {r['offered_per_s']:.0f}, {r['trajectories_per_s']:.0f} | {put} | "
             f"{r['batch_trajectories']} | {batch} | {r['staleness_max']} | {r['buffer_cores']:.2f} | "
