@@ -1,7 +1,8 @@
 """Everything that the roles said last, put together into one picture. Pure: messages and times go in, records come out.
 
 What comes with a step belongs to that step; what comes without one holds until its role says something newer. A total
-that falls started anew: what was counted before is kept.
+that falls started anew: what was counted before is kept, but for steps that are done again (a learner that died goes on
+from its last checkpoint), which count once.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class Board:
         self._of_step: dict[str, float] = {}
         self._offsets: dict[str, float] = {}
         self._carried: dict[str, float] = {}
+        self._added: dict[str, dict[int, float]] = {}
+        """Per total that comes with steps: what each step added to it, in order."""
+        self._tokens_at: dict[int, float] = {}
+        """Tokens trained after each step of an earlier launch."""
         self._waited_at_last: dict[str, dict[str, float]] = {}
         self._last_at = started
 
@@ -92,6 +97,7 @@ class Board:
         last: Record = {}
         for record in records:
             last |= record
+            self._tokens_at[int(record.get("step", 0))] = record.get("tokens", 0.0)
             self._keep(record)
         self.started -= last.get("wall_s", 0.0)
         self._carried = {name: value for name, value in last.items() if name in SERIES and SERIES[name].total}
@@ -120,7 +126,7 @@ class Board:
         if kind != "metrics":
             raise ValueError(f"kind is {kind!r}: expected ready, metrics, waiting or event")
         step = message["step"]
-        self._metrics(state, t, message["values"], of_step=step is not None)
+        self._metrics(state, t, message["values"], None if step is None else int(step))
         return None if step is None else Event("step", role, t, {"step": int(step)})
 
     def gone(self, role: str) -> None:
@@ -176,23 +182,36 @@ class Board:
         state.values |= values
         state.heard = now
 
-    def _metrics(self, state: RoleState, t: float, values: Mapping[str, Any], of_step: bool) -> None:
+    def _metrics(self, state: RoleState, t: float, values: Mapping[str, Any], step: int | None) -> None:
         for name, raw in values.items():
             series, value = find(name), float(raw)
             if series is None:
                 raise ValueError(f"{name!r} is not in asyncrl/tracking/series.py")
             if series.total:
                 # The first count of a training step is that of the time since the last record.
-                before, count, then = state.totals.get(name, (0.0, 0.0, self._last_at if of_step else 0.0))
+                before, count, then = state.totals.get(name, (0.0, 0.0, 0.0 if step is None else self._last_at))
                 if value < count:
                     before, count = before + count, 0.0
                 if then and t > then:
                     state.values[rate_name(name)] = (value - count) / (t - then)
+                if step is not None:
+                    before -= self._again(name, step)
+                    self._added[name][step] = value - count
                 state.totals[name] = (before, value, t)
-            elif of_step:
+            elif step is not None:
                 self._of_step[name] = value
             else:
                 state.values[name] = value
+
+    def _again(self, name: str, step: int) -> float:
+        """What this step and later ones added to a total, when they were done before."""
+        if name in self._carried:  # by an earlier launch
+            last = self._carried.pop(name)
+            self._offsets[name] = self._tokens_at.get(step - 1, last)
+        added, again = self._added.setdefault(name, {}), 0.0
+        while added and next(reversed(added)) >= step:
+            again += added.popitem()[1]
+        return again
 
     def _waits(self, now: float) -> dict[str, float]:
         """Share of the time since the last record, by kind of role and cause; the mean over the roles of a kind."""

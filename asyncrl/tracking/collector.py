@@ -118,7 +118,9 @@ class Collector:
         self._drain()
         now = time.time()
         board, values = self.board, self.board.now(now)
-        generated = values.get("throughput/tokens_generated", 0.0)
+        # An actor that was killed took with it what it had counted since its last report; the ledger has what it put.
+        put = values.get("buffer/count/generated", 0.0) * values.get("buffer/length/generated", 0.0)
+        generated = max(values.get("throughput/tokens_generated", 0.0), put)
         trained = values.get("throughput/tokens_trained", 0.0)
         wall_s = now - board.started
         first, last = (board.held_out[0], board.held_out[-1]) if board.held_out else ({}, {})

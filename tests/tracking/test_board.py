@@ -7,6 +7,7 @@ from asyncrl.tracking.series import AXES, check
 from tests.tracking.fake_run import fake_run, message, metrics, played
 
 GENERATED = "throughput/tokens_generated"
+TRAINED = "throughput/tokens_trained"
 
 
 def test_a_record_per_training_step_and_per_evaluation_with_known_names():
@@ -111,6 +112,24 @@ def test_a_resumed_run_goes_on_with_clock_totals_and_first_evaluation():
     assert second.now(1002.0)[GENERATED] == records[-1][GENERATED] + 30
     assert second.record(11, 1001.0)["wall_s"] == pytest.approx(records[-1]["wall_s"] + 1)
     assert second.held_out[0]["reward/held_out_success_sampled"] == 0.31
+
+
+def test_tokens_of_steps_that_are_done_again_count_once():
+    def learner(board, step, count, pid):
+        board.take(metrics("learner", step + 100.0 * pid, {TRAINED: count}, step=step, pid=pid))
+        return board.record(step, step + 100.0 * pid)
+
+    board = Board(0.0, 20, 2)
+    records = [learner(board, step, 100.0 * step, 1) for step in (1, 2, 3, 4)]
+    # It died, its last checkpoint was that of step 2.
+    records += [learner(board, 3, 110.0, 2), learner(board, 4, 220.0, 2), learner(board, 5, 330.0, 2)]
+    assert [r[TRAINED] for r in records] == [100, 200, 300, 400, 310, 420, 530]
+    assert [r["tokens"] for r in records] == [r[TRAINED] for r in records]
+    assert records[4][f"{TRAINED}_per_s"] > 0
+    again = Board(1000.0, 20, 2)
+    again.resume(records)
+    # The launcher too, and the checkpoint is that of step 4.
+    assert [learner(again, step, 90.0 * (step - 4), 3)[TRAINED] for step in (5, 6)] == [510, 600]
 
 
 @pytest.mark.parametrize(
