@@ -21,7 +21,7 @@ import os, time
 def task(rng):
     n = rng.randrange(8)
     what = ("raises", "nan", "hangs", "dies")[n] if n < 4 else "fine"
-    return {"prompt": "go", "ground_truth": "0", "id": f"{what}-{rng.random()}"}
+    return {"prompt": f"go {rng.randrange(10**6)}", "ground_truth": "0", "id": f"{what}-{rng.random()}"}
 
 def score(data_source, solution_str, ground_truth, extra_info, task):
     what = task["id"].partition("-")[0]
