@@ -32,8 +32,8 @@ class LearnerConfig(Section):
     """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
     `megatron`) or `package.module:Name`."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options. megatron: tensor_parallel (1), pipeline_parallel (1), sequence_parallel (false), distributed_optimizer
-    (false); docs/learner.md."""
+    """Its options. megatron: tensor_parallel (1), pipeline_parallel (1), sequence_parallel (false),
+    distributed_optimizer (false); docs/learner.md."""
     ranks: int = Field(1, ge=1)
     """Processes that train together; above 1 with `fsdp2` or `megatron`. The result of a step does not depend
     on it beyond rounding."""
