@@ -156,8 +156,8 @@ class BufferConfig(Section):
     keep: Literal["needed", "all"] = "needed"
     """Which payloads stay on disk: those that a resume still needs, or all."""
     fsync: Literal["commit", "interval", "off"] = "interval"
-    """What a power cut may undo: nothing (`commit`), the last `fsync_interval_s` (`interval`), what the kernel had not
-    written (`off`). A killed process never undoes anything acknowledged."""
+    """What a power cut may undo: nothing (`commit`), the last `fsync_interval_s` and as long as a flush takes
+    (`interval`), what the kernel had not written (`off`). A killed process never undoes anything acknowledged."""
     fsync_interval_s: float = Field(1.0, gt=0)
     """Seconds between flushes to the disk under `fsync: interval`."""
     commit_ms: float = Field(5.0, ge=0)
