@@ -39,9 +39,8 @@ def impossible(c: Config) -> list[str]:
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
             "remove them, or use learner.backend megatron."
         )
-    problems += (
-        of_environments(c, NEEDS_VALUES) + _layers(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + _one_gpu(c)
-    )
+    problems += of_environments(c, NEEDS_VALUES) + _layers(c)
+    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + _one_gpu(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -66,10 +65,15 @@ def _layers(c: Config) -> list[str]:
             f"learner.lora.r is {lora.r} and learner.backend megatron, which trains all weights: use learner.backend "
             "torch or fsdp2, or learner.lora.r 0."
         )
+    if c.learner.compile and c.learner.activation_checkpointing:
+        problems.append(
+            "learner.compile is true and learner.activation_checkpointing too: together, under fsdp2, they gave wrong "
+            "gradients. Set one of them false."
+        )
     if c.learner.compile and c.learner.backend == "megatron":
         problems.append(
-            "learner.compile is true and learner.backend megatron, which compiles nothing: use learner.backend torch or "
-            "fsdp2, or learner.compile false."
+            "learner.compile is true and learner.backend megatron, which compiles nothing: use learner.backend torch "
+            "or fsdp2, or learner.compile false."
         )
     if lora.lora_dropout:
         problems.append(

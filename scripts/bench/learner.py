@@ -3,6 +3,8 @@
     padded            plain transformers: rows padded to the longest, all logits
     packed            rows laid end to end, all logits
     packed+chunked    the learner's own backend: rows laid end to end, logits made in chunks and thrown away
+    compiled          the same with learner.compile: what compiling took is not in it, and is said
+    lora              packed+chunked with learner.lora.r 16
 
 By default a model of 10M parameters on the CPU, rows of long-tailed lengths, all variants over the same rows. Every
 variant is a process of its own. CPU seconds are compared, not the clock's: other load on the machine leaves them alone.
@@ -61,8 +63,14 @@ QWEN3_06B: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "tie_word_embeddings": True,
 }
-VARIANTS = ("padded", "packed", "packed+chunked")
-ROWS, LONGEST = 32, 768
+LEARNER: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "packed+chunked": {},
+    "compiled": {"compile": True},
+    "lora": {"lora": {"r": 16}},
+}
+VARIANTS = ("padded", *LEARNER)
+ROWS, LONGEST = 16, 768
 SEQUENCES = (4096, 16384, 65536)
 TARGETS = {16384: 40_000, 65536: 18_000}
 """Tokens a second on one H100."""
@@ -77,22 +85,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="measured, after one that is not")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "learner.json")
+    parser.add_argument("--compile", action="store_true", help="learner.compile instead of checkpointing, on a GPU")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.cell:
         small = given.preset == "small"
-        print(json.dumps(on_cpu(given.cell, given.steps) if small else on_gpu(int(given.cell), given.steps)))
+        cell = on_cpu(given.cell, given.steps) if small else on_gpu(int(given.cell), given.steps, given.compile)
+        print(json.dumps(cell))
         return
     if given.preset == "qwen3-0.6b" and not torch.cuda.is_available():
-        print(would_run(given.steps))
+        print(would_run(given.steps, given.compile))
         return
     cells = VARIANTS if given.preset == "small" else [str(n) for n in SEQUENCES]
     found = {cell: _in_a_process(cell, given) for cell in cells}
     print(cpu_table(found) if given.preset == "small" else gpu_table(found))
     kept = json.loads(given.out.read_text()) if given.out.exists() else {}
     machine = {"platform": platform.platform(), "torch": torch.__version__, "threads": given.threads}
-    kept[given.preset] = {"machine": machine, "steps": given.steps, "cells": found, "shares": shares()}
+    kept[given.preset + "+compile" * given.compile] = {
+        "machine": machine,
+        "steps": given.steps,
+        "cells": found,
+        "shares": shares(),
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(kept, indent=1) + "\n")
 
@@ -142,8 +157,8 @@ def on_cpu(variant: str, steps: int) -> Found:
             optimizer.zero_grad()
             return float(loss.detach())
     else:
-        backend = TorchBackend(config(), model, device="cpu")
-        chunked = variant == "packed+chunked"
+        backend = TorchBackend(config(**LEARNER[variant]), model, device="cpu")
+        chunked = variant != "packed"
         part = packed(made) if chunked else packed(made, wants=frozenset(("hidden",)))
         targets = part.token_ids[part.mask]
 
@@ -165,7 +180,9 @@ def on_cpu(variant: str, steps: int) -> Found:
             backend.apply(1e-6)
             return said[0]
 
-    first = step()  # AdamW's state is there from now on
+    begun = time.process_time()
+    first = step()  # AdamW's state is there from now on, and what is compiled
+    first_s = time.process_time() - begun
     before = _peak(reset=True)
     begun = time.process_time()
     for _ in range(steps):
@@ -176,17 +193,20 @@ def on_cpu(variant: str, steps: int) -> Found:
         "real_tokens": real,
         "computed_tokens": computed,
         "cpu_s": seconds,
+        "first_step_cpu_s": first_s,
         "real_tokens_per_cpu_s": real / seconds,
         "peak_mib": _peak() - before,
         "loss": first,
     }
 
 
-def on_gpu(length: int, steps: int) -> Found:
+def on_gpu(length: int, steps: int, compiled: bool) -> Found:
     torch.manual_seed(0)
     with torch.device("cuda"):
         model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**QWEN3_06B))
-    backend = Fsdp2Backend(config(dtype="bfloat16", activation_checkpointing=True, backend="fsdp2"), model.to("cpu"))
+    # Compiled layers keep less themselves, and go with no checkpointing.
+    asked = config(dtype="bfloat16", activation_checkpointing=not compiled, backend="fsdp2", compile=compiled)
+    backend = Fsdp2Backend(asked, model.to("cpu"))
     part = packed(rows(QWEN3_06B["vocab_size"], [length]))
 
     def step() -> None:
@@ -238,14 +258,15 @@ def shares() -> Found:
     }
 
 
-def would_run(steps: int) -> str:
+def would_run(steps: int, compiled: bool) -> str:
     lines = ["no CUDA GPU here; with one this would run, one process each, 1 step to warm up and then measured:"]
     for n in SEQUENCES:
         target = f", target {TARGETS[n]} tokens/s on an H100" if n in TARGETS else ""
         tera = operations(QWEN3_06B, n) / 1e12
         lines.append(f"  {steps} steps of one row of {n} tokens: {tera:.0f} TFLOP a step{target}")
     size = ", ".join(f"{k} {v}" for k, v in QWEN3_06B.items())
-    return "\n".join([*lines, f"learner.backend fsdp2, bfloat16, activation checkpointing; Qwen3 with {size}"])
+    how = "learner.backend fsdp2, bfloat16, " + ("learner.compile" if compiled else "activation checkpointing")
+    return "\n".join([*lines, f"{how}; Qwen3 with {size}"])
 
 
 def cpu_table(found: dict[str, Found]) -> str:
@@ -258,9 +279,11 @@ def cpu_table(found: dict[str, Found]) -> str:
             f"{name:<16} {rate:>18.0f} {rate / base:>6.2f} {x['peak_mib']:>9.0f} {share:>11.2f} {x['loss']:>9.5f}"
         )
     s = shares()
+    anew = found["compiled"]["first_step_cpu_s"] - found["compiled"]["cpu_s"]
     return "\n".join(
         [
             *lines,
+            f"compiled: its first step took {anew:.0f} CPU seconds more, on top of what was compiled at the start",
             f"4096 long-tailed rows, micro-batches of at most 16k tokens, 8 ranks: real tokens 1.00 of those computed "
             f"({s['padded_real_token_share']:.2f} padded), {s['fill']:.2f} of the allowed tokens used, "
             f"mean micro-batch costs {s['mean_over_dearest_micro_batch']:.2f} of the dearest",
@@ -279,6 +302,7 @@ def gpu_table(found: dict[str, Found]) -> str:
 
 def _in_a_process(cell: str, given: argparse.Namespace) -> Found:
     words = ["--preset", given.preset, "--steps", str(given.steps), "--threads", str(given.threads), "--cell", cell]
+    words += ["--compile"] * given.compile
     done = subprocess.run(
         [sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True, timeout=1800
     )
