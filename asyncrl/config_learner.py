@@ -43,8 +43,8 @@ class LearnerConfig(Section):
     """Compute each layer's activations again in the backward pass instead of keeping them: less memory, a third more
     computation."""
     compile: bool = False
-    """`torch`, `fsdp2`: torch.compile of the decoder's layers; not with `activation_checkpointing`. On a CPU it needs a
-    C++ compiler, and saves memory, not time (docs/learner.md)."""
+    """`torch` alone: torch.compile of the decoder's layers. On a CPU it needs a C++ compiler, and saves memory rather
+    than time (docs/learner.md)."""
     lora: LoraConfig = LoraConfig()
     cpu_offload: bool = False
     """`fsdp2`: parameters, gradients and optimizer state rest in CPU memory; each layer is on the GPU while it runs."""

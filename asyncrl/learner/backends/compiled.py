@@ -19,8 +19,7 @@ from asyncrl.learner.backends.varlen_attention import NAME, packed
 
 
 def compile_layers(scorer: Scorer) -> None:
-    """Where it computes: on its device, sharded already if it will be. Raises ConfigError when nothing can be compiled
-    here."""
+    """On the device where it computes. Raises ConfigError when nothing can be compiled here."""
     from torch._dynamo import config as dynamo  # seconds of imports
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor import config as inductor

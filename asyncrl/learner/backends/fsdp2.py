@@ -29,7 +29,6 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.learner.backends.compiled import compile_layers
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.lora import Adapters, Weight, check_kin, refuse_adapters, weights
 from asyncrl.learner.backends.protocol import Packed, Scores
@@ -162,8 +161,6 @@ class Fsdp2Backend(TorchBackend):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # a factor of its own is NCCL's alone
-        if config.learner.compile:
-            compile_layers(scorer)
         return scorer
 
     def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
 from asyncrl.learner.backends.torch import TorchBackend
 from tests.learner.backends.test_torch_backend import one_update, pack_rows, rows
 from tests.learner.ranks import on_ranks
@@ -22,11 +21,11 @@ from tests.learner.tiny import tiny_config, tiny_model
 DEADLINE_S = 400.0
 
 
-def learned(kind: Any, learner: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor], float, int]:
+def learned(learner: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor], float, int]:
     """Scores before and after two updates, the weights, the norm of a gradient, and graphs compiled."""
     from torch._dynamo.utils import counters
 
-    backend = kind(tiny_config(**learner), tiny_model(), device="cpu")
+    backend = TorchBackend(tiny_config(**learner), tiny_model(), device="cpu")
     parts = [pack_rows(rows()[:3]), pack_rows(rows()[3:4]), pack_rows(rows()[4:])]
     found = [s.logprobs for s in backend.logprobs(parts)]
     for seed in range(2):
@@ -45,25 +44,15 @@ def the_same(compiled: Any, plain: Any) -> None:
     assert compiled[2] == pytest.approx(plain[2], rel=1e-4)
 
 
-def in_a_process(kind: Any, learner: dict[str, Any], ranks: int, folder: Path) -> Any:
-    return on_ranks(ranks, folder, learned, kind, learner, deadline_s=DEADLINE_S)[0]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 60)
-def test_compiled_layers_score_and_learn_as_plain_ones(tmp_path: Path) -> None:
-    compiled = in_a_process(TorchBackend, {"compile": True}, 1, tmp_path)
-    the_same(compiled, learned(TorchBackend, {}))
-    assert 0 < compiled[3] <= 8, "no graph of its own for every number of tokens, rows or layers"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(DEADLINE_S + 60)
-@pytest.mark.parametrize("learner", [{}, {"lora": {"r": 4}}], ids=["plain", "lora"])
-def test_compiled_layers_on_two_ranks(tmp_path: Path, learner: dict[str, Any]) -> None:
-    compiled = in_a_process(Fsdp2Backend, learner | {"compile": True}, 2, tmp_path)
-    the_same(compiled, learned(TorchBackend, learner))
-    assert compiled[3] > 0
+@pytest.mark.parametrize(
+    "learner", [{}, {"activation_checkpointing": True}, {"lora": {"r": 4}}], ids=["plain", "checkpointing", "lora"]
+)
+def test_compiled_layers_score_and_learn_as_plain_ones(tmp_path: Path, learner: dict[str, Any]) -> None:
+    compiled = on_ranks(1, tmp_path, learned, learner | {"compile": True}, deadline_s=DEADLINE_S)[0]
+    the_same(compiled, learned(learner))
+    assert 0 < compiled[3] <= 12, "no graph of its own for every number of tokens, rows or layers"
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +79,7 @@ def test_a_compiler_that_compiles_nothing_is_named(tmp_path: Path) -> None:
     assert "learner.compile is true, and the layers of a Qwen3ForCausalLM cannot be compiled here" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("learner", "words"),
-    [
-        ({"backend": "megatron"}, r"learner\.compile is true and learner\.backend megatron"),
-        ({"activation_checkpointing": True}, r"learner\.compile is true and learner\.activation_checkpointing too"),
-    ],
-)
-def test_what_cannot_be_combined_is_refused(learner: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Config.model_validate({"learner": {"compile": True} | learner})
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
+def test_other_backends_refuse(backend: str) -> None:
+    with pytest.raises(ValueError, match=rf"learner\.compile is true and learner\.backend {backend}"):
+        Config.model_validate({"learner": {"compile": True, "backend": backend}})
