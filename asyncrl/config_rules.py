@@ -169,8 +169,8 @@ def _one_gpu(c: Config) -> list[str]:
     share = c.actors.engine_options.get("gpu_memory", 0.9 if c.actors.engine == "vllm" else 0.0)
     if isinstance(share, int | float) and c.learner.gpu_memory + c.actors.count * share > 1:
         problems.append(
-            f"learner.gpu_memory is {c.learner.gpu_memory:g} and actors.engine_options.gpu_memory {share:g} for each of "
-            f"{c.actors.count} actors: with weights.channel cuda_ipc they share one GPU; together at most 1, for "
+            f"learner.gpu_memory is {c.learner.gpu_memory:g} and actors.engine_options.gpu_memory {share:g} for each "
+            f"of {c.actors.count} actors: with weights.channel cuda_ipc they share one GPU; together at most 1, for "
             "instance 0.5 and 0.35."
         )
     return problems
