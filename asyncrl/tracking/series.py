@@ -40,7 +40,7 @@ BUCKET_EDGES = (0, 1, 2, 3, 4, 8, 16)
 BUCKETS = ("0", "1", "2", "3", "4_7", "8_15", "16_up")
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
-WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "aborted", "masked")
+WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "aborted", "masked")
 STATES = ("in_flight", "waiting", "assigned", "trained", "dropped")
 FATES = ("generated", "trained", "dropped")
 

@@ -3,6 +3,7 @@ between them; the cable cut for a while, then the actor's host lost and another 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +25,10 @@ from tests.launch.two_hosts import ENVIRONMENT, Hosts, two_hosts, why_not
 
 ROOT = Path(__file__).parents[2]
 WITHIN = "ASYNCRL_WITHIN_NAMESPACES"
+PLACED = {"launch.name": "run", "launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq"}
 SMALL = {
     "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 2000, "learner.checkpoint_every": 10,
     "buffer.capacity": 64, "buffer.lease_s": 6, "actors.slots": 8, "actors.drain_s": 2, "eval.tasks": 0,
-    "launch.name": "run", "launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq",
 }  # fmt: skip
 CUT_S = 8.0
 STEPS_S = 120.0
@@ -48,23 +50,37 @@ def unprivileged() -> list[str]:
     return command if subprocess.run([*command, "true"], capture_output=True).returncode == 0 else []
 
 
+@contextlib.contextmanager
+def launched(hosts: Hosts, folder: Path, values: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[str], RunFolder]]:
+    """The actor on the second host, everything else on the first."""
+    hosts.join(0, "home")
+    hosts.join(1, "far")
+    home = {"home": 1}
+    values = PLACED | values | {
+        "launch.runs_dir": folder, "ray.address": hosts.address,
+        "ray.resources": json.dumps({"buffer": home, "learner": home, "weights": home, "actor": {"far": 1}}),
+    }  # fmt: skip
+    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    config = str(ROOT / "configs" / "quickstart.yaml")
+    assert until(lambda: len(hosts.pids(1)) > 3, 60.0), "Ray does not start on the second host"
+    launcher = subprocess.Popen(
+        hosts.on(0, sys.executable, "-m", "asyncrl", "launch", "--config", config, *words),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield launcher, RunFolder(folder / "run")
+    finally:
+        launcher.kill()
+        launcher.communicate(timeout=10)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_over_two_hosts_survives_a_cut_cable_and_a_lost_host(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["cut_cable_and_lost_host", "quickstart"])
+def test_a_run_over_two_hosts(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
     if within := unprivileged():
-        inner = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "slow",
-            str(Path(__file__)),
-            "--basetemp",
-            str(tmp_path / "in"),
-        ]
+        here = f"{Path(__file__)}::test_a_run_over_two_hosts[{name}]"
+        inner = [sys.executable, "-m", "pytest", "-q", "-m", "slow", here, "--basetemp", str(tmp_path / "in")]
         script = 'mount -t tmpfs none /run && exec "$@"'
         done = subprocess.run(
             [*within, "sh", "-c", script, "sh", *inner], cwd=ROOT, env={**os.environ, WITHIN: "1"},
@@ -72,26 +88,21 @@ def test_a_run_over_two_hosts_survives_a_cut_cable_and_a_lost_host(
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
         return
+    play = {"cut_cable_and_lost_host": cut_cable_and_lost_host, "quickstart": quickstart}[name]
     play(request.getfixturevalue("hosts"), tmp_path)
 
 
-def play(hosts: Hosts, folder: Path) -> None:
-    hosts.join(0, "home")
-    hosts.join(1, "far")
-    home = {"home": 1}
-    values = SMALL | {
-        "launch.runs_dir": folder, "ray.address": hosts.address,
-        "ray.resources": json.dumps({"buffer": home, "learner": home, "weights": home, "actor": {"far": 1}}),
-    }  # fmt: skip
-    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    config = str(ROOT / "configs" / "quickstart.yaml")
-    run = RunFolder(folder / "run")
-    assert until(lambda: len(hosts.pids(1)) > 3, 60.0), "Ray does not start on the second host"
-    launcher = subprocess.Popen(
-        hosts.on(0, sys.executable, "-m", "asyncrl", "launch", "--config", config, *words),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, start_new_session=True,
-    )  # fmt: skip
-    try:
+def quickstart(hosts: Hosts, folder: Path) -> None:
+    """Whole, as the README has it."""
+    with launched(hosts, folder, {}) as (launcher, run):
+        out, _ = launcher.communicate(timeout=560)
+        assert launcher.returncode == 0, out
+    assert json.loads(run.summary.read_text())["held_out_success_end"] >= 0.85, out
+    assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
+
+
+def cut_cable_and_lost_host(hosts: Hosts, folder: Path) -> None:
+    with launched(hosts, folder, SMALL) as (launcher, run):
         goes_on(run, 3)
         pid = run.record()["elsewhere"].get("actor-0", run.record()["processes"].get("actor-0"))[0]
         assert pid in hosts.pids(1)
@@ -111,9 +122,6 @@ def play(hosts: Hosts, folder: Path) -> None:
         launcher.send_signal(signal.SIGINT)
         out, _ = launcher.communicate(timeout=120)
         assert launcher.returncode == 130, out
-    finally:
-        launcher.kill()
-        launcher.communicate(timeout=10)
     assert json.loads(run.summary.read_text())["restarts"].get("actor-0", 0) >= 1
     assert not run.private.exists(), "the keys are gone with the run"
     assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0

@@ -22,8 +22,8 @@ from asyncrl.learner.logprobs import selected_logprobs, sum_of_squared_probabili
 from asyncrl.learner.objective import Objective
 from asyncrl.learner.ranks import Group
 from asyncrl.learner.trainer import Trainer
+from tests.learner.backend_cases import LR, close, loss, parts
 from tests.learner.ranks import on_ranks
-from tests.learner.test_backend_conformance import LR, close, loss, parts
 from tests.learner.test_critic import GAE, a_trainer, config_of, differ, trained, weights
 from tests.learner.tiny import VOCABULARY, tiny_config, tiny_model
 
