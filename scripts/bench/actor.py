@@ -7,9 +7,10 @@
     pauses     one engine, vLLM and hf, kept full, new weights between two tokens: how long generation stands still,
                `recompute` and `reuse`, at short and at 1k contexts, and the share of the time at cadence 1, 4, 16
 
-The actor and the bare engine run on core 0 with all their processes, the buffer on core 1. Every cell is a process of
-its own; those that stand in the results already are not run again (`--again` does). Needs vLLM: run it in its
-environment. Prints a table, writes bench/results/actor.json.
+The actor and the bare engine run on core 0 with all their processes (`--cores`), the buffer on core 1. On one core
+everything that the actor adds takes time from the engine; on two, front end and engine core work side by side, as they
+do beside a GPU. Every cell is a process of its own; those that stand in the results already are not run again
+(`--again` does). Needs vLLM: run it in its environment. Prints a table, writes bench/results/actor.json.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=12.0, help="that the actor is measured for")
+    parser.add_argument("--cores", default="0", help="of the actor, and of the bare engine; as taskset has it")
+    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, "pauses"), default=(*KINDS, "pauses"))
     parser.add_argument("--again", action="store_true", help="forget the results that are there")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "actor.json")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -93,13 +96,16 @@ def main() -> None:
         print(f"{name} ({time.perf_counter() - began:.0f} s): {found['cells'][name]}", flush=True)
 
     for repeat in range(args.repeats):
-        for kind in KINDS:
+        for kind in (kind for kind in KINDS if kind in args.kinds):
             calls = _calls_file(kind)
-            cell(f"{kind}/actor/{repeat}", lambda kind=kind, calls=calls: whole(kind, args.seconds, calls))
+            cell(f"{kind}/actor/{repeat}", lambda kind=kind, calls=calls: whole(kind, args.seconds, args.cores, calls))
             for how in ("plain", "logprobs"):
-                cell(f"{kind}/bare {how}/{repeat}", lambda how=how, calls=calls: _cell(how, "--calls", str(calls)))
-        for context in CONTEXTS:
-            cell(f"pauses/{context}/{repeat}", lambda context=context: _cell(context))
+                cell(
+                    f"{kind}/bare {how}/{repeat}",
+                    lambda how=how, calls=calls: _cell(how, args.cores, "--calls", str(calls)),
+                )
+        for context in CONTEXTS if "pauses" in args.kinds else ():
+            cell(f"pauses/{context}/{repeat}", lambda context=context: _cell(context, args.cores))
     found["summary"] = summary(found["cells"])
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["summary"], indent=1))
@@ -112,7 +118,7 @@ def summary(cells: Found) -> Found:
         for key, value in numbers.items():
             values.setdefault(name.rsplit("/", 1)[0], {}).setdefault(key, []).append(value)
     of = {name: {key: round(statistics.median(v), 4) for key, v in parts.items()} for name, parts in values.items()}
-    for kind in KINDS:
+    for kind in (kind for kind in KINDS if f"{kind}/actor" in of):
         actor = of[f"{kind}/actor"]
         for how in ("plain", "logprobs"):
             actor[f"of bare {how}"] = round(actor["tokens_per_s"] / of[f"{kind}/bare {how}"]["tokens_per_s"], 3)
@@ -127,20 +133,20 @@ def _calls_file(kind: str) -> Path:
 # The whole actor.
 
 
-def whole(kind: str, seconds: float, calls: Path) -> Found:
+def whole(kind: str, seconds: float, cores: str, calls: Path) -> Found:
     """Tokens per second that arrive in the buffer; writes what was asked of the engine to `calls`."""
     folder = ROOT / "bench" / "work" / "actor"
     shutil.rmtree(folder, ignore_errors=True)
     config = Config.model_validate(_config(kind))
     run = RunFolder.create(folder, config)
     with (
-        _role("buffer", run, 1),
+        _role("buffer", run, "1"),
         closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=60)) as client,
     ):
         begun = client.start(0, 0, None)
         sent = ShmPublisher(run.shm).publish(begun.branch, 0, load_model(config.model).named_parameters())
         client.published(begun.incarnation, begun.branch, 0, sent.digest)
-        with _role("actors", run, 0, "--name", "actor-0") as actor:
+        with _role("actors", run, cores, "--name", "actor-0") as actor:
             _until(lambda: _complete(client) >= 2 * SLOTS // GROUP)
             groups, at, cpu = _complete(client), time.perf_counter(), _cpu_s(actor)
             time.sleep(seconds)
@@ -149,6 +155,7 @@ def whole(kind: str, seconds: float, calls: Path) -> Found:
         for b in range(min(groups, 400)):
             played += client.batch(begun.incarnation, b, 0, 1, 5.0).trajectories
             client.finished(begun.incarnation, b, "applied", {})
+    run.remove_temporary()
     asked = [call for t in played for row in t.rows for call in _calls(row.token_ids, row.mask)]
     calls.write_text(json.dumps(asked))
     tokens = groups * GROUP * statistics.fmean(t.num_policy_tokens for t in played)
@@ -182,8 +189,8 @@ def _calls(ids: np.ndarray, mask: np.ndarray) -> Iterator[tuple[list[int], int]]
 
 
 @contextmanager
-def _role(module: str, run: RunFolder, core: int, *arguments: str) -> Iterator[psutil.Process]:
-    command = ["taskset", "-c", str(core), sys.executable, "-m", f"asyncrl.{module}", str(run.path), *arguments]
+def _role(module: str, run: RunFolder, cores: str, *arguments: str) -> Iterator[psutil.Process]:
+    command = ["taskset", "-c", cores, sys.executable, "-m", f"asyncrl.{module}", str(run.path), *arguments]
     with run.log(module).open("ab") as log:
         process = psutil.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
@@ -218,8 +225,8 @@ def _until(done: Any, limit_s: float = 120.0) -> None:
 # The bare engine.
 
 
-def _cell(name: str, *more: str) -> Found:
-    command = ["taskset", "-c", "0", sys.executable, __file__, "--cell", name, *more]
+def _cell(name: str, cores: str, *more: str) -> Found:
+    command = ["taskset", "-c", cores, sys.executable, __file__, "--cell", name, *more]
     with (ROOT / "bench" / "work" / "actor-cells.log").open("ab") as log:
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=log, text=True, timeout=300).stdout
     result: Found = json.loads(said.strip().splitlines()[-1])
