@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl import leftovers
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
-from tests.launch.fakes import until
+from tests.waiting import until
 
 HOLD = """
 import sys, time

@@ -16,7 +16,7 @@ from asyncrl.audit.command import audit
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
-from tests.launch.fakes import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 SMALL = {

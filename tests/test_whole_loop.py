@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
+from tests.waiting import until
 
 SMALL = {
     "learner.groups_per_step": 4,
@@ -32,15 +32,6 @@ DEADLINE_S = 110.0
 SLOW_S = 300.0
 """On a machine that is busy with other things, starting torch takes a minute."""
 Launch = Callable[..., "tuple[subprocess.Popen[str], RunFolder]"]
-
-
-def until(condition: Callable[[], bool], seconds: float = DEADLINE_S) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture
@@ -143,7 +134,9 @@ def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     for role in ("actor-0", "buffer", "learner"):
         before, had = pid(run, role), steps(run)
         os.kill(before, signal.SIGKILL)
-        assert until(lambda role=role, before=before: pid(run, role) != before), f"{role} is gone\n{output(launcher)}"
+        assert until(lambda role=role, before=before: pid(run, role) != before, DEADLINE_S), (
+            f"{role} is gone\n{output(launcher)}"
+        )
         # The learner redoes what came after its checkpoint.
         assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} died\n{output(launcher)}"
     trained = steps(run)
@@ -187,7 +180,9 @@ def test_either_of_two_ranks_killed_dead_and_both_go_on(launch: Launch) -> None:
     for role in ("learner-1", "learner"):
         before, had = {r: pid(run, r) for r in ("learner", "learner-1")}, steps(run)
         os.kill(before[role], signal.SIGKILL)
-        assert until(lambda before=before: all(pid(run, r) != p for r, p in before.items())), output(launcher)
+        assert until(lambda before=before: all(pid(run, r) != p for r, p in before.items()), DEADLINE_S), output(
+            launcher
+        )
         assert until(lambda had=had: steps(run) >= had + 6, SLOW_S), f"stuck after {role} died\n{output(launcher)}"
     launcher.send_signal(signal.SIGINT)
     launcher.communicate(timeout=DEADLINE_S)

@@ -26,7 +26,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import direct
-from tests.launch.fakes import until
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -13,15 +11,6 @@ from asyncrl.launch.processes import Role
 from asyncrl.run_folder import RunFolder
 
 FAKE = str(Path(__file__).with_name("fake_role.py"))
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def running(pid: int) -> bool:

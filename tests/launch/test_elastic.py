@@ -19,7 +19,7 @@ from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import alive, kill_all, of_run
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
-from tests.launch.fakes import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SMALL = {

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from tests.launch.fakes import running, until
+from tests.launch.fakes import running
+from tests.waiting import until
 
 ROLE = """
 import os, signal, subprocess, sys, threading

@@ -18,7 +18,8 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.launch.preflight import living, refuse_live
 from asyncrl.run_folder import RunFolder
-from tests.launch.fakes import pids_of, running, until
+from tests.launch.fakes import pids_of, running
+from tests.waiting import until
 
 LAUNCHER = str(Path(__file__).with_name("fake_launcher.py"))
 Launch = Callable[..., "subprocess.Popen[str]"]

@@ -20,8 +20,9 @@ from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
-from tests.launch.fakes import pids_of, running, until
+from tests.launch.fakes import pids_of, running
 from tests.launch.ray_nodes import Nodes, ray_nodes
+from tests.waiting import until
 
 HERE = Path(__file__).parent
 LIMITS = {"restarts": 2, "stop_s": 10.0, "start_s": 60.0, "stall_s": 5.0}

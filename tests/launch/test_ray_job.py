@@ -20,8 +20,8 @@ from asyncrl.audit.command import audit
 from asyncrl.launch.preflight import living
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
-from tests.launch.fakes import until
 from tests.launch.two_hosts import ENVIRONMENT
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))

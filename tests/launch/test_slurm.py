@@ -16,7 +16,7 @@ import pytest
 
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
-from tests.launch.fakes import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")

@@ -20,8 +20,8 @@ import pytest
 from asyncrl.audit.command import audit
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
-from tests.launch.fakes import until
 from tests.launch.two_hosts import ENVIRONMENT, Hosts, two_hosts, why_not
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 WITHIN = "ASYNCRL_WITHIN_NAMESPACES"

@@ -17,7 +17,8 @@ from asyncrl import cli
 from asyncrl.config import Config
 from asyncrl.launch.why import RoleState, explain
 from asyncrl.run_folder import RunFolder
-from tests.launch.fakes import pids_of, running, until
+from tests.launch.fakes import pids_of, running
+from tests.waiting import until
 
 ADMISSION = "buffer: admission: 4 groups in flight, 0 waiting"
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.weights.server import Server
 from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+from tests.waiting import until
 
 WAIT_S = 20.0
 
@@ -25,15 +24,6 @@ def model(version: int, n: int = 300_000) -> dict[str, torch.Tensor]:
     w = torch.randn(n, generator=g).bfloat16()
     w[: 10 * version] += 1
     return {"w": w, "b": torch.full((3,), float(version))}
-
-
-def until(condition: Callable[[], bool], seconds: float = WAIT_S) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Serving:

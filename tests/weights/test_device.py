@@ -8,8 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,19 +29,11 @@ from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from asyncrl.weights.receiver import DeviceSubscriber, met
 from asyncrl.weights.snapshot import all_views
 from asyncrl.weights.ways import Broadcast, Mapped, Way
+from tests.waiting import until
 
 CPU = torch.device("cpu")
 WAIT_S = 20.0
 pytestmark = pytest.mark.timeout(60)
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Place:
