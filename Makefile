@@ -4,6 +4,8 @@ BIN := .venv/bin
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
+# Tests of two files at a time: many of them wait for processes rather than for a core.
+JOBS ?= 2
 
 .PHONY: quickstart test test-slow test-vllm test-sglang test-verifiers test-gyms lint types clean
 
@@ -11,7 +13,7 @@ quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
 
 test: .venv/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)

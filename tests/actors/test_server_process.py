@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 
 import psutil
 import pytest
@@ -21,11 +22,11 @@ time.sleep(600)
 """
 
 
-def family(pid: int, size: int) -> list[psutil.Process]:
-    """Without what torch keeps for tensors that other tests have shared."""
+def family(pid: int, size: int, besides: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+    """`besides`: what other tests keep below this process."""
 
     def now() -> list[psutil.Process]:
-        return [p for p in psutil.Process(pid).children(recursive=True) if p.name() != "torch_shm_manager"]
+        return [p for p in psutil.Process(pid).children(recursive=True) if p not in besides]
 
     deadline = time.monotonic() + 20
     while len(found := now()) < size and time.monotonic() < deadline:
@@ -51,11 +52,11 @@ def test_it_ends_with_an_owner_that_is_killed() -> None:
 
 
 def test_stop_leaves_nothing_and_an_end_is_told() -> None:
+    before = psutil.Process().children(recursive=True)
     server = ServerProcess([sys.executable, "-c", SERVER], {})
     server.start()
     assert server.ended() == ""
-    left = [p for p in family(psutil.Process().pid, 3) if "server_process" in " ".join(p.cmdline())]
-    left += left[0].children(recursive=True)
+    left = family(psutil.Process().pid, 3, before)
     server.stop()
     gone(left)
     failed = ServerProcess([sys.executable, "-c", "raise SystemExit(3)"], {})

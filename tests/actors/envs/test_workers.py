@@ -87,9 +87,14 @@ def test_one_that_never_returns_misses_its_deadline_and_its_worker_is_replaced(w
     stage(config(workers, count=1, call_s=0.5), scenario)
 
 
+def hosting() -> set[psutil.Process]:
+    """The workers of this process; other tests have processes of their own below it."""
+    return {p for p in psutil.Process().children(recursive=True) if "envs.hosting" in " ".join(p.cmdline())}
+
+
 def test_a_worker_that_dies_costs_the_episodes_in_it_and_no_others() -> None:
     async def scenario(play: Play) -> None:
-        here = psutil.Process().children(recursive=True)
+        here = hosting()
         ends = await asyncio.gather(one(play, what="die"), one(play, group=1), return_exceptions=True)
         assert isinstance(ends[0], EpisodeFailed)
         assert ends[0].reason == "env_error"
@@ -98,12 +103,12 @@ def test_a_worker_that_dies_costs_the_episodes_in_it_and_no_others() -> None:
         found = await asyncio.gather(*(one(play, group=i) for i in range(4)))
         assert len(found) == 4
         await asyncio.sleep(1.5)
-        now = psutil.Process().children(recursive=True)
+        now = hosting()
         assert len(now) == len(here) == 2
-        assert set(now) != set(here), "another took its place"
+        assert now != here, "another took its place"
 
     stage(config("processes"), scenario)
-    assert not [p for p in psutil.Process().children(recursive=True) if "envs.hosting" in " ".join(p.cmdline())]
+    assert not hosting()
 
 
 @pytest.mark.parametrize("workers", ["async", "threads", "processes"])
