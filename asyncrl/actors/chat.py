@@ -85,7 +85,7 @@ async def chat(ticket: Ticket, make_env: Callable[[], Env], served: Served, limi
 
 async def _play(ticket: Ticket, env: PlayedEnv, served: Served, limits: Limits) -> None:
     messages = await env.reset({**ticket.task, "episode": ticket.id.index})
-    tools = [tool.schema for tool in env.tools]
+    tools = env.tools
     for turn in range(limits.max_turns):
         # A service may know seeds of 32 bits only.
         body = {"messages": messages, "temperature": ticket.temperature, "seed": (ticket.seed + turn) % 2**31}

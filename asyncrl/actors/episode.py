@@ -13,11 +13,10 @@ engine is not the episode's affair and passes through.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-from jinja2 import TemplateError
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Env, Turn
@@ -169,13 +168,14 @@ class _Episode:
     async def run(self) -> StopReason:
         task = {**self._ticket.task, "episode": self._ticket.id.index}
         self.messages = await self._env.reset(task)
-        self._tools = [tool.schema for tool in self._env.tools]
+        self._tools = self._env.tools
         row = self._new_row()
         while True:
             generation = await self._generate(row)
             if generation is None:
                 return "max_tokens"
-            message = self.last = self._renderer.parse(generation.token_ids.tolist())
+            with _refused("the renderer cannot read what the policy said"):
+                message = self.last = self._renderer.parse(generation.token_ids.tolist())
             # How much was sampled is the environment's to know (a penalty for length), which ids is not.
             last = self.turns == self._limits.max_turns
             told = {**message, "tokens": len(generation.token_ids), "last": last}
@@ -228,12 +228,10 @@ class _Episode:
         if not answer.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
         before = [*self.messages, message]
-        try:
+        with _refused("the chat template refuses what step said"):
             tail = self._renderer.render_tail(
                 before, answer.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
             )
-        except TemplateError as error:
-            raise EpisodeFailed("env_error", f"the chat template refuses what step said: {error}") from error
         self.messages, self.last = [*before, *answer.messages], None
         if tail is None:
             self._progress.prefix_breaks += 1
@@ -243,7 +241,14 @@ class _Episode:
         return row
 
     def _new_row(self) -> OpenRow:
-        try:
+        with _refused("the chat template refuses the conversation"):
             return OpenRow(self._renderer.render_initial(self.messages, self._tools))
-        except TemplateError as error:
-            raise EpisodeFailed("env_error", f"the chat template refuses the conversation: {error}") from error
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Raises EpisodeFailed: a template may raise anything over what an environment, or the policy, said."""
+    try:
+        yield
+    except Exception as error:
+        raise EpisodeFailed("env_error", f"{what}: {type(error).__name__}: {error}") from error

@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
-from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,17 +38,28 @@ class PlayedEnv:
             raise EpisodeFailed("env_error", f"environment: its constructor: {_said(error)}") from error
 
     @property
-    def tools(self) -> Sequence[Tool]:
-        return self._env.tools
+    def tools(self) -> list[dict[str, Any]]:
+        """In OpenAI form. Final once `reset` has returned."""
+        try:
+            return [tool.schema for tool in self._env.tools]
+        except Exception as error:
+            raise EpisodeFailed("env_error", f"environment.tools, expected Tools: {_said(error)}") from error
 
     async def reset(self, task: Task) -> list[Message]:
-        return list(await self._call(self._env.reset(task), "reset"))
+        return _checked(await self._call(lambda: self._env.reset(task), "reset"), "reset")
 
     async def step(self, message: Message) -> Turn:
-        answer = await self._call(self._env.step(message), "step")
-        numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
-        if not all(math.isfinite(n) for n in numbers):
+        answer = await self._call(lambda: self._env.step(message), "step")
+        try:
+            numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
+            finite = all(math.isfinite(n) for n in numbers)
+        except (AttributeError, TypeError) as error:
+            raise EpisodeFailed(
+                "env_error", f"environment.step returned {answer!r:.300}; expected a Turn of numbers ({error})"
+            ) from error
+        if not finite:
             raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {answer}")
+        _checked(answer.messages or (), "step")
         self.reward += float(answer.reward)
         for name, value in answer.rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
@@ -58,11 +69,11 @@ class PlayedEnv:
     async def close(self) -> None:
         """The episode's outcome stands, whatever closing does."""
         try:
-            await _within(self._env.close(), self._call_s)
+            await _within(self._env.close, self._call_s)
         except Exception as error:
             log.warning("environment.close: %s", _said(error))
 
-    async def _call(self, call: Awaitable[T], name: str) -> T:
+    async def _call(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         try:
             return await _within(call, self._call_s)
         except TimeoutError as error:
@@ -74,9 +85,17 @@ class PlayedEnv:
             self._called()
 
 
-async def _within(call: Awaitable[T], seconds: float) -> T:
+async def contained(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns. Raises EnvFailed instead of what would end the event loop, and every episode in it."""
+    try:
+        return await call()
+    except SystemExit as error:
+        raise EnvFailed(f"it called sys.exit({error.code!r})") from error
+
+
+async def _within(call: Callable[[], Awaitable[T]], seconds: float) -> T:
     """The result of `call`; TimeoutError after `seconds`, also when it does not let itself be cancelled."""
-    task = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(contained(call))
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
@@ -85,7 +104,20 @@ async def _within(call: Awaitable[T], seconds: float) -> T:
     if not done:
         task.cancel()
         raise TimeoutError
+    if task.cancelled():
+        raise EnvFailed("it raised CancelledError, although nobody had cancelled it")
     return task.result()
+
+
+def _checked(messages: Any, name: str) -> list[Message]:
+    """As a list. Raises EpisodeFailed unless it is messages, which the renderer still may refuse."""
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
+    ):
+        raise EpisodeFailed(
+            "env_error", f'environment.{name} gave {messages!r:.300}; expected messages, each {{"role", "content"}}'
+        )
+    return list(messages)
 
 
 def _said(error: BaseException) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,6 +137,29 @@ def refuses() -> Env:
     raise OSError("no licence")
 
 
+class Plain(FakeEnv):
+    """As users write it who forget `async`, or what to return."""
+
+    def __init__(self, method: str, does: Callable[[], Any]) -> None:
+        super().__init__([])
+        setattr(self, method, lambda _: does())
+
+
+class Functions(FakeEnv):
+    tools: Any = (len,)
+
+
+def later(value: Any) -> Any:
+    async def say() -> Any:
+        return value
+
+    return say()
+
+
+async def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
 @pytest.mark.parametrize(
     ("env", "detail"),
     [
@@ -147,6 +171,15 @@ def refuses() -> Env:
         (Stuck([]), r"did not return within 0.5 s \(env.call_s\)"),
         (FakeEnv([], prompt="x" * 500), "task5: prompt has"),
         (refuses, "OSError: no licence"),
+        (Plain("reset", lambda: {}["prompt"]), "environment.reset: KeyError: 'prompt'"),
+        (Plain("reset", lambda: later(None)), "environment.reset gave None; expected messages"),
+        (Plain("step", lambda: Turn(done=True)), "environment.step: TypeError"),
+        (Plain("step", lambda: later(None)), "environment.step returned None; expected a Turn"),
+        (Plain("step", lambda: later(Turn(reward="1", done=True))), "reward='1'.*expected a Turn of numbers"),  # type: ignore[arg-type]
+        (Plain("step", lambda: later(Turn(messages=["Hi"]))), r"environment.step gave \['Hi'\]; expected messages"),  # type: ignore[list-item]
+        (Plain("step", cancelled), "it raised CancelledError"),
+        (Plain("step", lambda: sys.exit(3)), r"it called sys.exit\(3\)"),
+        (Functions([]), "environment.tools, expected Tools"),
     ],
 )
 def test_what_goes_wrong_in_the_environment_fails_the_episode(env: Any, detail: str) -> None:
@@ -155,6 +188,20 @@ def test_what_goes_wrong_in_the_environment_fails_the_episode(env: Any, detail: 
     assert caught.value.reason == "env_error"
     if isinstance(env, FakeEnv):
         assert env.closed == 1
+
+
+@pytest.mark.parametrize("method", ["render_initial", "render_tail", "parse"])
+def test_a_renderer_may_raise_anything_over_what_was_said(method: str) -> None:
+    class Refuses(FakeRenderer):
+        pass
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TypeError("Can only get item pairs from a mapping.")
+
+    setattr(Refuses, method, refuse)
+    with pytest.raises(EpisodeFailed, match="TypeError: Can only get item pairs") as caught:
+        run(FakeEnv([tool_says("1")]), saying("a"), renderer=Refuses())
+    assert caught.value.reason == "env_error"
 
 
 def test_a_failure_to_close_costs_nothing() -> None:
