@@ -12,8 +12,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jinja2 import TemplateError
-
 from asyncrl.actors.endpoint_requests import BadRequest, plain
 from asyncrl.actors.renderer import Renderer, ToolSchema, tell_prefix_break
 from asyncrl.data.base import Message
@@ -39,7 +37,7 @@ class Conversations:
         """The ids of `messages`, ending where the assistant speaks. Raises BadRequest if the template refuses them."""
         try:
             return self._tail_of_what_was_said(messages, tools) or self._renderer.render_initial(messages, tools)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template may raise anything
             raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 
     def said(

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from asyncrl.actors.tool_calls import TOOL_CALL_FORMATS
 from asyncrl.config import Config
 from asyncrl.data.base import Message
@@ -120,7 +118,7 @@ class TemplateRenderer:
             raise ConfigError(str(error)) from error
         self._options = dict(template_options or {})
         # The episodes of a group begin alike and often go on alike; tools often answer alike (a number, an error).
-        self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
+        self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(_utf8(text), add_special_tokens=False)))
         self._rendered = lru_cache(maxsize=512)(self._render)
         self._tools: dict[tuple[int, ...], tuple[tuple[ToolSchema, ...], str]] = {}
 
@@ -145,9 +143,9 @@ class TemplateRenderer:
     ) -> list[int] | None:
         try:
             base, whole = self._base_and_whole(messages_before, new_messages, tools)
-        except TemplateError:
-            # A policy may say what its template cannot write, for instance two calls at once (Llama). The tail behind
-            # it does not depend on it.
+        except Exception:
+            # A policy may say what its template cannot write, for instance two calls at once (Llama: TemplateError), or
+            # arguments that are no JSON (Qwen3-Coder: TypeError). The tail behind it does not depend on it.
             plain: Message = {"role": "assistant", "content": "."}
             base, whole = self._base_and_whole([*messages_before[:-1], plain], new_messages, tools)
         stop = max(self._stops, key=base.rfind)
@@ -184,7 +182,7 @@ class TemplateRenderer:
                     not self._text(before, _PROBE_TOOLS, generate=False).startswith(prompt)
                     or self.render_tail(before, new, _PROBE_TOOLS) is None
                 )
-            except TemplateError as error:
+            except Exception as error:
                 breaks.append(f"{name} (the template refuses it: {error})")
             else:
                 if unstable:
@@ -217,6 +215,11 @@ class TemplateRenderer:
             messages, tools=tools or None, add_generation_prompt=generate, tokenize=False, **self._options
         )
         return text
+
+
+def _utf8(text: str) -> str:
+    """Half a surrogate pair, which JSON can write and no tokenizer takes, becomes a question mark."""
+    return text.encode(errors="replace").decode()
 
 
 def _joined(messages: Sequence[Message]) -> str:

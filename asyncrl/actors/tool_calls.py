@@ -35,10 +35,10 @@ class Hermes:
     {'name': 'add', 'arguments': {'a': 1}}
     """
 
-    _call = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+    _call = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
-        calls = [self._read(index, body) for index, body in enumerate(self._call.findall(text))]
+        calls = [self._read(index, body.strip()) for index, body in enumerate(self._call.findall(text))]
         return self._call.sub("", text).strip() if calls else text, calls
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -71,6 +71,33 @@ def test_whatever_was_sampled_is_parsed_and_followed_by_the_same_tail(sampled):
     assert renderer.render_tail([USER, message], [RESULT], TOOLS) == expected
 
 
+NAMES_ARGUMENTS = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}{%- for call in m.tool_calls or [] %}\
+{%- for name, value in call.function.arguments|items %}{{ name }}={{ value }}{%- endfor %}{%- endfor %}\
+{{- '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def test_arguments_that_are_no_json_are_followed_by_the_same_tail():
+    """`items` of a text is a TypeError of jinja, not a TemplateError: templates of Qwen3-Coder and others."""
+    renderer = with_template(NAMES_ARGUMENTS)
+    assert renderer.prefix_breaks() == ()
+    tails = []
+    for said in ('{"name": "lookup", "arguments": {"key": "fox"}}', '{"name": "lookup", oops'):
+        message = renderer.parse(encode(f"<tool_call>{said}</tool_call><|im_end|>"))
+        tails.append(renderer.render_tail([USER, message], [RESULT], []))
+    assert tails[0] == tails[1] == encode("\n<|im_start|>tool\n41<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_half_a_surrogate_pair_is_rendered_as_a_question_mark():
+    """JSON can say it, so a policy can, and a tool that repeats it."""
+    renderer = TemplateRenderer(TOKENIZER)
+    message = renderer.parse(encode('<tool_call>{"name": "lookup", "arguments": {"key": "\\ud800"}}</tool_call>'))
+    tails = [
+        renderer.render_tail([USER, message], [RESULT | {"content": f"no key {key}"}], TOOLS) for key in ("\ud800", "?")
+    ]
+    assert tails[0] == tails[1]
+
+
 def test_parse_keeps_the_text_around_calls_and_drops_the_stop_token():
     renderer = TemplateRenderer(TOKENIZER)
     assert renderer.parse(encode("82<|im_end|>")) == {"role": "assistant", "content": "82"}

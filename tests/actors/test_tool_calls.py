@@ -37,6 +37,15 @@ def test_several_calls_and_text_around_them():
     assert [call["id"] for call in calls] == ["call00000", "call00001"]
 
 
+def test_a_policy_that_repeats_itself_costs_no_more_than_its_length():
+    """Where the time grows with the square of the length, this takes minutes."""
+    spaces = "{" + " " * 100_000 + "x"
+    for text in (f"<tool_call>{spaces}", "<tool_call>" * 10_000, "[TOOL_CALLS]" * 10_000):
+        for family in TOOL_CALL_FORMATS.values():
+            family().parse(text)
+    assert Hermes().parse(f"<tool_call>{spaces}")[1][0]["function"] == {"name": "", "arguments": spaces}
+
+
 def test_text_without_calls_is_kept_as_it_is():
     assert Hermes().parse(" 42\n") == (" 42\n", [])
 
