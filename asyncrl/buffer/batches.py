@@ -226,7 +226,7 @@ class Batches:
     def _fork(self, b: int, version: int, why: str) -> None:
         self._ledger.fork(b, version, why)
         self._drawing.forked(b)
-        self._tickets.forget_dropped()
+        self._tickets.forked()
 
     # The disk
 

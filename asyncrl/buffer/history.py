@@ -179,6 +179,10 @@ class History:
         for batch in released:
             self._db.write("UPDATE batches SET released = 1 WHERE serial = ?", (batch.serial,))
         del self.line[b:]
+        for incarnation in self.incarnations:
+            if incarnation.holds is not None and incarnation.holds >= b:
+                incarnation.holds = None  # the batch of this number is another one now, and no suspect
+        self._db.write("UPDATE incarnations SET holds = NULL WHERE holds >= ?", (b,))
         self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (b,))
         self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (self.branch + 1, self.branch, b, version, why))
         self.branch += 1

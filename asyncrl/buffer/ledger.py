@@ -154,7 +154,8 @@ class Ledger:
 
     def filtered_while_filling(self) -> int:
         """Groups that filters dropped since the last batch was fixed."""
-        rows = self.db.read("SELECT count(*) FROM groups WHERE filling = ?", (len(self.history.line),))
+        at = len(self.history.line), self.history.branch
+        rows = self.db.read("SELECT count(*) FROM groups WHERE filling = ? AND branch = ?", at)
         return int(next(iter(rows))[0])
 
     # What the curriculum knows
@@ -214,6 +215,7 @@ class Ledger:
         for batch in self.history.fork(b, version, why):
             for number in batch.groups:
                 self._release(number, batch)
+        self.live = dict(sorted(self.live.items()))
         for group in list(self.live.values()):
             if group.state == "in_flight" or (group.newest or 0) > version:
                 self.drop(group, "discarded_branch", put_back=True)

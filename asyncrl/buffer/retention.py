@@ -76,6 +76,7 @@ class Retention:
 
         Gives how many. Only the end of the payloads can be missing: sizes are checked everywhere, contents in the last
         two segments. A trained or assigned group keeps its state; to hand out its batch once more raises PayloadLost.
+        One that was trained on and waits for another use ends as trained.
         """
         ends = self._db.read(
             "SELECT t.segment, max(t.start + t.bytes) FROM groups g JOIN trajectories t ON t.grp = g.number "
@@ -102,7 +103,9 @@ class Retention:
     def _lose(self, number: int, index: int) -> int:
         group = self._ledger.live.get(number)
         if group is not None and group.state != "assigned":
-            self._ledger.lose(group, index)
-            return 1
+            if not group.uses:
+                self._ledger.lose(group, index)
+                return 1
+            self._ledger.retire(group)
         self._db.write("UPDATE groups SET payload = 0 WHERE number = ?", (number,))
         return 0

@@ -44,10 +44,12 @@ class Tickets:
         self.reissued = 0
         """Tickets lent again, since this process began."""
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
-        self.starved = ledger.db.get("starved")
-        """Set when filters used up their allowance under `on_starved: end`."""
         self._filtered = ledger.filtered_while_filling()
         self._filling = len(ledger.history.line)
+        self.starved = ledger.db.get("starved")
+        """Set when filters used up their allowance under `on_starved: end`."""
+        if self.starved and (self._may_filter or not rules.end_when_starved):  # resumed with other rules
+            self._go_on()
         for number, index, attempt, actor, min_version in list(ledger.outstanding()):
             group = ledger.live.get(number)
             if group is not None and group.state == "in_flight" and group.stored[index] is None:
@@ -207,7 +209,7 @@ class Tickets:
         elif group.state == "waiting" and any(refuses(group) for refuses in self._rules.filters):
             if self._filling != len(self._ledger.history.line):
                 self._filling, self._filtered = len(self._ledger.history.line), 0
-            if self._filtered < self._rules.filter_max_ratio * self._rules.groups_per_step:
+            if self._may_filter:
                 self._filtered += 1
                 self.drop(group, "filtered")
             elif self._rules.end_when_starved:
@@ -218,6 +220,14 @@ class Tickets:
                 self._ledger.db.set("starved", self.starved)
             else:
                 self._ledger.unweight(group)
+
+    def _go_on(self) -> None:
+        self.starved = None
+        self._ledger.db.unset("starved")
+
+    @property
+    def _may_filter(self) -> bool:
+        return self._filtered < self._rules.filter_max_ratio * self._rules.groups_per_step
 
     def sweep(self) -> None:
         """Drops what no batch can hold any more, now that the version has grown."""
@@ -282,8 +292,10 @@ class Tickets:
                 "bad_trajectory", f"a prefix has a token of version {newest}; the learner has reached {reached}"
             )
 
-    def forget_dropped(self) -> None:
-        """After a fork: leases and prefixes of groups that it ended."""
+    def forked(self) -> None:
+        """Leases and prefixes of groups that the fork ended are void, and so is what filters did since then."""
+        self._filtered, self._filling = 0, len(self._ledger.history.line)
+        self._go_on()
         for lease in self._leases:
             if not lease.eval and lease.id.group not in self._ledger.live:
                 self._end(lease, "revoked")

@@ -195,6 +195,11 @@ def test_a_solved_task_ends_the_run_when_asked(tmp_path: Path) -> None:
     assert (answer.state, answer.failed) == ("ended", False)
     assert "solved" in answer.why
     assert "solved" in buffer.lend(0, "a", (0, 0), 1)[1]
+    buffer = reopen(buffer, tmp_path, **options)
+    assert buffer.batch(0, incarnation, 0).state == "ended"
+    buffer = reopen(buffer, tmp_path, **options | {"end_when_starved": False})
+    play(buffer, reward=1.0)
+    assert buffer.batch(0, incarnation, 0).state == "ready"
 
 
 def test_max_uses_takes_unused_groups_first_and_never_more_often(tmp_path: Path) -> None:

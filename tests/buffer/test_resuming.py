@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncrl.buffer.filters import zero_variance
 from asyncrl.buffer.rules import Refused
 
 from .fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory
@@ -190,3 +192,52 @@ def test_an_applied_batch_that_kills_when_redone_becomes_poison(tmp_path: Path) 
     assert buffer.ledger.history.branch == 1
     assert buffer.batch(0, incarnation, 0).state == "skipped"
     assert equation(buffer)["dropped: poison"] == 2
+
+
+def test_a_fresh_start_takes_what_it_released_in_issue_order(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    incarnation = learner(buffer)
+    play(buffer)
+    assert step(buffer, incarnation, 0) == (0, 1)
+    started = buffer.start(0, 0, None, fresh=True)
+    buffer.published(started.incarnation, 1, 0, "d")
+    assert list(buffer.ledger.live) == [0, 1, 2, 3]
+    assert step(buffer, started.incarnation, 0) == (0, 1)
+
+
+def test_deaths_with_a_batch_that_was_released_are_not_held_against_the_one_in_its_place(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path, batch_retries=2)
+    incarnation = learner(buffer)
+    play(buffer)
+    for fresh in (False, True):
+        assert buffer.batch(0, incarnation, 0).state == "ready"
+        incarnation = learner(buffer, fresh=fresh)
+    buffer.published(incarnation, 1, 0, "d")
+    step(buffer, incarnation, 0)
+    for reopened in (False, True):
+        if reopened:
+            buffer = reopen(buffer, tmp_path, batch_retries=2)
+        incarnation = learner(buffer, caused=True, publish=False)
+        assert buffer.batch(0, incarnation, 0).state == "ready"
+    assert buffer.ledger.history.branch == 1
+
+
+def test_a_fresh_start_of_a_solved_run_filters_as_often_as_any(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"filters": (zero_variance,), "filter_max_ratio": 1.0, "end_when_starved": True}
+    buffer = open_buffer(tmp_path, **options)
+    incarnation = learner(buffer)
+    play(buffer, credits=2, reward=1.0)
+    play(buffer, credits=4)
+    started = buffer.start(0, 0, None, fresh=True)
+    buffer.published(started.incarnation, 1, 0, "d")
+    buffer = reopen(buffer, tmp_path, **options)
+    play(buffer, credits=4, reward=1.0)
+    assert equation(buffer, 1) == {"issued": 2, "dropped: filtered": 2}
+    assert not buffer.tickets.starved, "one was dropped before the fork"
+    play(buffer, credits=2, reward=1.0)
+    incarnation = started.incarnation
+    assert buffer.batch(0, incarnation, 0).state == "ended"
+    for _ in range(2):
+        started = buffer.start(0, 0, None, fresh=True)
+        buffer = reopen(buffer, tmp_path, **options)
+        assert buffer.batch(0, started.incarnation, 0).state == "ready"

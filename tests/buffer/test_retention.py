@@ -16,7 +16,7 @@ from asyncrl.buffer.restore import restore
 from asyncrl.buffer.retention import ALMOST_FULL
 from asyncrl.buffer.rules import Refused
 
-from .fakes import learner, open_buffer, play, put, reopen, step, trajectory
+from .fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory
 
 
 def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> None:
@@ -274,3 +274,22 @@ def test_checkpoints_that_no_learner_resumed_from_take_no_place(tmp_path: Path) 
     path.mkdir()
     buffer.checkpointed(0, again, 3, 3, path)
     assert buffer.ledger.history.oldest_checkpoint() == 2
+
+
+def test_a_group_that_was_trained_on_and_lost_by_the_disk_ends_as_trained(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_uses": 2, "groups_per_step": 1}
+    buffer = open_buffer(tmp_path, **options)
+    incarnation = learner(buffer)
+    play(buffer, credits=2)
+    step(buffer, incarnation, 0)
+    assert equation(buffer) == {"issued": 1, "waiting": 1}
+    buffer.commit(0)
+    buffer.database.close()
+    for segment in (tmp_path / "payloads").glob("*.segment"):
+        os.truncate(segment, 10)
+    buffer = open_buffer(tmp_path, **options)
+    assert equation(buffer) == {"issued": 1, "trained": 1}
+    assert not buffer.ledger.has_payload(0)
+    again = learner(buffer, 1, 1, branch=0, fresh=True)
+    play(buffer, credits=2)
+    step(buffer, again, 1)
