@@ -24,7 +24,7 @@ class Relay:
         if source.keys is not None and source.announced is not None:
             name = source.announced.with_name(f"{source.announced.name}-{uuid.uuid4().hex}")
             self._end = Endpoint(source.name, announced=name, keys=source.keys, host=source.host)
-        self.server = Server(folder, self._end, full_every=0, lazy=True)
+        self.server = Server(folder, self._end, full_every=0, relays=True)
         self.address = self._end.now()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights relay", daemon=True)

@@ -78,9 +78,11 @@ class Server:
         where: Endpoint | str,
         full_every: int,
         fanout: int = 0,
-        lazy: bool = False,
+        relays: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`relays`: of a host that hands on what it fetched (relay.py). It takes nothing from the folder until somebody
+        asks, and takes nobody back to a version before the one held: who asks may have been ahead of it."""
         self._watch = Watch(folder)
         self._full_every, self._clock = full_every, clock
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
@@ -93,8 +95,7 @@ class Server:
         self._changes = Changes()
         self._coming: Coming | None = None
         self._told, self._look_at = "", -math.inf
-        self._idle = lazy
-        """Until somebody asks, nothing is taken from the folder."""
+        self._relays = self._idle = relays
         self.tree = Tree(fanout, FORGET_S)
         self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
         self.counts: Counter[str] = Counter()
@@ -199,7 +200,10 @@ class Server:
         if self._current is None:
             return None
         branch, version, held = request["held"]
-        if (branch, version) >= self._current.id.order and held == self._current.id.digest:
+        here = self._current.id
+        if (branch, version) >= here.order and held == here.digest:
+            return None
+        if self._relays and (branch, version) > here.order:
             return None
         if not request["full"]:
             for payload in reversed(self._deltas):

@@ -29,8 +29,10 @@ def model(version: int, n: int = 300_000) -> dict[str, torch.Tensor]:
 class Serving:
     """A server in a thread of its own."""
 
-    def __init__(self, folder: Path, where: Endpoint | str, full_every: int = 0, fanout: int = 0) -> None:
-        self.server = Server(folder, where, full_every, fanout)
+    def __init__(
+        self, folder: Path, where: Endpoint | str, full_every: int = 0, fanout: int = 0, relays: bool = False
+    ) -> None:
+        self.server = Server(folder, where, full_every, fanout, relays)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.server.run, args=(self._stop.is_set, 1e9, lambda: None))
         self._thread.start()

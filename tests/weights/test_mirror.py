@@ -15,7 +15,7 @@ from asyncrl.weights import mirror as mirror_module
 from asyncrl.weights import tree
 from asyncrl.weights.mirror import Mirror
 from asyncrl.weights.mirrored import MirroredSubscriber
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 
 
 def test_many_hosts_whole_then_what_changed(place: Place) -> None:
@@ -83,6 +83,20 @@ def test_when_a_host_dies_those_that_fetched_from_it_go_on(place: Place, monkeyp
     monkeypatch.setattr(deaf.server, "_look", lambda: None)
     id = place.publish(2)
     assert all(holds(host, id) and same(host, 2) for host in hosts[1:]), "who answers but lags is left too"
+
+
+def test_a_host_that_is_ahead_of_the_one_it_fetches_from_does_not_go_back(place: Place) -> None:
+    """It had another parent before, or fetched from the server for a while."""
+    (place.path / "host").mkdir(mode=0o700)
+    ShmPublisher(place.path / "host" / "mirror").publish(0, 1, model(1).items())
+    (place.path / "host" / "mirror").chmod(0o700)
+    relay = place.serve(relays=True)
+    behind = place.publish(0)
+    host = place.host()
+    assert until(lambda: relay.server.latest == behind)
+    assert not until(lambda: ShmSubscriber(host.dir).latest() == behind, 0.5)
+    assert relay.server.counts["sent_bytes"] == 0
+    assert holds(host, place.publish(2))
 
 
 def test_a_new_branch_replaces_a_higher_version(place: Place) -> None:
