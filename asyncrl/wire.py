@@ -63,9 +63,9 @@ def pack(header: Mapping[str, Any]) -> bytes:
     return packed
 
 
-def unpack(frame: Frame) -> dict[str, Any]:
+def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
     """A header. Raises WireError when it is too large, not msgpack, or not a mapping with string keys."""
-    _check_size(frame)
+    _check_size(frame, max_bytes)
     try:
         header = msgpack.unpackb(frame, raw=False, strict_map_key=True)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
@@ -182,7 +182,7 @@ def ticket_id(value: Any) -> TicketId:
 
 
 def _trajectory_header(frame: Frame) -> _Header:
-    _check_size(frame)
+    _check_size(frame, MAX_HEADER_BYTES)
     try:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -217,9 +217,9 @@ def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
     return Row(token_ids, mask, logprobs, versions)
 
 
-def _check_size(header: Frame) -> None:
-    if len(header) > MAX_HEADER_BYTES:
-        raise WireError(f"header has {len(header)} bytes, at most {MAX_HEADER_BYTES} are read")
+def _check_size(header: Frame, most: int) -> None:
+    if len(header) > most:
+        raise WireError(f"header has {len(header)} bytes, at most {most} are read")
 
 
 def _list(header: Mapping[str, Any], name: str, longest: int) -> list[Any]:

@@ -42,6 +42,8 @@ __all__ = [
 T = TypeVar("T")
 
 _RESEND_S = (1.0, 2.0, 4.0)
+_MAX_REPLY_BYTES = 1 << 30
+"""Of a reply's header: one with tickets holds their tasks, of any size; an evaluation's, all its results."""
 _PUTS_AT_ONCE = 8
 """In one request of an AsyncBufferClient ..."""
 _SENDERS = 2
@@ -171,7 +173,7 @@ class BufferClient:
             while (left := until - time.monotonic()) > 0:
                 if self._socket.poll(int(left * 1000) + 1):
                     reply = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
-                    header = unpack(reply[0])
+                    header = unpack(reply[0], _MAX_REPLY_BYTES)
                     if header.get("n") == n:
                         return _decode(request, header, reply[1:])
             self._link.follow()
@@ -188,7 +190,7 @@ class AsyncBufferClient:
         self._numbers = itertools.count(1)
         self._link = Link(zmq.asyncio.Context.instance(), zmq.DEALER, address, identity=identity)
         self._socket = self._link.socket
-        self._answers: dict[int, asyncio.Future[list[Frame]]] = {}
+        self._answers: dict[int, asyncio.Future[tuple[Mapping[str, Any], list[Frame]]]] = {}
         self._unsent: deque[tuple[Trajectory, asyncio.Future[PutOutcome]]] = deque()
         self._senders: set[asyncio.Task[None]] = set()
         self._sending = 0
@@ -270,10 +272,13 @@ class AsyncBufferClient:
                 # A socket that takes nothing is the same as no answer.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._socket.send_multipart(frames, copy=False), min(left, resend_s))
-                    done, _ = await asyncio.wait([answer], timeout=min(left, resend_s))
-                    if done:
-                        header, *buffers = answer.result()
-                        return _decode(request, unpack(header), buffers)
+                    awaited: list[asyncio.Future[Any]] = [answer, self._reader]
+                    await asyncio.wait(awaited, timeout=min(left, resend_s), return_when=asyncio.FIRST_COMPLETED)
+                    if answer.done():
+                        header, buffers = answer.result()
+                        return _decode(request, header, buffers)
+                    if self._reader.done():
+                        self._reader.result()  # it ends only by what it raises
                 self._link.follow()
         finally:
             del self._answers[n]
@@ -282,9 +287,10 @@ class AsyncBufferClient:
     async def _read(self) -> None:
         while True:
             reply: list[Frame] = [frame.buffer for frame in await self._socket.recv_multipart(copy=False)]
-            answer = self._answers.get(unpack(reply[0]).get("n", -1))
+            header = unpack(reply[0], _MAX_REPLY_BYTES)
+            answer = self._answers.get(header.get("n", -1))
             if answer is not None and not answer.done():
-                answer.set_result(reply)
+                answer.set_result((header, reply[1:]))
 
 
 def _frames(request: Request[Any], n: int, identity: str) -> list[Frame]:
