@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
@@ -14,15 +16,21 @@ from asyncrl.errors import RunError
 from asyncrl.trajectory import Trajectory
 from asyncrl.wire import WireError
 
+_OTHER_FILES = 256
+"""That this process may have open beside the segments."""
+
 
 class PayloadFiles:
-    """Segments, opened at once: one that a live buffer reclaims afterwards can still be read."""
+    """Segments, opened at once: one that a live buffer reclaims afterwards can still be read. Raises RunError."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[int, int] = {}
-        for path in sorted(folder.glob("*.segment")):
-            self._find(int(path.stem))
+        segments = [int(path.stem) for path in sorted(folder.glob("*.segment"))]
+        _allow_open_files(len(segments) + _OTHER_FILES)
+        for segment in segments:
+            with suppress(FileNotFoundError):  # reclaimed just now
+                self._find(segment)
 
     def read(self, row: TrajectoryRow) -> bytes:
         """The bytes where the row says they are, fewer where the file ends. Raises FileNotFoundError."""
@@ -37,6 +45,16 @@ class PayloadFiles:
         if segment not in self._open:
             self._open[segment] = os.open(self.folder / f"{segment:08d}.segment", os.O_RDONLY)
         return self._open[segment]
+
+
+def _allow_open_files(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise RunError(
+            f"{count} files have to be open at once, and {hard} may be: raise the limit (ulimit -n {count})."
+        )
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 class PayloadDiffers(RunError):

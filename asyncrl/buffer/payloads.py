@@ -23,6 +23,8 @@ from asyncrl.wire import Frame
 SEGMENT_BYTES = 64 << 20
 _IOV_MAX = 1024
 _AHEAD_BYTES = 1 << 20
+_OPEN = 64
+"""Segments held open for reading; under `buffer.keep: all` a run has any number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class Payloads:
         record: Frame
         try:
             if location.segment not in self._readers:
+                if len(self._readers) >= _OPEN:
+                    os.close(self._readers.pop(next(iter(self._readers))))
                 self._readers[location.segment] = os.open(self.path(location.segment), os.O_RDONLY)
             record = os.pread(self._readers[location.segment], location.bytes, location.start)
         except FileNotFoundError:

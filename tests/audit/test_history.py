@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -19,6 +21,7 @@ from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.prefixes import prefixes
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.restore import restore
+from asyncrl.errors import RunError
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 
@@ -121,3 +124,19 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
     acks = [Ack(0, t.id.group, t.id.index, 0, trajectory(t, (0,), float(t.id.index % 2)).digest()) for t in tickets]
     assert list(found(tmp_path, FakeSource(), acks, LIMITS)) == []
     assert [loss(read_ledger(tmp_path), ack) for ack in acks] == [None, "disk"]
+
+
+def test_more_segments_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of 100 GB has more of them than the 1024 that most shells allow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for segment in range(400):
+        (tmp_path / f"{segment:08d}.segment").touch()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        files = PayloadFiles(tmp_path)
+        files.close()
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (300, 300))
+        with pytest.raises(RunError, match="ulimit -n 656"):
+            PayloadFiles(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

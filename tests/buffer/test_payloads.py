@@ -54,6 +54,23 @@ def test_segments_rotate_and_are_removed(tmp_path: Path) -> None:
     payloads.close()
 
 
+def test_few_of_many_segments_are_open(tmp_path: Path) -> None:
+    payloads = Payloads(tmp_path, segment_bytes=1)
+    where = []
+    for n in range(100):
+        where.append(payloads.append(bytes([n])))
+        payloads.write(flush=False)
+        payloads.rotate_if_full()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        assert b"".join(bytes(payloads.read(w)) for w in where) == bytes(range(100))
+        assert len(os.listdir("/proc/self/fd")) - before <= 64
+    for segment in range(100):
+        payloads.remove(segment)
+    assert len(os.listdir("/proc/self/fd")) <= before
+    payloads.close()
+
+
 def test_a_segment_that_ends_and_the_name_of_the_next_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
