@@ -16,6 +16,7 @@ from asyncrl.actors.endpoint_session import Session
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs.agent import is_async, rewards_of
 from asyncrl.actors.episode import EpisodeFailed, Limits, Progress, Result, finished
+from asyncrl.actors.played_env import contained
 from asyncrl.actors.renderer import Renderer
 from asyncrl.data.base import Task
 from asyncrl.trajectory import Ticket, Trajectory
@@ -93,7 +94,8 @@ class AgentPlayer:
         with self._endpoint.open(session) as base_url:
             client = self._clients.of(base_url, asynchronous=asynchronous)
             call = functools.partial(self._agent, task, client)
-            playing = asyncio.ensure_future(call() if asynchronous else asyncio.to_thread(call))
+            started = call if asynchronous else functools.partial(asyncio.to_thread, call)
+            playing = asyncio.ensure_future(contained(started))
             try:
                 await asyncio.wait([playing, session.broken], return_when=asyncio.FIRST_COMPLETED)
                 if session.broken.done():

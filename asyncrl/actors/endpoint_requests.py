@@ -145,8 +145,10 @@ def read_tokens(body: bytes, vocabulary: int) -> TokenBody:
         raise BadRequest("the token endpoint does not stream: ask without `stream`", param="stream")
     if tokens.sampling_params.stop:
         raise BadRequest("the token endpoint knows no text: use stop_token_ids", param="sampling_params.stop")
-    if (largest := max(tokens.token_ids)) >= vocabulary:
-        raise BadRequest(f"token_ids holds {largest}; the tokenizer has {vocabulary} tokens", param="token_ids")
+    ends = tokens.sampling_params.stop_token_ids or []
+    for name, ids in (("token_ids", tokens.token_ids), ("sampling_params.stop_token_ids", ends)):
+        if wrong := [id for id in ids if not 0 <= id < vocabulary]:
+            raise BadRequest(f"{name} holds {wrong[0]}; the tokenizer has {vocabulary} tokens", param=name)
     return tokens
 
 

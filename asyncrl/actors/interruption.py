@@ -38,15 +38,15 @@ async def first_turn(
     if begun is None:
         asked, left = prompt, sampling
     else:
-        progress.taken_over = len(begun.token_ids)
         asked = [*prompt, *begun.token_ids.tolist()]
-        left = replace(sampling, max_new_tokens=sampling.max_new_tokens - progress.taken_over)
+        left = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(begun.token_ids))
     progress.interruptible = request
     try:
         said = await engine.generate(request, asked, left)
     finally:
         progress.interruptible = ""
     if begun is not None:
+        progress.taken_over = len(begun.token_ids)
         said = Generation(
             np.concatenate((begun.token_ids, said.token_ids)),
             np.concatenate((begun.logprobs, said.logprobs)),

@@ -145,4 +145,7 @@ class LeaseKeeper:
                     now - self._beat,
                 )
                 os._exit(1)
-            self.look(now)
+            try:
+                self.look(now)
+            except Exception:
+                log.exception("a round of the leases failed; the next one tries again")

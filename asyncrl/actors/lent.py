@@ -185,11 +185,14 @@ class Lent:
         begun = [slot for slot in slots if slot.progress.interruptible and slot.ticket.kind == "train"]
         for slot in begun:
             slot.progress.interrupted = True
-        await asyncio.gather(*(engine.abort(slot.progress.interruptible) for slot in begun))
-        # One that has ended its turn instead goes on; it is cancelled.
-        deadline = time.monotonic() + max(seconds, 0.1)
-        while any(slot.progress.interruptible for slot in begun) and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+        try:
+            async with asyncio.timeout(max(seconds, 0.1)):
+                await asyncio.gather(*(engine.abort(slot.progress.interruptible) for slot in begun))
+                while any(slot.progress.interruptible for slot in begun):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            # One that has ended its turn instead goes on; it is cancelled, as are those whose engine does not answer.
+            log.info("not all requests were interrupted in time")
 
     async def _hand_back(self, slots: list[Slot]) -> None:
         if not slots:

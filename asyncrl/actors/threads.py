@@ -42,6 +42,8 @@ def _call(future: Future[Any], call: Callable[[], Any]) -> None:
         return
     try:
         result = call()
+    except SystemExit as error:  # in the awaiting coroutine it would end the event loop, and all episodes in it
+        future.set_exception(RuntimeError(f"it called sys.exit({error.code!r})"))
     except BaseException as error:
         future.set_exception(error)
     else:

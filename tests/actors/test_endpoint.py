@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -162,6 +163,16 @@ def test_a_stop_string_ends_the_answer_and_what_comes_behind_it_was_never_said()
     assert progress.tokens - t.num_policy_tokens == 3, "counted as generated for nothing"
 
 
+def test_the_stop_string_that_comes_first_counts_in_long_answers_too() -> None:
+    async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
+        choice = (await ask(client, [USER], stop=["bat", "owl ant", "never"])).choices[0]
+        assert choice.message.content == "fox " * 9
+        return 0.0
+
+    (row,) = played(agent, saying("fox " * 9 + "owl ant bat" + " owl" * 9 + "<|im_end|>")).rows
+    assert sampled(row) == "fox " * 9 + "owl ant"
+
+
 def test_the_token_dialect_of_vllm() -> None:
     async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
         url = str(client.base_url).removesuffix("v1/") + "inference/v1/generate"
@@ -180,6 +191,10 @@ def test_the_token_dialect_of_vllm() -> None:
         await generate([*prompt, *choice["token_ids"], *encode("eel")])
         with pytest.raises(openai.BadRequestError, match="token_ids holds 9999"):
             await generate([9999])
+        for wrong in (9999, -1):  # an engine keeps a table of them
+            params["stop_token_ids"] = [wrong]
+            with pytest.raises(openai.BadRequestError, match=f"stop_token_ids holds {wrong}"):
+                await generate(prompt)
         return 0.0
 
     engine = saying("cow dog<|im_end|>", "elk<|im_end|>")
@@ -252,6 +267,18 @@ def test_other_episodes_and_other_paths_are_not_found() -> None:
         return 0.0
 
     played(agent, saying("82<|im_end|>"))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_an_agent_that_ends_python_costs_its_episode_only(asynchronous: bool) -> None:
+    def plain(task: Any, client: Any) -> float:
+        sys.exit(3)
+
+    async def agent(task: Any, client: Any) -> float:
+        return plain(task, client)
+
+    with pytest.raises(EpisodeFailed, match=r"it called sys.exit\(3\)"):
+        played(agent if asynchronous else plain, saying())
 
 
 def test_a_request_waits_for_new_weights() -> None:

@@ -151,6 +151,35 @@ def test_an_environment_that_was_stepped_is_not_handed_over(tmp_path: Path) -> N
     act(scenario)
 
 
+def test_an_engine_that_does_not_answer_holds_up_no_actor_that_leaves(tmp_path: Path) -> None:
+    class Deaf(CutEngine):
+        async def abort(self, request: str) -> None:
+            await asyncio.sleep(600)
+
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(0)], resume=True, drain_s=0.2, engine=Deaf(2))
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.running))
+        s.stop.set()
+        await running
+        assert s.buffer.prefixes == [None]
+
+    act(scenario)
+
+
+def test_a_prefix_whose_turn_is_given_up_is_no_waste_below_zero(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        begun = replace(ticket(), prefix=prefix_of(PROMPT, SAID[:2]))
+        s = Stage(tmp_path, [begun], engine=CutEngine(2), idle_s=0.05)
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.buffer.failed))
+        assert s.actor.lent.counts.aborted_tokens == 0
+        s.stop.set()
+        await running
+
+    act(scenario)
+
+
 def test_an_abort_that_nobody_here_asked_for_fails_the_episode() -> None:
     async def scenario() -> None:
         engine = CutEngine(2)

@@ -78,6 +78,25 @@ def test_a_silent_buffer_revokes_nothing() -> None:
     assert keeper.leased() == [A]
 
 
+def test_the_thread_outlives_a_round_that_fails() -> None:
+    rounds = 0
+    enough = threading.Event()
+
+    def renew(leases: Sequence[Lease]) -> list[Lease]:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 1:
+            raise ValueError("an answer that is none")
+        enough.set()
+        return []
+
+    keeper = LeaseKeeper(renew, lambda: 0.0, Patience(10.0, 100.0), 0.01)
+    keeper.hold(A, Progress(time.monotonic()), lambda *_: None)
+    keeper.start()
+    assert enough.wait(5.0)
+    keeper.close()
+
+
 def test_the_thread_renews_while_the_event_loop_is_busy() -> None:
     renewed: list[list[Lease]] = []
     enough = threading.Event()

@@ -19,6 +19,15 @@ def test_results_and_exceptions_come_back():
     assert asyncio.run(both()) == 12
 
 
+def test_an_exit_is_an_exception_and_ends_no_event_loop():
+    async def ending():
+        use_daemon_threads()
+        with pytest.raises(RuntimeError, match=r"it called sys.exit\('bye'\)"):
+            await asyncio.to_thread(sys.exit, "bye")
+
+    asyncio.run(ending())
+
+
 STUCK = """
 import asyncio, time
 from asyncrl.actors.threads import running, use_daemon_threads

@@ -54,10 +54,12 @@ async def url_of(server: Mapping[str, Any], start_s: float) -> str:
     while True:
         if key not in servers or servers[key].ended.done():
             servers[key] = _StartedServer(server, start_s)
-        if url := await servers[key].url():
+        # Another episode may put a new one in its place meanwhile.
+        found = servers[key]
+        if url := await found.url():
             return url
         # It is gone, and who keeps it is about to notice.
-        await asyncio.wait([servers[key].ended])
+        await asyncio.wait([found.ended])
 
 
 @functools.cache

@@ -128,7 +128,7 @@ class OpenEnvEnv:
             return {self._action: text}
         try:
             value = json.loads(re.sub(r"^```\w*\n(.*)\n```$", r"\1", text, flags=re.DOTALL))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _Refused(f"the answer is no JSON: {error}") from error
         if self._action:
             return {self._action: value}

@@ -77,6 +77,7 @@ class WorkerProcess:
         except ValueError as error:
             self._why = f"its process does not keep to the protocol: {error}"
         finally:
+            self._ready.clear()  # who asks from here on is told that it is over, and why
             if process.returncode is None:
                 process.kill()
             for future, stuck in self._waiting.values():

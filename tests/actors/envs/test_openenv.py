@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from asyncrl.actors.engines.server_process import free_port
-from asyncrl.actors.envs.openenv import OpenEnvEnv
+from asyncrl.actors.envs.openenv import OpenEnvEnv, _Refused
 from asyncrl.actors.envs.protocol import Turn
 
 SERVER = f"{Path(__file__).parents[3]}/examples/openenv_guess.py"
@@ -168,3 +168,10 @@ def test_what_cannot_work_is_refused_before_a_start() -> None:
     ):
         with pytest.raises(ValueError, match=f"env.options.server.*{message}"):
             OpenEnvEnv.check({"server": server})
+
+
+def test_an_answer_of_nothing_but_brackets_is_the_policys_fault() -> None:
+    played = OpenEnvEnv({"url": "http://127.0.0.1:9"})
+    for answer in ("[" * 100_000, "{oops"):
+        with pytest.raises(_Refused, match="no JSON"):
+            played._parsed(answer)
