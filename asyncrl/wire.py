@@ -32,6 +32,8 @@ class WireError(ValueError):
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""The ledger sums them over a run: no few of them may pass 63 bits, or it could not be opened any more."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=1024)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -49,7 +51,7 @@ class _Header(msgspec.Struct, frozen=True):
     lengths: Annotated[list[_Length], msgspec.Meta(min_length=1, max_length=MAX_ROWS)]
     reward: float
     rewards: _Numbers
-    turns: _Count
+    turns: _Turns
     stop_reason: StopReason
     timings: _Numbers
     metrics: _Numbers
