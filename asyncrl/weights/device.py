@@ -63,12 +63,15 @@ class DevicePublisher:
         self._start = uuid.uuid4().hex
         self._held: dict[bytes, tuple[dict[str, Any], float]] = {}
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
+        self._failed: Exception | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, Tensor]]) -> WeightsVersion:
-        """Raises RunError when engines read both slots for longer than they may."""
+        """Raises RunError when engines read both slots for longer than they may, or can ask for nothing any more."""
+        if self._failed is not None:
+            raise RunError(f"weights are no longer handed out: {self._failed!r}") from self._failed
         with self._changed:
             slot = self._lending.begin(time.monotonic())
             deadline = time.monotonic() + 2 * self._lease_s
@@ -92,6 +95,15 @@ class DevicePublisher:
         self._thread.join(5.0)
         self._way.close()
 
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # `publish` raises it where it is seen
+            self._failed = error
+            log.exception("the weights' thread ended")
+        finally:
+            self._listener.close()
+
     def _serve(self) -> None:
         socket = self._listener.socket
         while not self._stop.is_set():
@@ -108,7 +120,6 @@ class DevicePublisher:
                 if news or now >= until:
                     del self._held[peer]
                     self._answer(peer, request, {"id": _said(newest) if news else None})
-        self._listener.close()
 
     def _handle(self, frames: Sequence[bytes]) -> None:
         peer, request = frames[0], {}

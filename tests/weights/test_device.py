@@ -142,6 +142,18 @@ def test_a_learner_that_is_gone_and_one_that_comes_back(place: Place) -> None:
     assert alike(dict(actor.open().tensors()), model(6))
 
 
+def test_a_learner_that_can_answer_nobody_any_more_says_so(place: Place) -> None:
+    def broken(chunk: torch.Tensor) -> dict[str, Any]:
+        raise RuntimeError("CUDA error: out of handles")
+
+    learner, actor = place.learner(Mapped(broken)), place.actor(answer_s=0.3)
+    learner.publish(0, 0, model(0).items())
+    with pytest.raises(WeightsCorrupt, match="did not answer"):
+        actor.open()
+    with pytest.raises(RunError, match="out of handles"):
+        learner.publish(0, 1, model(1).items())
+
+
 def test_what_the_learner_does_not_understand_is_refused(place: Place) -> None:
     learner, actor = place.learner(), place.actor()
     learner.publish(0, 0, model(0).items())
