@@ -191,11 +191,11 @@ class DeviceSubscriber:
         if said["handles"]:
             yield from chunks_of(said["handles"], layout, None, self._device(), self._map)
             return
-        if (meeting := self.group(said, 1)) is not None:
-            self._group = (said["start"], 1, met(meeting, 1))
-        group = self._group[2] if self._group is not None else None
-        self.line.ask("send")
         try:
+            if (meeting := self.group(said, 1)) is not None:
+                self._group = (said["start"], 1, met(meeting, 1))
+            group = self._group[2] if self._group is not None else None
+            self.line.ask("send")
             yield from chunks_of((), layout, group, self._device(), self._map)
         except RunError as error:
             self.regroup()

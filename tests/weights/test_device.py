@@ -22,6 +22,7 @@ from fake_gpu_memory import fake_export, fake_mapped
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
+from asyncrl.weights import receiver
 from asyncrl.weights.channels import CHANNELS
 from asyncrl.weights.device import DevicePublisher
 from asyncrl.weights.group import Group
@@ -233,6 +234,18 @@ def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> 
     group.close()
     learner.publish(0, 1, model(1).items())
     assert alike(dict(other.open().tensors()), model(1))
+
+
+def test_an_engine_that_did_not_meet_the_learner_tries_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(meeting: dict[str, Any], rank: int) -> Group:
+        return met({**meeting, "meet": str(place.path / "elsewhere")}, rank)
+
+    learner, actor = place.learner(Broadcast("gloo", place.path, wait_s=1.0)), place.actor()
+    learner.publish(0, 0, model(0).items())
+    with monkeypatch.context() as patched, pytest.raises(WeightsCorrupt, match="not all came"):
+        patched.setattr(receiver, "met", elsewhere)
+        dict(actor.open().tensors())
+    assert alike(dict(actor.open().tensors()), model(0))
 
 
 def test_who_does_not_come_is_not_waited_for(place: Place) -> None:
