@@ -4,7 +4,8 @@ rank 0 ──order──> wait | load | train | publish | save | end
                                  │
        buffer ──its share────────┴─> the whole batch, gathered from all ranks ──> train_step, like the others
 
-unblocked by   an order; it gives up after `learner.collective_s` and `launch.restart_window_s` without any
+unblocked by   an order; it gives up after `learner.collective_s` and the longer of `launch.restart_window_s` and
+               `learner.checkpoint_s` without any
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from asyncrl.config import Config
 from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
 
 SPARE_S = 60.0
-"""What rank 0 may take between two orders beyond an outage of the buffer and an exchange."""
+"""What rank 0 may take between two orders beyond an exchange and an outage of the buffer, or a checkpoint."""
 Do = Literal["wait", "load", "train", "publish", "save", "end"]
 
 
@@ -71,8 +71,9 @@ class Group(Ranks):
         store.set_timeout(timedelta(seconds=config.launch.start_s))
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(kinds, store=store, rank=rank, world_size=self.size, timeout=wait)
-        # While rank 0 sits an outage of the buffer out, or writes a checkpoint, the others hear nothing.
-        patience = wait + timedelta(seconds=config.launch.restart_window_s + SPARE_S)
+        # While rank 0 sits an outage of the buffer out, or waits for a checkpoint, the others hear nothing.
+        silence = max(config.launch.restart_window_s, config.learner.checkpoint_s)
+        patience = wait + timedelta(seconds=silence + SPARE_S)
         self._orders = dist.new_group(backend="gloo", timeout=patience)
 
     def order(self, order: Order) -> None:

@@ -191,6 +191,35 @@ def silent(number: int, rendezvous: Path, config: Config) -> float:
 
 def test_a_rank_that_hears_nothing_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncrl.learner.ranks.SPARE_S", 0.0)
-    config = Config.model_validate({**a_config(2, collective_s=1.0).model_dump(), "launch": {"restart_window_s": 1.0}})
+    config = in_a_hurry(checkpoint_s=1.0)
     waited = on_ranks(2, tmp_path / "meet", silent, config, joined=False)
     assert 1.5 < waited[1] < 4.5
+
+
+def in_a_hurry(**learner: Any) -> Config:
+    hurried = a_config(2, collective_s=1.0, **learner)
+    return Config.model_validate({**hurried.model_dump(), "launch": {"restart_window_s": 1.0}})
+
+
+def on_a_slow_disk(number: int, rendezvous: Path, folder: Path, config: Config) -> str:
+    ranks = Group(config, number, rendezvous)
+    backend = Fsdp2Backend(config, tiny_model(), device="cpu")
+    if number == 0:
+        ranks.order(Order("save", str(folder)))
+        backend.save(folder)
+        time.sleep(3.0)  # at the next checkpoint it would wait so for this one
+        ranks.order(Order("end"))
+        return "end"
+    assert ranks.next().do == "save"
+    write = backend.snapshot()
+    time.sleep(2.0)
+    write(folder)
+    return ranks.next().do
+
+
+def test_a_checkpoint_takes_longer_than_an_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.learner.ranks.SPARE_S", 0.0)
+    told = on_ranks(
+        2, tmp_path / "meet", on_a_slow_disk, tmp_path / "checkpoint", in_a_hurry(checkpoint_s=20.0), joined=False
+    )
+    assert told == ["end", "end"]

@@ -62,7 +62,7 @@ class Fsdp2Backend(TorchBackend):
                 )
             device = f"cuda:{self.rank}"
             torch.cuda.set_device(device)
-        self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.collective_s))
+        self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.checkpoint_s))
         super().__init__(config, model, device=device)
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:

@@ -53,7 +53,8 @@ class MegatronBackend:
         if not dist.is_initialized():
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._groups = groups = join(options, timedelta(seconds=config.learner.collective_s))
+        waits = timedelta(seconds=config.learner.collective_s), timedelta(seconds=config.learner.checkpoint_s)
+        self._groups = groups = join(options, *waits)
         if self.device.type == "cuda":
             torch.cuda.set_device(groups.rank % torch.cuda.device_count())
             model_parallel_cuda_manual_seed(config.learner.seed)

@@ -76,8 +76,9 @@ class Groups:
         return self.stages.rank() == self.stages.size() - 1
 
 
-def join(options: Options, wait: timedelta) -> Groups:
-    """For the process, once: collective over all ranks, and the same whenever it is asked again. Raises ConfigError."""
+def join(options: Options, wait: timedelta, checkpoint: timedelta) -> Groups:
+    """For the process, once: collective over all ranks, and the same whenever it is asked again. `checkpoint`: what one
+    that is written may take. Raises ConfigError."""
     ranks, tensor, stages = dist.get_world_size(), options.tensor_parallel, options.pipeline_parallel
     if tensor < 1 or ranks % tensor:
         raise ConfigError(
@@ -97,7 +98,7 @@ def join(options: Options, wait: timedelta) -> Groups:
         parallel_state.get_tensor_model_parallel_group(),
         parallel_state.get_pipeline_model_parallel_group(),
         parallel_state.get_data_parallel_group(),
-        dist.new_group(backend="gloo", timeout=wait),
+        dist.new_group(backend="gloo", timeout=checkpoint),
     )
     if (groups.tensor.size(), groups.stages.size()) != (tensor, stages):
         raise ValueError("this process shares its model out otherwise already")
