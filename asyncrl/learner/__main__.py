@@ -62,7 +62,7 @@ def main() -> None:
     reporter.waiting("start")
     compute_alike(config)
     if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(config.learner.gpu_memory)
+        take_gpu(config, arguments.rank)
     refuse_uncorrected(config)
     objective = Objective(config.learner)
     ranks = Group(config, arguments.rank, run.rendezvous) if config.learner.ranks > 1 else Ranks()
@@ -138,6 +138,12 @@ def refuse_uncorrected(config: Config) -> None:
         raise ConfigError(str(error)) from error
     if corrected_where(loss) != "itself" and (problem := uncorrected(config)):
         raise ConfigError(problem)
+
+
+def take_gpu(config: Config, rank: int) -> None:
+    """Before anything is put on a GPU: the first one would hold a context of every rank, and bound none but rank 0."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.cuda.set_per_process_memory_fraction(config.learner.gpu_memory)
 
 
 def compute_alike(config: Config) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.learner.__main__ import compute_alike
+from asyncrl.learner.__main__ import compute_alike, take_gpu
 from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
 from asyncrl.learner.checkpoints import Checkpoints, State, complete, read
 from asyncrl.learner.follower import Follower
@@ -176,6 +177,15 @@ def test_a_rank_killed_dead_while_it_saves_leaves_the_checkpoint_before(tmp_path
 
 def loads(path: Path) -> None:
     Fsdp2Backend(a_config(1), tiny_model(seed=9), device="cpu").load(path)
+
+
+def test_each_rank_takes_its_share_of_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, float]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: asked.append(("gpu", gpu)))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: asked.append(("share", share)))
+    take_gpu(a_config(2, gpu_memory=0.5), 1)
+    assert asked == [("gpu", 1), ("share", 0.5)]
 
 
 def silent(number: int, rendezvous: Path, config: Config) -> float:
