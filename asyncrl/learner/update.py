@@ -87,14 +87,21 @@ class Update:
         self._evaluate(self._minibatch, self.tokens, current, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
         slope = torch.zeros_like(seen)
         slope[self.tokens] = current.grad if current.grad is not None else 0.0
-        entropy = torch.zeros_like(seen).requires_grad_()
-        self._objective.entropy_bonus(entropy[self.tokens], self._minibatch, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
+        entropy_slope = None
+        if self._learner.entropy_coef:
+            entropy = torch.zeros_like(seen).requires_grad_()
+            self._objective.entropy_bonus(entropy[self.tokens], self._minibatch, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
+            entropy_slope = entropy.grad
 
         def carried(i: int, scores: Scores) -> Tensor:
             t = self._batch.tokens_of(self._parts[i])
             self._record.entropy[t] = scores.entropy.detach().to("cpu")
             pulled = (scores.logprobs.to("cpu") * slope[t]).sum() + self._values(t, scores)
-            return pulled if entropy.grad is None else pulled + (scores.entropy.to("cpu") * entropy.grad[t]).sum()
+            if entropy_slope is None:
+                return pulled
+            bonus = (scores.entropy.to("cpu") * entropy_slope[t]).sum()
+            self._record.loss += float(bonus.detach())
+            return pulled + bonus
 
         self._backend.accumulate(self._packed(), carried)
 
