@@ -93,8 +93,12 @@ def launch(words: list[str]) -> int:
         given = {"launch.name": None} | given  # the old run's is taken
     sourced = load(run.config if run else options.config, given)
     from asyncrl.launch import start
+    from asyncrl.tracking import sinks
 
+    if run is not None and options.resume is not None:
+        start.check_resume(run, sourced.config)
     start.check(sourced.config)
+    sinks.check(sourced.config.tracking.sinks)
     if options.dry_run:
         print(show(sourced))
         return 0
@@ -119,10 +123,11 @@ def launch(words: list[str]) -> int:
         run = start.new_run(sourced.config, options.config.stem if options.config else "run")
     elif options.fork is not None:
         run = start.fork_run(run, sourced.config, options.at_step)
-    else:
-        fresh = start.checkpoint_at(run, options.at_step) if options.fresh else None
-        run = start.old_run(run, sourced.config)
-    outcome = start.play(run, sourced.config, Console(), resume=before is not None, fresh=fresh)
+    elif options.fresh:
+        fresh = start.checkpoint_at(run, options.at_step)
+    outcome = start.play(
+        run, sourced.config, Console(), resume=before is not None, again=options.resume is not None, fresh=fresh
+    )
     if outcome.exit_code:
         print(f"asyncrl: {outcome.why}", file=sys.stderr)
     return outcome.exit_code

@@ -249,7 +249,8 @@ class LaunchConfig(Section):
     on_stall: Literal["warn", "restart", "abort"] = "warn"
     """Then: go on, start the roles anew that the others wait for (within their budget), or end the run."""
     seed: int | None = None
-    """Sets `data.seed`, `actors.seed` and `learner.seed` together."""
+    """Sets `data.seed`, `actors.seed` and `learner.seed` together: those that the file does not give; as a flag, those
+    that no flag gives."""
 
 
 class Config(Section):

@@ -24,7 +24,7 @@ from asyncrl.config_paths import anchored
 from asyncrl.errors import ConfigError
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
-"""What `launch.seed` stands for."""
+"""What `launch.seed` stands for: in the file for those it does not give, as a flag for those that no flag gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,9 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> Sourced:
     in_file = set(_given(values, Config, file))
     if file:
         values = _with_files(values, (file.parent, Path.cwd()))
+    if flags.get("launch.seed") is not None:
+        for section, _, name in (path.partition(".") for path in SEEDS if path not in flags):
+            values[section] = {k: v for k, v in (values.get(section) or {}).items() if k != name}
     for path, value in flags.items():
         section, *inner, name = path.split(".")
         given = {name: _with_files({section: {name: value}}, (Path.cwd(),))[section][name]}
@@ -211,6 +214,8 @@ def kinds(annotation: Any) -> set[Any]:
 def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
     if path in flags:
         return "flag"
+    if path in SEEDS and flags.get("launch.seed") is not None:
+        return "flag (launch.seed)"
     if path in in_file:
         return "file"
     if path in SEEDS and (seed := _source("launch.seed", flags, in_file)) != "default":

@@ -45,7 +45,7 @@ class RunFolder:
             (run.path / "run.json").open("x").close()
         except FileExistsError:
             raise RunError(
-                f"{path} already holds a run: choose another launch.name, or go on with --resume {path}."
+                f"{path} already holds a run: choose another launch.name, go on with --resume {path}, or remove it."
             ) from None
         for folder in (run.logs, run.checkpoints, run.buffer, run.acks, run.plots):
             folder.mkdir(exist_ok=True)
@@ -165,8 +165,16 @@ class RunFolder:
         replace(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
     def record(self) -> dict[str, Any]:
-        """What `run.json` holds: id, started, sockets, shm, host, and the processes with pid and start time."""
-        record: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+        """What `run.json` holds: id, started, sockets, shm, host, and the processes with pid and start time.
+
+        Raises RunError when it holds nothing of the kind."""
+        try:
+            record: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+        except ValueError as error:
+            raise RunError(
+                f"{self.path / 'run.json'} is no record of a run ({error}): its launch was cut off, by a full disk "
+                "perhaps, before anything started. Remove the folder."
+            ) from error
         return record
 
     def note(self, **values: Any) -> None:

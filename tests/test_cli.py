@@ -123,10 +123,76 @@ def test_a_run_that_is_over_is_not_overwritten(capsys: pytest.CaptureFixture[str
 
 def test_what_a_run_cannot_change_is_refused(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
-    code, _, err = call(capsys, "launch", "--resume", "runs/mine", "--learner.group-size", "4")
-    assert code == 2
-    assert "learner.group_size cannot change" in sentence(err)
+    for words, named in (
+        (["--learner.group-size", "4"], "learner.group_size"),
+        (["--env.max-turns", "4"], "env.max_turns"),
+        (["--launch.seed", "4"], "data.seed"),
+        (["--launch.name", "other"], "launch.name"),
+        (["--launch.runs-dir", "elsewhere"], "launch.runs_dir"),
+    ):
+        code, _, err = call(capsys, "launch", "--resume", "runs/mine", *words, "--dry-run")
+        assert code == 2
+        assert f"{named} cannot change" in sentence(err)
+        assert "Config(" not in err
+        assert "--model.path" in err or "--fork" in err
     run.remove_temporary()
+
+
+def test_what_only_says_how_long_an_environment_may_take_can_change(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    run = RunFolder.create(here / "runs" / "mine", Config())
+    given = ["--env.call-s", "60", "--env.retries", "5", "--env.workers", "threads", "--env.on-failures", "stop"]
+    code, out, err = call(capsys, "launch", "--resume", "runs/mine", *given, "--dry-run")
+    assert code == 0, err
+    assert yaml.safe_load(out)["env"]["call_s"] == 60
+    run.remove_temporary()
+
+
+def test_a_launcher_that_comes_second_leaves_the_run_to_the_first(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    """Also where the first one's processes cannot be seen, being on another host that shares the folder."""
+    run = RunFolder.create(here / "runs" / "mine", Config())
+    before = run.record(), run.config.read_text()
+    with run.hold():
+        code, _, err = call(capsys, "launch", "--resume", "runs/mine", "--learner.steps", "3", "--eval.tasks", "0")
+    assert code == 1
+    assert "another launcher" in sentence(err)
+    assert (run.record(), run.config.read_text()) == before
+    assert run.sockets.is_dir()
+    run.remove_temporary()
+
+
+def test_a_run_whose_launch_was_cut_off_is_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "runs" / "mine").mkdir(parents=True)
+    (here / "runs" / "mine" / "run.json").touch()
+    for words in (["launch", "--launch.name", "mine"], ["status", "runs/mine"]):
+        code, _, err = call(capsys, *words)
+        assert code == 1
+        assert "Remove the folder" in sentence(err)
+
+
+def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    run = RunFolder.create(here / "runs" / "mine", Config())
+    run.metrics.write_text('nonsense\n{"step": 1}\n')
+    code, _, err = call(capsys, "launch", "--resume", "runs/mine")
+    assert code == 1
+    assert "line 1: not JSON" in err
+    run.remove_temporary()
+
+
+def test_a_tracker_that_there_is_not_is_told_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = call(capsys, "launch", "--tracking.sinks", "jsonl", "wandbb")
+    assert code == 2
+    assert "did you mean 'wandb'?" in sentence(err)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    code, _, err = call(capsys, "launch", "--tracking.sinks", "trackio")
+    assert code == 2
+    assert "asyncrl[trackio]" in sentence(err)
+    assert not (here / "runs").exists()
 
 
 def test_a_full_disk_is_told_before_anything_starts(

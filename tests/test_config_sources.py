@@ -137,6 +137,13 @@ def test_one_seed_for_all_and_its_source(tmp_path: Path) -> None:
     assert (sourced.sources["data.seed"], sourced.sources["actors.seed"]) == ("file (launch.seed)", "file")
 
 
+def test_one_seed_for_all_as_a_flag_stands_over_the_file_s_seeds(tmp_path: Path) -> None:
+    sourced = load(write(tmp_path, "data: {seed: 5}\nactors: {seed: 1}"), {"launch.seed": 7, "actors.seed": 2})
+    c = sourced.config
+    assert (c.data.seed, c.actors.seed, c.learner.seed) == (7, 2, 7)
+    assert (sourced.sources["data.seed"], sourced.sources["actors.seed"]) == ("flag (launch.seed)", "flag")
+
+
 def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
     flags = {"env.options": {"tool_latency_s": 0.5}, "learner.lr": 1e-5, "buffer.fsync": "off", "launch.name": "null"}
     sourced = load(None, flags)

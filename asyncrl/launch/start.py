@@ -15,6 +15,7 @@ from rich.console import Console
 from asyncrl import leftovers
 from asyncrl.config import Config
 from asyncrl.config_rules import warnings
+from asyncrl.config_sources import fields
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
 from asyncrl.launch.backend import backend
 from asyncrl.launch.local import Launcher
@@ -43,25 +44,38 @@ def new_run(config: Config, stem: str) -> RunFolder:
 
 
 FIXED = ("model", "data", "env", "learner.group_size", "learner.groups_per_step", "buffer.dir")
-"""What a run cannot change: the groups in its ledger were drawn, played and batched with it."""
+"""Fields and sections that a run cannot change: the groups in its ledger were drawn, played and batched with them."""
+FREE = frozenset(
+    f"env.{name}"
+    for name in ("call_s", "workers", "worker_count", "retries", "max_failures", "failure_window", "on_failures")
+)
+"""Of those, the fields that do not say what is played, but where, for how long and how often."""
+PLACE = ("launch.name", "launch.runs_dir")
+"""Where a run lies."""
 
 
-def old_run(run: RunFolder, config: Config) -> RunFolder:
-    """Goes on with a run. Raises RunError, naming them, when processes of it still live; ConfigError when `config`
-    differs in what cannot change."""
-    check_disk(run.path)
-    refuse_live(run)
-    _check_fixed(run.load_config(), config, "--resume")
-    run.save_config(config)
-    run.open()
-    return run
+def check_resume(run: RunFolder, config: Config) -> None:
+    """Raises ConfigError when `config` differs from the run's in what cannot change."""
+    before = run.load_config()
+    for field in PLACE:
+        if (was := attrgetter(field)(before)) != (now := attrgetter(field)(config)):
+            raise ConfigError(
+                f"{field} cannot change with --resume: it was {was!r}, now {now!r}, and the run stays in {run.path}. "
+                "Leave it out, or begin a new run from this one's checkpoint with --fork."
+            )
+    _check_fixed(before, config, "--resume")
 
 
 def _check_fixed(before: Config, config: Config, how: str) -> None:
-    for field in FIXED:
-        was, now = attrgetter(field)(before), attrgetter(field)(config)
-        if was != now:
-            raise ConfigError(f"{field} cannot change with {how}: it was {was!r}, now {now!r}. Start a new run.")
+    for field, _ in fields(Config):
+        if field in FREE or not any(f"{field}.".startswith(f"{fixed}.") for fixed in FIXED):
+            continue
+        if (was := attrgetter(field)(before)) != (now := attrgetter(field)(config)):
+            raise ConfigError(
+                f"{field} cannot change with {how}: it was {was!r}, now {now!r}, and what the ledger holds was drawn "
+                "and played with the former. Leave it out, or start a new run from the weights: --config FILE "
+                "--model.path RUN/checkpoints/STEP/hf."
+            )
 
 
 def checkpoint_at(run: RunFolder, step: int | None) -> Path:
@@ -98,13 +112,33 @@ def fork_run(source: RunFolder, config: Config, step: int | None) -> RunFolder:
     return run
 
 
-def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fresh: Path | None = None) -> Outcome:
-    """Runs it to its end and leaves summary.json and the report. `fresh`: the checkpoint at which a new branch begins.
-    Raises RunError when it cannot start."""
+def play(
+    run: RunFolder,
+    config: Config,
+    console: Console,
+    *,
+    resume: bool = False,
+    again: bool = False,
+    fresh: Path | None = None,
+) -> Outcome:
+    """Runs it to its end and leaves summary.json and the report.
+
+    Args:
+        resume: it begins with a checkpoint.
+        again: it was launched before, and its folder is made ready anew.
+        fresh: the checkpoint at which a new branch begins.
+
+    Raises RunError when it cannot start, naming them when processes of an earlier launch still live.
+    """
     from asyncrl.tracking.collector import Collector
 
     leftovers.remove()
     with run.hold():
+        if again:  # held first: a launcher on another host that shares the folder is told by nothing else
+            check_disk(run.path)
+            refuse_live(run)
+            run.save_config(config)
+            run.open()
         run.note(processes={"launcher": this_process()})
         for warning in warnings(config):
             console.print(f"warning: {warning}", style="yellow", highlight=False)
@@ -116,6 +150,8 @@ def play(run: RunFolder, config: Config, console: Console, *, resume: bool, fres
                 f"{run.address('launcher')} cannot be bound: {error}. Set TMPDIR to another folder, or launch.host "
                 "to an address of this machine."
             ) from error
+        except ValueError as error:
+            raise RunError(str(error)) from error
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
             started = roles(run, config, resume=resume, fresh=fresh)

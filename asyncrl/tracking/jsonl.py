@@ -81,7 +81,11 @@ def read(metrics: Path) -> Iterator[Record]:
             if number == len(lines):
                 return
             raise ValueError(f"{metrics}, line {number}: not JSON ({error}). Remove the line to go on.") from None
-        yield {name: math.nan if value is None else float(value) for name, value in values.items()}
+        try:
+            record = {name: math.nan if value is None else float(value) for name, value in values.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise ValueError(f"{metrics}, line {number}: not numbers by name. Remove the line to go on.") from None
+        yield record
 
 
 def by_step(metrics: Path) -> list[Record]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 from asyncrl.tracking.board import Event, Record
 
@@ -51,6 +53,19 @@ def _trackio(run: RunFolder, config: Config) -> Sink:
 
 
 SINKS: dict[str, MakeSink] = {"jsonl": _jsonl, "wandb": _wandb, "trackio": _trackio}
+
+
+def check(names: Sequence[str]) -> None:
+    """What is asked for is there, so that a run of days is not begun without it. Raises ConfigError."""
+    for name in names:
+        try:
+            resolve(name, SINKS, "tracking.sinks")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if name in ("wandb", "trackio") and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"tracking.sinks names {name}, which is not installed: pip install 'asyncrl[{name}]', or leave it out."
+            )
 
 
 class GuardedSink:
