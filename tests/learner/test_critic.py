@@ -23,7 +23,7 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.learner.value import explained_variance
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Trajectory
-from tests.learner import test_step
+from tests.learner import breaking_loss
 from tests.learner.kept_ranks import on_kept_ranks
 from tests.learner.tiny import random_trajectory, tiny_config, tiny_model
 
@@ -206,9 +206,9 @@ def test_save_and_load_go_on_bit_for_bit(model: Path, tmp_path: Path, kind: str,
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
 def test_a_guard_undoes_the_critic_too(model: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_step, "calls", 0)
+    monkeypatch.setattr(breaking_loss, "calls", 0)
     # Called once in the rehearsal and once an update: not a number in the second update of the second step.
-    breaks = {"loss": "tests.learner.test_step:loss_that_breaks", "loss_options": {"after": 4}}
+    breaks = {"loss": "tests.learner.breaking_loss:loss_that_breaks", "loss_options": {"after": 4}}
     _, trainer = a_trainer(model, **GAE, critic=kind, minibatches=2, tokens_per_micro_batch=100_000, **breaks)
     trained(trainer, 1)
     before = weights(trainer)

@@ -13,11 +13,11 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective import LINEAR_IN_ADVANTAGE, Objective
-from asyncrl.learner.policy_loss import PolicyLoss
 from asyncrl.learner.step import StepResult, train_step
 from asyncrl.learner.step_metrics import step_metrics
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Trajectory
+from tests.learner import breaking_loss
 from tests.learner.tiny import random_trajectory, tiny_config, tiny_model
 
 
@@ -204,39 +204,24 @@ def test_guard_on_the_effective_sample_size_applies_nothing() -> None:
     assert differ(state(backend), state(other)) == 0.0
 
 
-calls = 0
-
-
-def loss_that_breaks(
-    current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, *, after: int
-) -> PolicyLoss:
-    """A user's own loss, by import path; not a number from its call `after` on."""
-    global calls
-    calls += 1
-    factor = float("nan") if calls > after else 1.0
-    return PolicyLoss(torch.where(mask, -current * advantages * factor, 0.0), {}, torch.zeros_like(mask))
-
-
 @pytest.mark.parametrize(("minibatches", "after"), [(1, 1), (2, 2)])
-def test_guard_on_not_a_number_undoes_the_updates_before_it(minibatches: int, after: int) -> None:
-    global calls
-    calls = 0
+def test_guard_on_not_a_number_undoes_the_updates_before_it(
+    minibatches: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaking_loss, "calls", 0)
     config = tiny_config(
         minibatches=minibatches,
         tokens_per_micro_batch=100_000,
-        loss="tests.learner.test_step:loss_that_breaks",
+        loss="tests.learner.breaking_loss:loss_that_breaks",
         loss_options={"after": after},
     )
-    import sys
-
-    sys.modules["tests.learner.test_step"] = sys.modules[__name__]
     objective = Objective(config.learner)  # rehearses the loss: call 1
     backend = TorchBackend(config, tiny_model(), device="cpu")
     before = state(backend)
     result = train_step(backend, objective, a_batch(), config.learner, version=0)
     assert result.outcome == "guard"
     assert "loss is nan" in result.why
-    assert calls == after + 1
+    assert breaking_loss.calls == after + 1
     assert differ(state(backend), before) == 0.0
 
 
