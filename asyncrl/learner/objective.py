@@ -39,7 +39,7 @@ _BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "rewa
 _STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference", "values", "sum_pi_sq")
 _GIVEN = ("per_token", "denominator", "unit_tokens", "baseline", *_BATCH, *_STEP)
 """What a function may read: no options, then."""
-_OF_VALUES = ("values", "old_values", "returns", "mask", "lengths", "aggregation", "denominator", "episodes")
+_OF_VALUES = ("values", "old_values", "returns", "mask", "lengths", "aggregation", "denominator", "episodes", "weights")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +234,31 @@ class Objective:
 
     def aggregate(self, per_token: Tensor, rows: Batch, norm: Norm, mask: Tensor) -> Tensor:
         """A scalar. An episode that is drawn n times counts n times; what is divided by is the batch as it came."""
-        if self._learner.pf_ppo != "off":
-            per_token = per_token * spread(rows.loss_weights, rows.lengths, len(per_token))
+        if (weights := self.token_weights(rows)) is not None:
+            per_token = per_token * weights
         known = _of_batch(rows) | {"per_token": per_token, "mask": mask, "unit_tokens": norm.unit_tokens}
         value: Tensor = self._aggregate(known | {"denominator": norm.denominator})
         return value
 
-    def value_loss(self, values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, tokens: float) -> Tensor:
-        """Of some tokens of a mini-batch that has so many `tokens` with loss: a scalar."""
+    def token_weights(self, rows: Batch) -> Tensor | None:
+        """[T]: how often each token counts, or None: once."""
+        if self._learner.pf_ppo == "off":
+            return None
+        return spread(rows.loss_weights, rows.lengths, len(rows.token_ids))
+
+    def value_loss(
+        self,
+        values: Tensor,
+        old_values: Tensor,
+        returns: Tensor,
+        mask: Tensor,
+        tokens: float,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Of some tokens of a mini-batch that has so many `tokens` with loss: a scalar. `weights` as `token_weights`
+        gives them."""
         known = {"values": values, "old_values": old_values, "returns": returns, "mask": mask, "denominator": tokens}
-        loss: Tensor = self._value_loss(known)
+        loss: Tensor = self._value_loss(known | {"weights": weights})
         return loss
 
     def _rehearse(self) -> None:

@@ -48,6 +48,7 @@ class Update:
         self._tokens_with_loss = float(self._minibatch.mask.sum())
         self._at = {int(row): i for i, row in enumerate(rows)}
         self._generator = torch.Generator().manual_seed((step.learner.seed * 1_000_003 + seed[0]) * 1009 + seed[1])
+        self._token_weights = step.objective.token_weights(step.batch)
         self._shared = step.critic if step.critic is not None and step.critic.shared else None
 
     def by_parts(self) -> None:
@@ -149,10 +150,11 @@ class Update:
         sampled = self._batch.sampled[t].nonzero()[:, 0]
         assert record.values is not None
         old, returns = record.values[t], record.returns[t]
+        weights = None if self._token_weights is None else self._token_weights[t]
 
         def of_values(values: Tensor) -> Tensor:
             on_tokens = torch.zeros(len(t)).index_put((sampled,), values.to("cpu"))
-            return self._objective.value_loss(on_tokens, old, returns, mask, self._tokens_with_loss)
+            return self._objective.value_loss(on_tokens, old, returns, mask, self._tokens_with_loss, weights)
 
         return of_values
 

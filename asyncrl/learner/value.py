@@ -34,12 +34,14 @@ def value_loss(
     aggregation: str = "token_mean",
     denominator: Tensor | float | None = None,
     episodes: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """scale * mean of max((V - R)², (V_clipped - R)²), V_clipped within `clip` of the old value; a scalar.
 
     `values[T]` carries the gradient. `clip`: None (NeMo), 0.5 (verl, AReaL), 0.2 (SkyRL, slime). `scale`: 0.5; slime 1.
     `huber_delta`: Huber's loss, times 2 so that it is the square near 0, in its place (AReaL, 10). `aggregation` and
-    `denominator` as for the policy; all but `token_mean` need `lengths[B]`. Exactly 0 with a graph without any token.
+    `denominator` as for the policy; all but `token_mean` need `lengths[B]`. `weights[T]`: what each token's loss is
+    multiplied by. Exactly 0 with a graph without any token.
     """
     if clip is not None and clip <= 0:
         raise ValueError(f"value_loss: clip is {clip}, expected above 0, or null for none.")
@@ -57,4 +59,6 @@ def value_loss(
     per_token = distance(v)
     if clip is not None:
         per_token = torch.maximum(per_token, distance(old + (v - old).clamp(-clip, clip)))
+    if weights is not None:
+        per_token = per_token * weights
     return scale * AGGREGATIONS[aggregation](per_token, mask, lengths, denominator, episodes)

@@ -17,6 +17,7 @@ from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
 from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective import Objective
+from asyncrl.learner.ragged import spread
 from asyncrl.learner.step import StepResult
 from asyncrl.learner.step_metrics import step_metrics
 from asyncrl.learner.trainer import Trainer
@@ -229,6 +230,17 @@ def test_values_are_known_where_the_loss_is_masked_for_age(model: Path) -> None:
     assert (batch.sampled & ~batch.mask).any()
     error = (result.record.values - result.record.returns)[batch.mask]
     assert result.record.value_loss == pytest.approx(0.5 * float(error.square().mean()), rel=1e-4)
+
+
+def test_an_episode_that_is_drawn_twice_counts_twice_for_the_critic_too(model: Path) -> None:
+    _, trainer = a_trainer(model, **GAE, critic="separate", pf_ppo="pow")
+    trained(trainer, 1)
+    result, batch = trainer.train(a_batch(1), 1), a_batch(1)
+    drawn = trainer.objective.prepared(batch, 1).loss_weights
+    assert drawn.max() > 1
+    assert result.record.values is not None
+    error = (result.record.values - result.record.returns).square() * spread(drawn, batch.lengths, len(batch.mask))
+    assert result.record.value_loss == pytest.approx(0.5 * float(error[batch.mask].mean()), rel=1e-4)
 
 
 def test_the_critic_learns_and_says_so(model: Path) -> None:
