@@ -27,20 +27,25 @@ class Actors:
 
     def __init__(self, run: RunFolder) -> None:
         self._file = _file(run)
-        self._seen = 0
+        self._seen = (0, 0)
 
     def begin(self, names: Iterable[str]) -> None:
         """With the actors of the config: what was added to an earlier launch is not there."""
         replace(self._file, json.dumps(sorted(names)) + "\n")
-        self._seen = self._file.stat().st_mtime_ns
+        self._seen = self._mark()
 
     def changed(self) -> list[str] | None:
         """None: the same as when this was asked last."""
-        now = self._file.stat().st_mtime_ns
+        now = self._mark()
         if now == self._seen:
             return None
         self._seen = now
         return _read(self._file)
+
+    def _mark(self) -> tuple[int, int]:
+        """Of the file as it is now: two that replace each other within a tick of the clock are still two inodes."""
+        found = self._file.stat()
+        return found.st_mtime_ns, found.st_ino
 
 
 def add(run: RunFolder, count: int) -> list[str]:

@@ -190,6 +190,7 @@ class Launcher:
                 if process.ended() is not None:
                     del self._processes[name], self._roles[name], self._budgets[name], self._leaving[name]
                     self._backend.forget(name)
+                    self._collector.exited(name, "left")
                 elif now > self._leaving[name]:
                     process.kill("did not stop in time")
 
@@ -241,25 +242,30 @@ class Launcher:
         self._run.note(processes=here, elsewhere=there)
 
     def _stop(self) -> None:
-        """In order, each kind within `launch.stop_s`; at once after a second Ctrl-C."""
+        """In order, each kind within `launch.stop_s`; at once after a second Ctrl-C. What a kill does not end within
+        `KILL_S`, being stuck in the kernel, is left to it."""
         for kind in ORDER:
             running = [p for p in self._processes.values() if p.role.kind == kind and p.ended() is None]
             for process in running:
                 process.stop()
             patience_s = self._limits.stop_s + (self._drain_s if kind == "actor" else 0.0)
-            deadline = time.monotonic() + patience_s
+            deadline, killed = time.monotonic() + patience_s, False
             while running := [p for p in running if p.ended() is None]:
                 for process in running:
                     leader = self._processes.get(process.role.leader)
                     if leader is not None and leader.ended() is not None:
                         process.kill("its leader has ended")
                 self._collector.poll(0.05)
-                if self._interrupts > 1 or time.monotonic() > deadline:
+                if killed and time.monotonic() > deadline:
+                    for process in running:
+                        self._collector.exited(process.role.name, "it does not end although it was killed")
+                    break
+                if not killed and (self._interrupts > 1 or time.monotonic() > deadline):
                     for process in running:
                         process.kill(f"killed: not stopped within {patience_s:g} s")
                         if self._interrupts <= 1:
                             self._collector.exited(process.role.name, process.killed_for)
-                    deadline = float("inf")
+                    deadline, killed = time.monotonic() + KILL_S, True
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -74,11 +74,15 @@ def process_state(pid: int) -> str:
 
 def why(run: RunFolder) -> list[str]:
     """What `asyncrl why` prints."""
-    if "launcher" not in living(run).values():
+    there = living(run)
+    if "launcher" not in there.values():
         if not run.summary.is_file():
             return [f"no process of {run.path} lives, and it left no summary: its launcher was killed"]
         ended: dict[str, Any] = json.loads(run.summary.read_text())
         return [f"the run is over: {ended['outcome']}{': ' + ended['why'] if ended.get('why') else ''}"]
+    if "buffer" not in there.values() and not run.record().get("host"):  # with a host, it may be on another one
+        said = list(explain(noted(run), None).lines)
+        return said or ["of its processes only the launcher lives: the run is about to begin, or to end"]
     status, silence = buffer_status(run)
     lines = list(explain(noted(run), status).lines) or ["no role has said anything yet"]
     return [*lines, silence] if silence else lines

@@ -6,7 +6,7 @@ that does not wait itself, or closes to a ring, there is the blame.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 LEARNER_TICKETS = ("admission", "capacity", "disk", "no weights", "all ")
@@ -43,7 +43,7 @@ def explain(roles: Sequence[RoleState], buffer: Mapping[str, object] | None) -> 
     """`buffer`: its `status()`; None when it does not answer, or was not asked."""
     edges = {role.name: awaited(role, roles) for role in roles if role.cause is not None}
     lines = [_line(role, edges.get(role.name, ())) for role in roles]
-    lines += _old_weights(buffer)
+    lines += _old_weights(buffer, {role.name for role in roles})
     lines += [f"deadlock: {' -> '.join(ring)}: each waits for the next" for ring in (_rings(edges))]
     blamed = _blamed(roles, edges)
     if blamed:
@@ -87,13 +87,13 @@ def _line(role: RoleState, awaits: Sequence[str]) -> str:
     return f"{role.name} waits for {role.cause}{on}{whom} since {role.for_s:.0f} s"
 
 
-def _old_weights(buffer: Mapping[str, object] | None) -> list[str]:
-    """Actors that get no tickets for it."""
+def _old_weights(buffer: Mapping[str, object] | None, there: Set[str]) -> list[str]:
+    """Actors that get no tickets for it; the buffer also remembers those that have left."""
     held = (buffer or {}).get("held")
     if buffer is None or not isinstance(held, Mapping) or not isinstance(buffer["published"], int):
         return []
     newest = (buffer["branch"], buffer["published"])
-    behind = {actor: tuple(version) for actor, version in held.items() if tuple(version) < newest}
+    behind = {actor: tuple(version) for actor, version in held.items() if actor in there and tuple(version) < newest}
     return [
         f"{actor} holds weights (branch {b}, version {v}), and {newest[1]} of branch {newest[0]} are published"
         for actor, (b, v) in sorted(behind.items())

@@ -53,6 +53,8 @@ class RoleState:
     waits_before: dict[str, float] = field(default_factory=dict)
     lost: int = 0
     unknown: int = 0
+    over: bool = False
+    """It ended, and is not started again."""
 
     @property
     def kind(self) -> str:
@@ -111,7 +113,7 @@ class Board:
         state = self.roles.setdefault(role, RoleState(role, since=t))
         if int(message["pid"]) != state.pid:
             state.waits_before, state.waits = state.waited(state.heard), {}
-            state.pid, state.ready, state.values = int(message["pid"]), False, {}
+            state.pid, state.ready, state.values, state.over = int(message["pid"]), False, {}, False
         state.waits = {_plain(c): float(s) for c, s in message["waits"].items()}
         cause = message["cause"]
         state.cause, state.on, state.since = (_plain(cause) if cause else None), str(message["on"]), message["since"]
@@ -129,14 +131,14 @@ class Board:
         self._metrics(state, t, message["values"], None if step is None else int(step))
         return None if step is None else Event("step", role, t, {"step": int(step)})
 
-    def gone(self, role: str) -> None:
-        """The process ended: what it measured now is no longer so; what it counted stays."""
+    def gone(self, role: str, *, over: bool = True) -> None:
+        """The process ended: what it measured now is no longer so; what it counted stays. `over`: for good."""
         state = self.roles.get(role)
         if state is not None:
-            state.ready, state.values, state.cause = False, {}, None
+            state.ready, state.values, state.cause, state.over = False, {}, None, over
 
     def restarted(self, role: str) -> None:
-        self.gone(role)
+        self.gone(role, over=False)
         self.restarts[role] = self.restarts.get(role, 0) + 1
 
     def record(self, step: int, now: float) -> Record:
@@ -221,6 +223,8 @@ class Board:
         shares: dict[str, list[float]] = {}
         of_kind: dict[str, int] = {}
         for role, state in self.roles.items():
+            if state.over:
+                continue
             of_kind[state.kind] = of_kind.get(state.kind, 0) + 1
             before = self._waited_at_last.get(role, {})
             for cause, seconds in state.waited(now).items():

@@ -89,7 +89,9 @@ def view(board: Board, name: str, now: float) -> View:
         groups={s: values[f"buffer/groups/{s}"] for s in STATES if f"buffer/groups/{s}" in values},
         dropped={r: n for r in DROP_REASONS if (n := values.get(f"buffer/dropped/{r}", 0.0)) > 0},
         roles=tuple(
-            _role(board, state, values, now) for role, state in sorted(board.roles.items()) if role != "launcher"
+            _role(board, state, values, now)
+            for role, state in sorted(board.roles.items())
+            if role != "launcher" and not state.over
         ),
     )
 

@@ -17,7 +17,7 @@ from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.elastic import Actors, add, remove
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import alive, kill_all, of_run
-from asyncrl.run_folder import RunFolder
+from asyncrl.run_folder import RunFolder, replace
 from asyncrl.tracking.jsonl import by_step
 from tests.waiting import until
 
@@ -62,6 +62,7 @@ def stored(run: RunFolder, name: str) -> int:
 @pytest.mark.timeout(200)
 def test_actors_join_serve_leave_and_vanish(live: tuple[subprocess.Popen[str], RunFolder]) -> None:
     launcher, run = live
+    events = run.path / "events.jsonl"
     assert until(lambda: steps(run) >= 1, STARTS_S), launcher.poll()
     said = subprocess.run([*LAUNCH, "actors", "add", "1", "--run", str(run.path)], capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (0, "actor-1: to join\n"), said.stderr
@@ -71,6 +72,7 @@ def test_actors_join_serve_leave_and_vanish(live: tuple[subprocess.Popen[str], R
     assert until(lambda: not lives(run, "actor-0"), 30.0), "it does not leave"
     before = steps(run)
     assert until(lambda: steps(run) >= before + 3, STARTS_S), "the learner waited for the one that left"
+    assert until(lambda: '"kind": "exit", "role": "actor-0", "why": "left"' in events.read_text()), "nobody is told"
     with pytest.raises(ConfigError, match="no such actor: expected one of actor-1"):
         remove(run, ["actor-0"])
     assert add(run, 1) == ["actor-2"], "a name is given once"
@@ -85,6 +87,18 @@ def test_actors_join_serve_leave_and_vanish(live: tuple[subprocess.Popen[str], R
     assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
     with pytest.raises(RunError, match="is not running"):
         add(run, 1)
+
+
+def test_two_orders_at_once_are_both_seen(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config())
+    actors = Actors(run)
+    actors.begin(["actor-0"])
+    file = run.path / "actors.json"
+    then = file.stat().st_mtime_ns
+    replace(file, '["actor-0", "actor-7"]')
+    os.utime(file, ns=(then, then))  # within one tick of the filesystem's clock
+    assert actors.changed() == ["actor-0", "actor-7"]
+    run.remove_temporary()
 
 
 def test_a_launch_begins_with_the_actors_of_its_config(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,13 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.launch import local
+from asyncrl.launch.backend import Local
 from asyncrl.launch.preflight import living, refuse_live
+from asyncrl.launch.processes import Role
 from asyncrl.run_folder import RunFolder
-from tests.launch.fakes import pids_of, running
+from asyncrl.tracking.collector import Collector
+from tests.launch.fakes import fake, pids_of, running
 from tests.waiting import until
 
 LAUNCHER = str(Path(__file__).with_name("fake_launcher.py"))
@@ -95,6 +100,43 @@ def test_a_second_ctrl_c_kills(run: RunFolder, launch: Launch) -> None:
     launcher.communicate(timeout=30)
     assert time.monotonic() - began < 4.0, "launch.stop_s is 5 s for each kind of role: it was waited for"
     assert gone(run) == []
+
+
+class FakeStuck:
+    """Fake: a process that no signal ends, being stuck in the kernel."""
+
+    def __init__(self, role: Role, log: Path) -> None:
+        self.role, self.log, self.killed_for, self.started = role, log, "", time.monotonic()
+        self.identity, self.here, self.lost = None, True, False
+
+    def ended(self) -> int | None:
+        return None
+
+    def stop(self) -> None: ...
+
+    def kill(self, why: str) -> None:
+        self.killed_for = why
+
+
+def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeBackend(Local):
+        def start(self, role: Role, *, again: bool = False) -> FakeStuck:  # type: ignore[override]
+            return FakeStuck(role, run.log(role.name))
+
+    monkeypatch.setattr(local, "KILL_S", 0.3)
+    config = run.load_config()
+    limits = config.launch.model_copy(update={"stop_s": 0.2, "start_s": 0.1, "restarts": 0})
+    config = config.model_copy(update={"launch": limits})
+    collector = Collector(run, config)
+    launcher = local.Launcher(run, config, [fake(run, "learner", "stay")], collector, FakeBackend(run, config))
+    launcher._interrupts = 1
+    ended = threading.Thread(target=launcher.supervise, daemon=True)
+    monkeypatch.setattr(launcher, "_signals", contextlib.nullcontext)  # of the main thread only
+    ended.start()
+    ended.join(15.0)
+    assert not ended.is_alive()
+    collector.close()
+    assert "does not end although it was killed" in (run.path / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("guardian_too", [False, True])

@@ -51,7 +51,8 @@ def test_a_stopped_process_comes_before_every_chain() -> None:
 
 
 def test_an_actor_with_old_weights_is_named() -> None:
-    status = {"branch": 1, "published": 4, "held": {"actor-0": [1, 4], "actor-1": [0, 9]}}
+    held = {"actor-0": [1, 4], "actor-1": [0, 9], "actor-2": [0, 2]}  # the last one has left
+    status = {"branch": 1, "published": 4, "held": held}
     lines = explain(
         [state("learner"), state("actor-1", "ticket", "buffer: actor-1 holds weights (0, 9)")], status
     ).lines

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from asyncrl.tracking.board import Board
 from asyncrl.tracking.series import AXES, check
+from asyncrl.tracking.view import view
 from tests.tracking.fake_run import fake_run, message, metrics, played
 
 GENERATED = "throughput/tokens_generated"
@@ -87,6 +88,16 @@ def test_waits_are_shares_of_the_time_since_the_last_record():
     board.take(message("learner", 11.0, "ready", waits={"batch": 5.0}))
     record = board.record(2, 20.0)
     assert record["waits/learner/batch"] == pytest.approx(0.1)
+
+
+def test_an_actor_that_left_is_no_part_of_the_mean_and_the_picture():
+    board = Board(0.0, 20, 2)
+    for role in ("actor-0", "actor-1"):
+        board.take(message(role, 0.0, "ready"))
+    board.take(message("actor-0", 0.0, "waiting", cause="ticket", waits={}))
+    board.gone("actor-1")
+    assert board.record(1, 10.0)["waits/actor/ticket"] == pytest.approx(1.0)
+    assert [role.role for role in view(board, "run", 10.0).roles] == ["actor-0"]
 
 
 def test_waiting_goes_on_from_one_start_of_a_process_to_the_next():
