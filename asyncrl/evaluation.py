@@ -126,7 +126,13 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) ->
 
 
 def with_model(config: Config, checkpoint: Path) -> Config:
-    """The config with the checkpoint's model in place of `model.path`. Raises ConfigError when there is none."""
+    """The config with the checkpoint's model in place of `model.path`. Raises ConfigError when there is none, and for
+    servers that run already: they would play with the weights that they hold, and a run may be using them."""
+    if urls := config.actors.engine_options.get("urls"):
+        raise ConfigError(
+            f"actors.engine_options.urls is {urls!r}: servers that run hold weights of their own, not those of "
+            "--checkpoint. Play with an engine that loads it (actors.engine hf, vllm), or serve it and give --endpoint."
+        )
     folder = checkpoint / "hf" if (checkpoint / "hf").is_dir() else checkpoint
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -155,7 +161,8 @@ async def played(config: Config, model: Path | Endpoint, console: Console) -> tu
                     ticket = _ticket(config, task, source.held_out(task), index, attempt)
                     outcome = await asyncio.wait_for(play(ticket, Progress(time.monotonic())), config.actors.episode_s)
                 except (EpisodeFailed, TimeoutError) as error:
-                    console.log(f"held-out task {task}, attempt {attempt + 1}: {error}", highlight=False)
+                    why = str(error) or f"not over within {config.actors.episode_s:g} s (actors.episode_s)"
+                    console.log(f"held-out task {task}, attempt {attempt + 1}: {why}", highlight=False)
                 else:
                     bar.advance(line)
                     return outcome

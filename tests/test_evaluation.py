@@ -76,6 +76,13 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     assert with_model(Config(), tmp_path).model.path == str(tmp_path / "hf")
 
 
+def test_servers_that_run_are_not_asked_in_the_name_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    servers = {"engine": "vllm_server", "engine_options": {"urls": ["http://127.0.0.1:9"]}}
+    with pytest.raises(ConfigError, match="hold weights of their own"):
+        with_model(Config.model_validate({"actors": servers}), tmp_path)
+
+
 def test_nothing_to_play(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"eval\.tasks is 0"):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import asyncrl.quickstart
 from asyncrl.cli import main
+from asyncrl.config import Config
+from tests.actors.fakes import ticket
 
 
 class FakeChat:
@@ -24,6 +31,7 @@ class FakeChat:
         self.keys: set[str | None] = set()
         self.models = ["adder"]
         self.busy = 1
+        self.takes_s = 0.0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,6 +40,7 @@ class FakeChat:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                time.sleep(fake.takes_s)
                 fake.keys.add(self.headers.get("Authorization"))
                 if fake.busy:
                     fake.busy -= 1
@@ -131,6 +140,70 @@ def test_a_served_model_is_measured_per_environment(
             question, _, result = body["messages"]
             assert result["content"] == str(int(question["content"].split()[0]) + 1)
     assert {body["model"] for body in fake.asked} == {"adder"}
+
+
+def test_an_episode_that_takes_too_long_says_so(
+    fake: FakeChat, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.takes_s = 0.5
+    limits = ["--actors.episode-s", "0.2", "--actors.episode-idle-s", "0.1", "--eval.tasks", "2", "--eval.samples", "1"]
+    assert evaluated("--config", str(config), "--endpoint", fake.url, *limits) == 1
+    said = capsys.readouterr()
+    assert "held-out task 0, attempt 1: not over within 0.2 s" in said.out
+    assert "all 2 episodes failed" in said.err
+
+
+@pytest.fixture
+def own_endpoint() -> Iterator[str]:
+    """The endpoint that agents are given by an actor, with the quickstart's model behind it, which answers greedily."""
+    from asyncrl.actors.endpoint import Endpoint
+    from asyncrl.actors.endpoint_session import Session
+    from asyncrl.actors.engines import build_engine
+    from asyncrl.actors.episode import Limits, Progress
+    from asyncrl.actors.renderer_choice import build_renderer
+
+    served: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
+
+    async def serve() -> None:
+        config = Config.model_validate(QUICKSTART)
+        engine, over = build_engine(config), asyncio.Event()
+        await engine.start()
+        limits = dataclasses.replace(Limits.of(config), max_turns=10_000)  # of all episodes: to it they are one
+        session = Session(ticket(kind="eval"), engine, build_renderer(config), limits, Progress(0.0))
+        async with Endpoint("quickstart", limits.max_tokens) as endpoint:
+            with endpoint.open(session) as url:
+                served.set_result((asyncio.get_running_loop(), over, url))
+                await asyncio.wait_for(over.wait(), 100)
+        await session.calls.close()
+        await engine.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    loop, over, url = served.result(60)
+    yield url
+    loop.call_soon_threadsafe(over.set)
+    thread.join(30)
+
+
+QUICKSTART = {
+    "model": {"path": "quickstart"},
+    "data": {"source": "lookup"},
+    "env": {"name": "lookup", "max_turns": 6, "max_tokens": 256},
+    "actors": {"slots": 8, "max_new_tokens": 48},
+    "eval": {"tasks": 24},
+}
+
+
+def test_the_actors_own_endpoint_measures_what_the_checkpoint_does(own_endpoint: str, tmp_path: Path) -> None:
+    config, folder = tmp_path / "config.json", Path(asyncrl.quickstart.__path__[0]) / "checkpoint"
+    config.write_text(json.dumps(QUICKSTART))
+    told = {}
+    for way, where in (("--endpoint", own_endpoint), ("--checkpoint", str(folder))):
+        assert evaluated("--config", str(config), way, where, "--out", str(tmp_path / "out.json")) == 0
+        told[way] = json.loads((tmp_path / "out.json").read_text())["greedy"]["all"]
+    assert told["--endpoint"]["episodes"] == 24
+    assert told["--checkpoint"]["share"] > 0.5
+    assert told["--endpoint"]["share"] == pytest.approx(told["--checkpoint"]["share"], abs=1.5 / 24)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ For evaluation: nothing that could be trained on comes of it. The environment an
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,14 @@ class Chatted:
     task_id: str
     reward: float
     rewards: Mapping[str, float]
+
+
+class ContextFull(EpisodeFailed):
+    """The conversation leaves the served model no room for an answer."""
+
+
+_FULL = re.compile(r"context[ _](length|size|window)", re.IGNORECASE)
+"""Services refuse such a request in words of their own; these are in those of OpenAI, vLLM, SGLang and llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +71,15 @@ class Served:
         return cls(url, model, headers, timeout_s)
 
     async def ask(self, body: Mapping[str, Any]) -> Any:
-        """The answer to a chat completion. Raises EpisodeFailed."""
+        """The answer to a chat completion. Raises ContextFull, and EpisodeFailed for every other failure."""
         try:
             return await post(
                 f"{self.url}/chat/completions", {"model": self.model, **body}, headers=self.headers,
                 timeout_s=self.timeout_s,
             )  # fmt: skip
         except ServiceFailed as error:
-            raise EpisodeFailed("endpoint", str(error)) from error
+            full = _FULL.search(str(error)) and "refused: 400" in str(error)
+            raise (ContextFull if full else EpisodeFailed)("endpoint", str(error)) from error
 
 
 async def chat(ticket: Ticket, make_env: Callable[[], Env], served: Served, limits: Limits) -> Chatted:
@@ -85,13 +95,22 @@ async def chat(ticket: Ticket, make_env: Callable[[], Env], served: Served, limi
 
 async def _play(ticket: Ticket, env: PlayedEnv, served: Served, limits: Limits) -> None:
     messages = await env.reset({**ticket.task, "episode": ticket.id.index})
-    tools = env.tools
+    tools, total = env.tools, 0
     for turn in range(limits.max_turns):
         # A service may know seeds of 32 bits only.
-        body = {"messages": messages, "temperature": ticket.temperature, "seed": (ticket.seed + turn) % 2**31}
-        answer = await served.ask(
-            {**body, "max_tokens": limits.max_new_tokens, "top_p": limits.top_p} | ({"tools": tools} if tools else {})
-        )
+        body = {
+            "messages": messages,
+            "temperature": ticket.temperature,
+            "top_p": limits.top_p,
+            "seed": (ticket.seed + turn) % 2**31,
+            "max_tokens": min(limits.max_new_tokens, limits.max_tokens - total),
+        }
+        try:
+            answer = await served.ask(body | ({"tools": tools} if tools else {}))
+        except ContextFull:
+            if turn == 0:
+                raise
+            return  # as `env.max_tokens` ends an episode: it counts with what it has earned
         said, sampled, total = _read(answer)
         last = turn + 1 == limits.max_turns
         step = await env.step({**said, "tokens": sampled, "last": last})
