@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import fcntl
+import os
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -203,8 +207,28 @@ def test_a_mirror_that_broke_says_so(place: Place, monkeypatch: pytest.MonkeyPat
         assert not until(lambda: subscriber.latest() is not None, 10)
 
 
+def test_a_process_that_comes_while_the_last_one_leaves_makes_the_folder_anew(place: Place) -> None:
+    place.serve()
+    id = place.publish(0)
+    folder = place.path / "host" / "mirror"
+    folder.mkdir(parents=True)
+    (place.path / "host").chmod(0o700)
+    folder.chmod(0o700)
+    leaving = os.open(folder / ".users", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(leaving, fcntl.LOCK_EX)
+    mirror = Mirror(folder, place.address)
+    comes = threading.Thread(target=mirror.start)
+    comes.start()
+    comes.join(0.2)
+    assert comes.is_alive()
+    shutil.rmtree(folder)
+    os.close(leaving)
+    comes.join(10)
+    place.closing.append(mirror)
+    assert holds(mirror, id)
+
+
 def test_a_mirror_that_cannot_begin_says_so(place: Place) -> None:
-    """Another process of the host, the last one there, may remove the folder at this moment."""
     (place.path / "host" / "mirror" / ".lock").mkdir(parents=True)
     (place.path / "host").chmod(0o700)
     (place.path / "host" / "mirror").chmod(0o700)
