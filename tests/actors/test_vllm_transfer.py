@@ -20,7 +20,8 @@ from engine_conformance import Subject, judge, play, prompts, sampling
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, WeightsMismatch
-from asyncrl.actors.engines.vllm import VLLMEngine
+from asyncrl.actors.engines.vllm import VLLMEngine, _generation
+from asyncrl.actors.engines.vllm_requests import Counts, Request, Requests
 from asyncrl.actors.engines.vllm_settings import VLLMSettings, require_versions
 from asyncrl.actors.updates import Updates
 from asyncrl.errors import ConfigError
@@ -114,9 +115,20 @@ def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch
     with pytest.raises(ConfigError, match=r"weights\.drain is false and vLLM .*set weights\.drain true"):
         require_versions(drain=False)
     require_versions(drain=True)
-    engine: Any = VLLMEngine.__new__(VLLMEngine)
-    engine._board = None
-    completion = SimpleNamespace(
-        token_ids=[4, 5], finish_reason="stop", logprobs=SimpleNamespace(logprobs=[-1.0, -2.0], start_indices=[0, 1])
-    )
-    assert engine._generation(completion, None, 7).versions.tolist() == [7, 7]
+    step = SimpleNamespace(
+        request_id="0", new_token_ids=[4], prefill_stats=None, events=None, finish_reason=None,
+        new_logprobs=SimpleNamespace(logprobs=np.array([[-1.0]])),
+    )  # fmt: skip
+
+    async def scenario() -> Generation:
+        requests: Any = Requests.__new__(Requests)
+        mine = Request(asyncio.get_running_loop().create_future())
+        requests.counts, requests._sent = Counts(), {"0": mine}
+        for reason in (None, "stop"):
+            step.finish_reason, mine.id = reason, "0"
+            requests._take(SimpleNamespace(outputs=[step], scheduler_stats=None))
+        return _generation(mine, await mine.over, 7, None)
+
+    generation = asyncio.run(scenario())
+    assert generation.versions.tolist() == [7, 7]
+    assert (generation.token_ids.tolist(), generation.logprobs.tolist()) == ([4, 4], [-1.0, -1.0])

@@ -1,8 +1,8 @@
 """vLLM as the engine: its AsyncLLM in this process, its engine core in a child.
 
     this process                                    vLLM's engine core (ends with this process: vllm_owned.py)
-    generate ──token ids──> AsyncLLM ──zmq──> scheduler ──> model runner, sampler
-    abort ────────────────────┘    <──ids, logprobs, versions, once per request──┘
+    generate ──token ids──> vllm_requests.py ──zmq──> scheduler ──> model runner, sampler
+    abort ─────────────────────────┘    <──ids, versions, of all requests, once per step──┘
     pause, resume ──────────> scheduler, between two steps
     load ──path of a file──────────────────────────────────> worker maps it (vllm_worker.py)
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import gc
 import os
 import tempfile
@@ -21,7 +20,6 @@ import time
 import zlib
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -30,8 +28,9 @@ import numpy as np
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
-from asyncrl.actors.engines.vllm_board import EXTRA, Board
-from asyncrl.actors.engines.vllm_process import Stats, end_vllm, start_vllm
+from asyncrl.actors.engines.vllm_board import Board
+from asyncrl.actors.engines.vllm_process import end_vllm, start_vllm
+from asyncrl.actors.engines.vllm_requests import Counts, Request, Requests
 from asyncrl.actors.engines.vllm_settings import (
     VLLMSettings,
     kv_gb,
@@ -42,6 +41,7 @@ from asyncrl.actors.engines.vllm_settings import (
 )
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.trajectory import Float32
 from asyncrl.weights.channels import ON_DEVICE
 
 if TYPE_CHECKING:
@@ -109,12 +109,11 @@ class VLLMEngine:
         self._fit = Fit(checkpoint_shapes(settings.model), optional)
         self._llm: Any = None
         self._board: Board | None = None
-        self._running: dict[str, asyncio.Task[Generation]] = {}
+        self._requests: Requests | None = None
+        self._running: dict[str, Request] = {}
         self._open = asyncio.Event()
-        self._closing = False
         self._paused_at: float | None = None
         self._paused_s = 0.0
-        self._stats = Stats()
 
     @property
     def honours_seeds(self) -> bool:
@@ -126,7 +125,8 @@ class VLLMEngine:
         """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it does not."""
         try:
             await asyncio.to_thread(self._build)
-            await self._command("get_supported_tasks", self._llm.get_supported_tasks())
+            tasks = await self._command("get_supported_tasks", self._llm.get_supported_tasks())
+            self._requests = Requests(self._llm, tasks, room=self._settings.max_tokens, seeds=not self._cpu)
             await self._name_version()
             if self._settings.record and self._cpu:
                 await self._record()
@@ -138,7 +138,6 @@ class VLLMEngine:
     def _build(self) -> None:
         # In no local variable, here or there: vLLM keeps frames alive, and its destructor fails at interpreter exit.
         self._llm = start_vllm(self._settings, self._cpu)
-        self._stats.attach(self._llm)
 
     async def _record(self) -> None:
         # Removed as soon as both processes have it mapped: nothing is left of it, however they end.
@@ -149,10 +148,9 @@ class VLLMEngine:
                 self._board = board
 
     async def close(self) -> None:
-        self._closing = True
+        for name, request in self._running.items():
+            request.end(EngineDied(f"request {name}: the engine was closed"))
         self._open.set()
-        for task in list(self._running.values()):
-            task.cancel()
         llm, self._llm = self._llm, None
         if llm is not None:
             await end_vllm(llm)
@@ -160,69 +158,34 @@ class VLLMEngine:
             gc.collect()
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
-        self._check_alive()
+        requests = self._check_alive()
         room = self._settings.max_tokens
         ids = prompt_of(request, prompt, sampling, vocab=self._vocab, room=room, running=self._running)
-        task = asyncio.ensure_future(self._generate(request, ids.tolist(), sampling))
-        self._running[request] = task
+        mine = self._running[request] = Request(asyncio.get_running_loop().create_future())
+        board = self._board
+        row = None
         try:
-            return await task
+            row = await board.take() if board else None
+            while not self._open.is_set():
+                await self._open.wait()
+            held = self.held
+            if not mine.over.done():
+                # Salted by the weights, so that no cached prefix of older weights, kept for those that run, is found.
+                await requests.send(mine, ids.tolist(), sampling, f"{held[0]}.{held[1]}", row)
+            reason = await mine.over
+            recorded = board.read(row, len(mine.token_ids)) if board and row is not None else None
+            return _generation(mine, reason, held[1], recorded)
         except asyncio.CancelledError:
-            if self._closing:
-                raise EngineDied(f"request {request}: the engine was closed") from None
+            await requests.abort(mine)
             raise
         finally:
             del self._running[request]
-
-    async def _generate(self, request: str, prompt: list[int], sampling: Sampling) -> Generation:
-        from vllm.inputs.engine import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
-        await self._open.wait()
-        # Salted by the weights, so that a cached prefix of older weights, kept for those that run, is not found.
-        tokens = tokens_input(prompt, cache_salt=f"{self.held[0]}.{self.held[1]}")
-        held = self.held[1]
-        row = await self._board.take() if self._board else None
-        params = self._sampling_params(prompt, sampling, row)
-        try:
-            [output] = [output async for output in self._llm.generate(tokens, params, request)]
-            return self._generation(output.outputs[0], row, held)
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineDied(f"request {request}: vLLM's engine ended; its log says why") from error
-        finally:
-            if self._board and row is not None:
-                self._board.give_back(row)
-
-    def _sampling_params(self, prompt: list[int], sampling: Sampling, row: int | None) -> Any:
-        params = copy.copy(
-            _params(sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop_token_ids, row is None)
-        )
-        params.max_tokens = min(sampling.max_new_tokens, self._settings.max_tokens - len(prompt))
-        if row is not None:
-            params.extra_args = {EXTRA: [row, sampling.seed % 2**63]}
-        elif self.honours_seeds:
-            params.seed = sampling.seed % 2**63
-        return params
-
-    def _generation(self, completion: Any, row: int | None, held: int) -> Generation:
-        """From vLLM's CompletionOutput. `held`: the version at the begin; a vLLM that names none is drained first."""
-        ids = np.asarray(completion.token_ids, np.int32)
-        if self._board and row is not None:
-            logprobs = self._board.read(row, len(ids))
-        else:
-            flat = completion.logprobs
-            logprobs = np.asarray(flat.logprobs, np.float32)[np.asarray(flat.start_indices, np.int64)]
-        versions = np.full(len(ids), held, np.int32)
-        for span in getattr(completion, "weight_versions", None) or ():
-            versions[span.start : span.end] = int(span.version)
-        reason = cast(Literal["stop", "length", "abort"], completion.finish_reason)
-        if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
-            raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
-        return Generation(ids, logprobs, versions, reason)
+            if board and row is not None:
+                board.give_back(row)
 
     async def abort(self, request: str) -> None:
-        if request in self._running and self._llm is not None:
-            await self._llm.abort(request)
+        if request in self._running and self._requests is not None:
+            await self._requests.abort(self._running[request])
 
     async def check(self, weights: Weights) -> None:
         if self._settings.transfer:
@@ -283,16 +246,17 @@ class VLLMEngine:
         self._open.set()
 
     def load_stats(self) -> Mapping[str, float]:
-        waiting = min(self._stats.waiting, len(self._running))
+        counts = self._requests.counts if self._requests else Counts()
+        waiting = min(counts.waiting, len(self._running))
         return {
             "running": float(len(self._running) - waiting),
             "waiting": float(waiting),
             "paused_s": self._paused_s,
-            "kv_use": self._stats.kv_use,
-            "generated": float(self._stats.generated),
-            "prefilled": float(self._stats.prefilled),
-            "prefix_reused": float(self._stats.prefix_reused),
-            "preempted": float(self._stats.preempted),
+            "kv_use": counts.kv_use,
+            "generated": float(counts.generated),
+            "prefilled": float(counts.prefilled),
+            "prefix_reused": float(counts.prefix_reused),
+            "preempted": float(counts.preempted),
         }
 
     async def _in_worker(self, method: str, *args: Any) -> list[bool]:
@@ -308,31 +272,24 @@ class VLLMEngine:
         except Exception as error:
             raise EngineDied(f"vLLM failed at {name!r}: {error}") from error
 
-    def _check_alive(self) -> None:
-        if self._llm is None:
+    def _check_alive(self) -> Requests:
+        if self._llm is None or self._requests is None:
             raise EngineDied("the engine is not running: it was closed, or never started")
         if self._llm.errored:
             raise EngineDied("vLLM's engine ended; its log says why")
+        return self._requests
 
 
-@lru_cache(maxsize=64)
-def _params(temperature: float, top_p: float, top_k: int, stop_token_ids: tuple[int, ...], logprobs: bool) -> Any:
-    """What requests have in common: checking it takes longer than copying it."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        stop_token_ids=list(stop_token_ids),
-        ignore_eos=True,
-        logprobs=0 if logprobs else None,
-        flat_logprobs=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
+def _generation(request: Request, reason: str, held: int, recorded: Float32 | None) -> Generation:
+    """`held`: the version at the begin; a vLLM that names none is drained first. `recorded`: the board's logprobs."""
+    ids = np.asarray(request.token_ids, np.int32)
+    logprobs = np.concatenate([np.zeros(0, np.float32), *request.logprobs]) if recorded is None else recorded
+    versions = np.full(len(ids), held, np.int32)
+    for first, version in request.versions:
+        versions[first:] = version
+    if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
+        raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
+    return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason))
 
 
 def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:

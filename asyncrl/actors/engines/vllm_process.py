@@ -1,10 +1,10 @@
-"""Starting and ending vLLM's processes, and what they report of themselves."""
+"""Starting and ending vLLM's processes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -17,46 +17,6 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.0
 """What the engine core may take to end in order before it is killed; past it there is only Python's own teardown."""
-
-
-class Stats:
-    """What the engine has done, from vLLM's outputs of each step.
-
-    vLLM's own statistics cost as much per token as all the rest of its front end; so they are made in the engine core,
-    once per step, and what is counted per token is counted here.
-    """
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.kv_use = 0.0
-        self.generated = self.prefilled = self.prefix_reused = self.preempted = 0
-
-    def attach(self, llm: Any) -> None:
-        """To an AsyncLLM that no event loop has run yet: its output loop takes these attributes when it begins."""
-        llm.log_stats = llm.output_processor.log_stats = False
-        llm.logger_manager = self
-        llm.output_processor.process_outputs = self._counted(llm.output_processor.process_outputs)
-
-    def record(self, *, scheduler_stats: Any, **others: Any) -> None:
-        """In the place of vLLM's StatLoggerManager."""
-        if scheduler_stats is not None:
-            self.waiting = scheduler_stats.num_waiting_reqs
-            self.kv_use = scheduler_stats.kv_cache_usage
-
-    def _counted(self, process: Callable[..., Any]) -> Callable[..., Any]:
-        from vllm.v1.engine import EngineCoreEventType
-
-        def process_outputs(outputs: Sequence[Any], *others: Any, **named: Any) -> Any:
-            for output in outputs:
-                self.generated += len(output.new_token_ids)
-                if output.prefill_stats is not None:
-                    self.prefilled += output.prefill_stats.num_computed_tokens
-                    self.prefix_reused += output.prefill_stats.num_cached_tokens
-                if output.events:
-                    self.preempted += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events)
-            return process(outputs, *others, **named)
-
-        return process_outputs
 
 
 def start_vllm(settings: VLLMSettings, cpu: bool) -> Any:
