@@ -66,7 +66,8 @@ class Actor:
         """A slot became free, or new weights are held."""
         self._calls = Calls(self._tell)
         self.lent = Lent(name, play, buffer, self._calls, keeper, acks, changed=self._changed.set, tell=self._tell)
-        self._stopping = False
+        self._stopping = self._lent_eval = False
+        """The last answer held tickets of an evaluation: the next one may, too."""
         self._why = ""
         self._announced = float("-inf")
         self._paused_at_last = (time.monotonic(), 0.0)
@@ -106,6 +107,7 @@ class Actor:
             if self._free():
                 reply = await self._calls.until_answered("tickets", self._ask)
                 taken, self._why = len(reply.tickets), reply.why
+                self._lent_eval = any(ticket.kind == "eval" for ticket in reply.tickets)
                 for ticket in reply.tickets:
                     self.lent.begin(ticket)
             if not taken:
@@ -128,12 +130,15 @@ class Actor:
 
     async def _take_weights(self) -> None:
         while True:
-            # An evaluation is of one version: its episodes end before the next one is taken over.
-            if not any(s.ticket.kind == "eval" for s in self.lent.playing.values()) and await self._updates.look():
+            if not self._evaluates() and await self._updates.look(self._evaluates):
                 log.info("holds version %s.%s after %.3f s", *self._engine.held, self._updates.load_s)
                 self._changed.set()
                 self._tell()
             await asyncio.sleep(LOOK_S)
+
+    def _evaluates(self) -> bool:
+        """An evaluation is of one version: its episodes end before the next one is taken over."""
+        return self._lent_eval or any(slot.ticket.kind == "eval" for slot in self.lent.playing.values())
 
     async def _beat(self) -> None:
         """A sign of life for the keeper twice a second, and metrics every `tracking.system_s`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
 from asyncrl.weights.protocol import Subscriber, Weights, WeightsCorrupt
@@ -80,8 +80,8 @@ class Updates:
         self.load_s = 0.0
         """Seconds that the last update took, reading and checking included."""
 
-    async def look(self) -> bool:
-        """Take over what is new. Whether there was something.
+    async def look(self, not_now: Callable[[], bool] = lambda: False) -> bool:
+        """Take over what is new. Whether there was something. `not_now` is asked last, when all is read and checked.
 
         Weights that are corrupt are left; the next look tries again. Raises WeightsMismatch.
         """
@@ -99,6 +99,8 @@ class Updates:
             if self.count and weights.id.order <= self._engine.held:
                 return False
             await self._engine.check(weights)
+            if not_now():
+                return False
             self.loading = True
             await self._engine.pause(self._recompute_kv)
             try:

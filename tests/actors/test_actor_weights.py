@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from typing import Any
 
 from tests.actors.actor_stage import Stage, act, until
 from tests.actors.fakes import ticket
@@ -86,5 +88,54 @@ def test_under_drain_running_requests_finish_before_an_update(tmp_path: Path) ->
         await running
         row = s.buffer.stored[0].rows[0]
         assert row.versions[row.mask].tolist() == [0, 0, 1, 1]
+
+    act(scenario)
+
+
+def test_an_evaluation_keeps_its_version_also_where_nothing_of_it_is_played(tmp_path: Path) -> None:
+    """One slot, and a buffer that takes longer to answer than two looks for weights are apart."""
+
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(i, kind="eval") for i in range(4)], slots=1)
+        lend = s.buffer.tickets
+
+        async def slowly(*words: Any) -> Any:
+            await asyncio.sleep(0.06)
+            return await lend(*words)
+
+        s.buffer.tickets = slowly  # type: ignore[method-assign]
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: len(s.buffer.stored) == 1)
+        s.subscriber.version = (0, 1)
+        await until(lambda: len(s.buffer.stored) == 4 and s.engine.held == (0, 1))
+        s.stop.set()
+        await running
+        assert {(t.oldest_version, t.newest_version) for t in s.buffer.stored} == {(0, 0)}
+
+    act(scenario)
+
+
+def test_an_evaluation_that_begins_while_weights_are_read_keeps_its_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [])
+        read = s.subscriber.open
+
+        def slowly(verify: bool = True) -> Any:
+            time.sleep(0.3)
+            return read(verify)
+
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: s.engine.held == (0, 0) and bool(s.buffer.credits))
+        s.subscriber.open = slowly  # type: ignore[method-assign]
+        s.subscriber.version = (0, 1)
+        await asyncio.sleep(0.1)
+        s.engine.gate = asyncio.Event()
+        s.buffer.free.append(ticket(kind="eval"))
+        await asyncio.sleep(0.4)
+        s.engine.gate.set()
+        await until(lambda: len(s.buffer.stored) == 1 and s.engine.held == (0, 1))
+        s.stop.set()
+        await running
+        assert (s.buffer.stored[0].oldest_version, s.buffer.stored[0].newest_version) == (0, 0)
 
     act(scenario)
