@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 SLOTS = 2
 LEASE_S = 60.0
 """A reader that takes longer may have died; its version is written over, and it must not serve what it read."""
+FORGET_S = 120.0
+"""A reader that has asked for nothing for so long has gone; actors ask every few seconds what is new."""
 LOOK_MS = 20
 MAX_REQUEST_BYTES = 64 << 10
 MAX_WAIT_S = 60.0
@@ -52,9 +54,10 @@ class DevicePublisher:
         device: torch.device,
         *,
         lease_s: float = LEASE_S,
+        forget_s: float = FORGET_S,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._way, self._lease_s = way, lease_s
+        self._way, self._lease_s, self._forget_s = way, lease_s, forget_s
         self._slots = [Snapshot(device, chunk_bytes) for _ in range(SLOTS)]
         self._lending = Lending(SLOTS, lease_s)
         self._newest: WeightsVersion | None = None
@@ -62,6 +65,8 @@ class DevicePublisher:
         """Over what stands above."""
         self._start = uuid.uuid4().hex
         self._held: dict[bytes, tuple[dict[str, Any], float]] = {}
+        self._heard: dict[str, float] = {}
+        """When each reader asked for something."""
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
         self._failed: Exception | None = None
         self._stop = threading.Event()
@@ -120,6 +125,9 @@ class DevicePublisher:
                 if news or now >= until:
                     del self._held[peer]
                     self._answer(peer, request, {"id": _said(newest) if news else None})
+            for reader in [reader for reader, at in self._heard.items() if now - at > self._forget_s]:
+                del self._heard[reader]
+                self._way.forget(reader)
 
     def _handle(self, frames: Sequence[bytes]) -> None:
         peer, request = frames[0], {}
@@ -136,6 +144,7 @@ class DevicePublisher:
         op, reader = request.get("op"), request.get("reader")
         if type(reader) is not str or not 0 < len(reader) < 200:
             raise WireError("reader is not a name")
+        self._heard[reader] = time.monotonic()
         if op == "latest":
             held, wait_s = request.get("held"), request.get("wait_s")
             if not isinstance(held, list) or [type(x) for x in held] != [int, int, str]:

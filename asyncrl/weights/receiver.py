@@ -113,9 +113,9 @@ class LentWeights:
         return self._subscriber.group(self._said, ranks)
 
     def send(self) -> None:
-        """The group gets it now."""
+        """The group gets it now. Raises WeightsCorrupt."""
         if not self._said["handles"]:
-            self._subscriber.line.ask("send")
+            self._subscriber.send()
 
     def settle(self) -> None:
         """It was read. Raises WeightsCorrupt when it may have been written over meanwhile: then it must not be used."""
@@ -148,7 +148,7 @@ class DeviceSubscriber:
         """`device`: where an engine in this process wants tensors; asked when they are copied."""
         self.line = Line(server, reader, answer_s)
         self._device, self._map = device, map_chunk
-        self._watch = Line(server, f"{reader}-watch", answer_s)
+        self._watch = Line(server, reader, answer_s)
         self._newest: WeightsVersion | None = None
         self._group: tuple[str, int, Group | None] | None = None
         """The learner's start, processes, and the group when they are this one."""
@@ -195,7 +195,7 @@ class DeviceSubscriber:
             if (meeting := self.group(said, 1)) is not None:
                 self._group = (said["start"], 1, met(meeting, 1))
             group = self._group[2] if self._group is not None else None
-            self.line.ask("send")
+            self.send()
             yield from chunks_of((), layout, group, self._device(), self._map)
         except RunError as error:
             self.regroup()
@@ -208,6 +208,14 @@ class DeviceSubscriber:
         answer, _ = self.line.ask("join", ranks=ranks)
         self._group = (said["start"], ranks, None)
         return {name: answer[name] for name in ("kind", "meet", "size", "wait_s")}
+
+    def send(self) -> None:
+        """See LentWeights.send."""
+        try:
+            self.line.ask("send")
+        except WeightsCorrupt:
+            self.regroup()  # the learner may have given the group up
+            raise
 
     def regroup(self) -> None:
         """The group is of no use any more: the next version is sent to a new one."""

@@ -37,6 +37,10 @@ class Way(Protocol):
         """To those that met; returns at once. Raises WireError."""
         ...
 
+    def forget(self, reader: str) -> None:
+        """It has gone."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -54,6 +58,9 @@ class Mapped:
 
     def send(self, reader: str, snapshot: Snapshot) -> None:
         raise WireError("weights are mapped here: nothing is sent")
+
+    def forget(self, reader: str) -> None:
+        """Nothing is held."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -81,9 +88,13 @@ class Broadcast:
             raise WireError(f"{reader} asks for weights without having joined")
         self._readers[reader].send(list(snapshot.chunks))
 
+    def forget(self, reader: str) -> None:
+        if (gone := self._readers.pop(reader, None)) is not None:
+            gone.end(0.0)
+
     def close(self) -> None:
         for reader in self._readers.values():
-            reader.end()
+            reader.end(1.0)
 
 
 class _Reader:
@@ -110,9 +121,10 @@ class _Reader:
 
         self._asked.put(sends)
 
-    def end(self) -> None:
+    def end(self, wait_s: float) -> None:
+        """When it has done what it was asked; waited for so long."""
         self._asked.put(None)
-        self._thread.join(1.0)
+        self._thread.join(wait_s)
 
     def _run(self, name: str) -> None:
         while (act := self._asked.get()) is not None:

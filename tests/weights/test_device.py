@@ -236,6 +236,36 @@ def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> 
     assert alike(dict(other.open().tensors()), model(1))
 
 
+def test_the_group_of_an_actor_that_is_gone_is_given_up(place: Place) -> None:
+    """Each has a thread and, over NCCL, memory of the learner's GPU."""
+    way = Broadcast("gloo", place.path, wait_s=5.0)
+    learner = place.learner(way, forget_s=4.0)
+    learner.publish(0, 0, model(0).items())
+    stays, goes = place.actor("stays"), place.actor("goes")
+    for actor in (stays, goes):
+        lent = actor.open()
+        assert alike(dict(lent.tensors()), model(0))
+        lent.close()
+    assert way._readers.keys() == {"stays", "goes"}
+    goes.close()
+    place.closing.remove(goes)
+    assert until(lambda: "goes" not in way._readers)
+    assert until(lambda: not any(thread.name == "weights of goes" for thread in threading.enumerate()))
+    assert way._readers.keys() == {"stays"}
+
+
+def test_an_engine_whose_group_was_given_up_joins_another(place: Place) -> None:
+    way = Broadcast("gloo", place.path, wait_s=5.0)
+    learner, actor = place.learner(way), place.actor()
+    learner.publish(0, 0, model(0).items())
+    lent = actor.open()
+    assert lent.group(1) is not None
+    way.forget("actor-0")
+    with pytest.raises(WeightsCorrupt, match="without having joined"):
+        lent.send()
+    assert actor.open().group(1) is not None, "as vLLM's workers are asked to"
+
+
 def test_an_engine_that_did_not_meet_the_learner_tries_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(meeting: dict[str, Any], rank: int) -> Group:
         return met({**meeting, "meet": str(place.path / "elsewhere")}, rank)
