@@ -24,11 +24,13 @@ def require_cuda(channel: str) -> torch.device:
 
 
 def export(chunk: Tensor) -> dict[str, Any]:
-    """Of a flat uint8 tensor on a GPU, in types of msgpack. Good for one `mapped`, while `chunk` is there."""
+    """Of a flat uint8 tensor on a GPU, in types of msgpack. Good while `chunk` is there; who lends says when it may be
+    read, and has waited for what was written to it."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     _, args = reduce_tensor(chunk)  # type: ignore[no-untyped-call]
-    return {"gpu": gpu(chunk.device), "bytes": len(chunk), "handle": list(args[_AFTER_DEVICE:])}
+    *handle, _wait_for_event = args[_AFTER_DEVICE:]
+    return {"gpu": gpu(chunk.device), "bytes": len(chunk), "handle": [*handle, False]}
 
 
 def mapped(said: dict[str, Any], device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from asyncrl.errors import RunError
 from asyncrl.weights.cuda_ipc import export
@@ -49,9 +50,11 @@ class Mapped:
 
     def __init__(self, export: Callable[[Tensor], dict[str, Any]] = export) -> None:
         self._export = export
+        # Torch keeps something of every export for as long as the memory is there, and chunks stay for the run.
+        self._exported: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def lend(self, snapshot: Snapshot) -> Mapping[str, Any]:
-        return {"handles": [self._export(chunk) for chunk in snapshot.chunks]}
+        return {"handles": [self._handle(chunk) for chunk in snapshot.chunks]}
 
     def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
         raise WireError("weights are mapped here: there is no group to join")
@@ -64,6 +67,12 @@ class Mapped:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _handle(self, chunk: Tensor) -> dict[str, Any]:
+        handle: dict[str, Any] | None = self._exported.get(chunk)  # type: ignore[no-untyped-call]
+        if handle is None:
+            handle = self._exported[chunk] = self._export(chunk)
+        return handle
 
 
 class Broadcast:

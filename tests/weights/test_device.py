@@ -18,6 +18,7 @@ import pytest
 import torch
 from device_model import alike, model
 from fake_gpu_memory import fake_export, fake_mapped
+from torch import Tensor
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
@@ -119,6 +120,24 @@ def test_a_reader_that_is_too_slow_is_not_waited_for_and_may_not_use_what_it_rea
     assert alike(dict(actor.open().tensors()), model(2))
 
 
+def test_a_chunk_is_exported_once_however_often_it_is_read(place: Place) -> None:
+    """Torch keeps something of every export for as long as the memory is there."""
+    exported: list[Tensor] = []
+
+    def counted(chunk: Tensor) -> dict[str, Any]:
+        exported.append(chunk)
+        return fake_export(chunk)
+
+    learner, actors = place.learner(Mapped(counted)), [place.actor(f"actor-{i}") for i in range(2)]
+    for version in range(4):
+        learner.publish(0, version, model(version).items())
+        for actor in actors:
+            lent = actor.open()
+            assert alike(dict(lent.tensors()), model(version))
+            lent.close()
+    assert len(exported) == sum(len(slot.chunks) for slot in learner._slots)
+
+
 def test_a_flipped_bit_is_not_served(place: Place) -> None:
     learner, actor = place.learner(), place.actor()
     learner.publish(0, 0, model(0).items())
@@ -144,7 +163,7 @@ def test_a_learner_that_is_gone_and_one_that_comes_back(place: Place) -> None:
 
 
 def test_a_learner_that_can_answer_nobody_any_more_says_so(place: Place) -> None:
-    def broken(chunk: torch.Tensor) -> dict[str, Any]:
+    def broken(chunk: Tensor) -> dict[str, Any]:
         raise RuntimeError("CUDA error: out of handles")
 
     learner, actor = place.learner(Mapped(broken)), place.actor(answer_s=0.3)
