@@ -12,6 +12,9 @@ from asyncrl.weights.protocol import Subscriber, Weights, WeightsCorrupt
 
 log = logging.getLogger(__name__)
 
+ANEW_S = 20.0
+"""Weights that were opened so long before the engine paused are opened anew: a learner lends them for a minute."""
+
 
 class DrainingEngine:
     """An engine whose `pause` waits for the running requests and holds back new ones (`weights.drain`)."""
@@ -92,6 +95,7 @@ class Updates:
                 return False
             # Every byte is read here, while the engine still generates.
             weights = await asyncio.to_thread(self._subscriber.open)
+            opened = time.monotonic()
         except WeightsCorrupt as error:
             log.error("weights were not taken over: %s", error)
             return False
@@ -104,6 +108,10 @@ class Updates:
             self.loading = True
             await self._engine.pause(self._recompute_kv)
             try:
+                if time.monotonic() - opened > ANEW_S:
+                    weights.close()
+                    weights = await asyncio.to_thread(self._subscriber.open)
+                    await self._engine.check(weights)
                 await self._engine.load(weights)
             finally:
                 await self._engine.resume()

@@ -128,8 +128,9 @@ class LentWeights:
 
     def close(self) -> None:
         self._copied = None
+        lent, self._lent = self._lent, False
         try:
-            if self._lent:
+            if lent:
                 self._subscriber.line.ask("back")
         except WeightsCorrupt as error:
             log.warning("weights were not given back, and are when their time is over: %s", error)

@@ -77,3 +77,27 @@ def test_damaged_weights_are_left_and_the_next_look_tries_again(where: str, aske
     engine.damage_at, channel.damaged = "", False
     assert asyncio.run(updates.look()) is True
     assert (engine.held, updates.count) == (NEWER.order, 1)
+
+
+def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner's GPU memory is lent for a minute, and a pause may wait longer for the running requests."""
+    lent: list[FakeWeights] = []
+
+    class Lender(FakeChannel):
+        def open(self) -> Any:
+            lent.append(FakeWeights())
+            return lent[-1]
+
+    engine = FakeEngine("")
+    loaded: list[Any] = []
+
+    async def load(weights: Any) -> None:
+        loaded.append((weights, weights.closed))
+        engine.held = weights.id.order
+
+    monkeypatch.setattr(engine, "load", load)
+    monkeypatch.setattr("asyncrl.actors.updates.ANEW_S", -1.0)
+    assert asyncio.run(Updates(engine, Lender(False), recompute_kv=True).look()) is True  # type: ignore[arg-type]
+    assert loaded == [(lent[1], False)]
+    assert [weights.closed for weights in lent] == [True, True]
+    assert engine.asked == ["check", "pause", "check", "resume"]

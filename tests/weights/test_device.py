@@ -255,10 +255,11 @@ def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> 
     assert alike(dict(other.open().tensors()), model(1))
 
 
-def test_the_group_of_an_actor_that_is_gone_is_given_up(place: Place) -> None:
+def test_the_group_of_an_actor_that_is_gone_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a thread and, over NCCL, memory of the learner's GPU."""
+    monkeypatch.setattr(receiver, "WAIT_S", 0.1)
     way = Broadcast("gloo", place.path, wait_s=5.0)
-    learner = place.learner(way, forget_s=4.0)
+    learner = place.learner(way, forget_s=1.5)
     learner.publish(0, 0, model(0).items())
     stays, goes = place.actor("stays"), place.actor("goes")
     for actor in (stays, goes):
@@ -274,7 +275,7 @@ def test_the_group_of_an_actor_that_is_gone_is_given_up(place: Place) -> None:
 
 
 def test_an_engine_whose_group_was_given_up_joins_another(place: Place) -> None:
-    way = Broadcast("gloo", place.path, wait_s=5.0)
+    way = Broadcast("gloo", place.path, wait_s=0.3)
     learner, actor = place.learner(way), place.actor()
     learner.publish(0, 0, model(0).items())
     lent = actor.open()
