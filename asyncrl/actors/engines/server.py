@@ -18,28 +18,27 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import httpx
 import numpy as np
 
+from asyncrl import leftovers
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
+from asyncrl.actors.engines.server_dialect import Answer, Carrier, Dialect
 from asyncrl.actors.engines.server_http import Server, Servers
 from asyncrl.actors.engines.server_process import ServerProcess
 from asyncrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
-
     from asyncrl.weights.protocol import Weights
 
 
 log = logging.getLogger(__name__)
-Tensors = Mapping[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +58,6 @@ class ServerSettings:
     """Seconds without a token after which a request's server counts as dead."""
     weights_dir: Path | None = None
     """Where weights are put for the servers; None: shared memory, for servers on this host."""
-
-
-@dataclass(slots=True)
-class Answer:
-    """What a request has produced so far."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[Mapping[str, Any]] = field(default_factory=list)
-    """{version, start, end} over the ids, in order."""
-    reason: str | None = None
-    why: str = ""
-    """What the server says about an abort."""
-
-
-class Dialect(Protocol):
-    """How one kind of server is asked. Paths are relative to a server's URL; a body is JSON."""
-
-    name: str
-    health: str
-
-    def generate(self, request: str, prompt: list[int], n: int, sampling: Sampling, salt: str) -> tuple[str, Any]:
-        """(path, body) of a streamed request. `salt` keeps cached prefixes of other weights apart."""
-        ...
-
-    def take(self, chunk: Any, answer: Answer) -> None:
-        """Add one event of the stream."""
-        ...
-
-    def abort(self, request: str) -> tuple[str, Any]: ...
-    def pause(self, recompute_kv: bool) -> tuple[str, Any]: ...
-    def resume(self) -> tuple[str, Any]: ...
-    def name_version(self, version: str) -> tuple[str, Any]: ...
-
-    def refused(self, answer: Any) -> str:
-        """Why a command that was answered did not succeed; empty: it did."""
-        ...
-
-
-class Carrier(Protocol):
-    """How new weights reach the servers."""
-
-    async def start(self, servers: Servers) -> None:
-        """Once, when all of them serve."""
-        ...
-
-    async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
-        """Into all of them, while they are paused. `folder` is empty, they can read it, and it is removed afterwards.
-        Raises EngineDied."""
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -316,5 +263,11 @@ def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
 @contextlib.contextmanager
 def _folder(where: Path | None) -> Iterator[Path]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="asyncrl-server-", dir=where or memory) as folder:
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(prefix="asyncrl-server-", dir=where or memory) as name:
+        folder = Path(name)
+        # An actor that is killed here leaves a whole model in memory: the next launch removes what nobody holds.
+        leftovers.hold(folder)
+        try:
+            yield folder
+        finally:
+            leftovers.let_go(folder)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.engines.protocol import Sampling
-from asyncrl.actors.engines.server import Answer, Carrier, ServerEngine, ServerSettings, own_urls
+from asyncrl.actors.engines.server import ServerEngine, ServerSettings, own_urls
+from asyncrl.actors.engines.server_dialect import Answer, Carrier
 from asyncrl.actors.engines.server_process import ServerProcess, free_port
 from asyncrl.actors.engines.sglang_weights import Disk, Group, Handles, own_address
 from asyncrl.config import Config

@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actors.engines.server import Tensors
+from asyncrl.actors.engines.server_dialect import Tensors
 from asyncrl.actors.engines.server_http import Servers
 from asyncrl.actors.engines.server_process import free_port
 

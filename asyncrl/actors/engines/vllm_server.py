@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.engines.protocol import Sampling
-from asyncrl.actors.engines.server import Answer, ServerEngine, ServerSettings, Tensors, own_urls
+from asyncrl.actors.engines.server import ServerEngine, ServerSettings, own_urls
+from asyncrl.actors.engines.server_dialect import Answer, Tensors
 from asyncrl.actors.engines.server_http import Servers
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError

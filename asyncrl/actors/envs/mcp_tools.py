@@ -91,8 +91,7 @@ class McpToolEnv(ToolEnv):
         return await super().reset(task)
 
     async def close(self) -> None:
-        for connection in self._own:
-            await connection.close()
+        await asyncio.gather(*(connection.close() for connection in self._own))
 
 
 class Connection:

@@ -109,9 +109,11 @@ class NemoGymEnv(ToolEnv):
         if self._http is None:
             return
         ids = {"resources_session_id": self._session, "episode_id": {"rollout_id": self._session}}
-        with contextlib.suppress(httpx.HTTPError):  # most servers have no such route, and one that is gone no session
-            await self._http.post("close_session", json=ids)
-        await self._http.aclose()
+        try:
+            with contextlib.suppress(httpx.HTTPError):  # most servers have no such route; one that is gone, no session
+                await self._http.post("close_session", json=ids)
+        finally:  # also past env.call_s
+            await self._http.aclose()
 
     def _tool(self, listed: Mapping[str, Any]) -> Tool:
         if listed.get("type") != "function":

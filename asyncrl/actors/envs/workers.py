@@ -146,6 +146,8 @@ class Worker:
             self._send({"n": n, **wish})
             return await future
         except asyncio.CancelledError:
+            if self._writer is None:
+                raise  # it is gone: who comes after it has not heard of this call
             self._given_up.add(n)
             self._send({"n": n, "op": "cancel"})
             if len(self._given_up) == 1:

@@ -86,6 +86,24 @@ def test_a_server_of_ones_own_ends_with_the_episode() -> None:
     assert asyncio.run(episode()) != os.getpid()
 
 
+def test_a_server_that_takes_its_time_to_end_keeps_no_other_from_it() -> None:
+    class FakeConnection:
+        told = 0
+
+        async def close(self) -> None:
+            FakeConnection.told += 1
+            await asyncio.sleep(600)
+
+    async def closing() -> None:
+        played = env(STDIO, per_episode=True)
+        played._own = [FakeConnection(), FakeConnection()]  # type: ignore[list-item]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(played.close(), 0.1)
+
+    asyncio.run(closing())
+    assert FakeConnection.told == 2
+
+
 @pytest.fixture
 def http() -> Iterator[tuple[dict[str, str], subprocess.Popen[bytes]]]:
     with socket.socket() as free:

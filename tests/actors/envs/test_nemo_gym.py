@@ -112,6 +112,21 @@ def test_tools_sessions_and_verify() -> None:
     run(episodes())
 
 
+def test_a_server_that_hangs_at_the_end_keeps_no_connection_open() -> None:
+    async def hangs(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(600)
+        return httpx.Response(200)
+
+    async def closing() -> None:
+        env = NemoGymEnv({"url": "http://127.0.0.1:9"})
+        env._http = httpx.AsyncClient(transport=httpx.MockTransport(hangs), base_url="http://127.0.0.1:9")
+        with pytest.raises(TimeoutError):  # as past env.call_s
+            await asyncio.wait_for(env.close(), 0.1)
+        assert env._http.is_closed
+
+    run(closing())
+
+
 @pytest.mark.timeout(120)
 def test_an_outage_is_no_reward() -> None:
     async def episodes() -> None:
