@@ -61,7 +61,7 @@ class Carrier(Protocol):
         ...
 
     async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
-        """Into all of them, while they are paused. `folder` is for this, they can read it, and it is removed afterwards.
+        """Into all of them, while they are paused. `folder` is for this, readable to them, and removed afterwards.
         Raises EngineDied."""
         ...
 
