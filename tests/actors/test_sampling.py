@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from asyncrl.actors.engines.sampling import BLOCK, LARGE, sample
+from asyncrl.actors.engines.sampling import BLOCK, LARGE, sample, uniforms
 
 
 def plain(logits: torch.Tensor, noise: torch.Tensor, temperature: torch.Tensor) -> tuple[list[int], torch.Tensor]:
@@ -47,3 +48,10 @@ def test_greedy_rows_take_the_largest_logit(vocab: int) -> None:
     tokens, logprobs = sample(logits, torch.rand(6, dtype=torch.float64), torch.ones(6), greedy)
     assert torch.equal(tokens[greedy], logits.argmax(-1)[greedy])
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[torch.arange(6), tokens])
+
+
+def test_noise_is_of_the_seed_alone() -> None:
+    """Whatever was drawn before, and as a generator of its own gives it."""
+    for seed in (7, 0, 2**64 - 1, 2**64 + 7, 7):
+        own = np.random.Generator(np.random.Philox(key=seed % 2**64))
+        np.testing.assert_array_equal(uniforms(seed, 5), own.random(5))

@@ -19,7 +19,8 @@ def prompt_of(
     name that is taken.
     """
     ids = np.asarray(prompt, np.int32)
-    if not len(ids) or ids.min() < 0 or ids.max() >= vocab:
+    # A negative id is a large one without its sign.
+    if not len(ids) or ids.view(np.uint32).max() >= vocab:
         raise ValueError(f"request {request}: the prompt must hold token ids of 0..{vocab - 1} and not be empty")
     if len(ids) >= room:
         raise PromptTooLong(

@@ -89,6 +89,8 @@ class ToolEnv:
         return await run_score(self._score, self.task, solution, self.tokens)
 
     async def _execute(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
+        if len(calls) == 1:
+            return [await self._answer(calls[0])]
         try:
             async with asyncio.TaskGroup() as group:
                 answers = [group.create_task(self._answer(call)) for call in calls]
