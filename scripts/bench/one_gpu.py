@@ -120,6 +120,7 @@ def launched(words: list[str], config: dict[str, Any], work: Path) -> dict[str, 
     if done.returncode:
         logs = "".join(f"\n== {log.name}\n{log.read_text()[-3000:]}" for log in sorted((run / "logs").glob("*.log")))
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}\n{done.stdout[-2000:]}{logs}")
+    shutil.rmtree(run / "checkpoints")  # 7 GB each
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     first = next(r for r in records if r["step"] >= SETTLE)
     last = [r for r in records if r["step"] < config["learner"]["steps"]][-1]
@@ -149,13 +150,13 @@ def random_model(folder: Path) -> None:
     )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        config = Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
-            num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
-            max_position_embeddings=4096, bos_token_id=None, eos_token_id=96, pad_token_id=95,
-        )  # fmt: skip
-        Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,
+        max_position_embeddings=4096, bos_token_id=None, eos_token_id=96, pad_token_id=95,
+    )  # fmt: skip
+    # Not on the GPU, all of which is for the runs.
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
 
 
 def gpu() -> str:
