@@ -98,7 +98,11 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
                 print(f"replay: DIFFERENT from step {result.step} on{began}")
                 return 1
     if not there.batches:
-        raise RunError(f"nothing can be replayed from step {from_step} on: {there.why or 'no later step is recorded'}")
+        others = ", ".join(str(step) for step in sorted(checkpoints) if step != from_step)
+        remedy = f". There are other checkpoints: --from-step {others}" if others else ""
+        raise RunError(
+            f"nothing can be replayed from step {from_step} on: {there.why or 'no later step is recorded'}{remedy}"
+        )
     if there.damaged:
         print(f"replay: DIFFERENT: {there.why}")
         return 1

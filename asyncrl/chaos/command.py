@@ -60,8 +60,7 @@ def chaos(
     disturbed = disturbed.model_copy(update={"launch": disturbed.launch.model_copy(update=patient)})
     wanted: dict[str, Any] | None = None
     if compare and config.eval.tasks:
-        folder = RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s)
-        wanted = json.loads(folder.summary.read_text())
+        wanted = _measured(RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s))
     job = Job(disturbed, name, lambda line: print(line, flush=True), means)
     print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
     suffered: list[Fault] = []
@@ -73,6 +72,8 @@ def chaos(
             suffered = job.suffer(faults, within_s)
             code, why = job.end()
             broken = [f"exit code {code}: {why}"] if code else list(_broken(job, disturbed, wanted))
+            if not suffered:
+                broken.append(f"it ended before the first fault: raise learner.steps, or lower --every {every_s:g}")
         except RunError as error:
             broken = [str(error)]
     _report(job, seed, suffered, faults, broken)
@@ -93,6 +94,18 @@ def _undisturbed(config: Config, name: str, within_s: float) -> RunFolder:
     if code:
         raise RunError(f"the undisturbed run failed: {why}")
     return job.run
+
+
+def _measured(run: RunFolder) -> dict[str, Any]:
+    """Its summary. Raises ConfigError when that does not tell what success it ended with."""
+    summary: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.is_file() else {}
+    if summary.get("outcome") != "finished" or summary.get("held_out_success_end") is None:
+        raise ConfigError(
+            f"--undisturbed is {run.path}, whose outcome is {summary.get('outcome', 'unknown')} and held-out success "
+            f"at the end {summary.get('held_out_success_end')}: expected a finished run that was evaluated, or give "
+            "--no-compare."
+        )
+    return summary
 
 
 def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator[str]:

@@ -81,9 +81,13 @@ def targets(kind: str, roles: Sequence[str]) -> list[str]:
 def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, for_s: float) -> list[Fault]:
     """One fault per `every_s`, up to a quarter of it early or late. Every kind comes up before one comes again.
 
-    Raises ConfigError for a kind that there is not, or of which the run has no role.
+    Raises ConfigError for a kind that there is not, or of which the run has no role, and where no fault would come.
     """
     rng = random.Random(seed)
+    if not 0 < every_s <= for_s:
+        raise ConfigError(
+            f"--every is {every_s:g} and --for {for_s:g}: expected the former above 0, at most the latter."
+        )
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--kill names {unknown[0]!r}: expected some of {', '.join(KINDS)}.")
     of_kind: Mapping[str, list[str]] = {kind: targets(kind, roles) for kind in kinds}

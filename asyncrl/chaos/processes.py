@@ -32,7 +32,7 @@ class Processes(Means):
         return all(map(self._pid, fault.roles)) and not (lost and not any(self._run.checkpoints.glob("step-*")))
 
     def begin(self, fault: Fault) -> str:
-        pids = list(map(self._pid, fault.roles))
+        pids = [pid for pid in map(self._pid, fault.roles) if pid]
         said = f"pid {', '.join(map(str, pids))}"
         if fault.kind == "stop":
             self._halted[fault] = pids

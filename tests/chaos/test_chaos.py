@@ -93,6 +93,20 @@ def test_a_run_that_does_not_end_is_told_with_its_seed(tmp_path: Path, capsys: p
     assert of_run(RunFolder(tmp_path / "run").id) == []
 
 
+def test_a_run_that_tells_nothing_is_no_undisturbed_one(tmp_path: Path) -> None:
+    other = RunFolder.create(tmp_path / "other", Config())
+    for summary in (None, '{"outcome": "interrupted", "held_out_success_end": null}'):
+        if summary is not None:
+            other.summary.write_text(summary)
+        with pytest.raises(ConfigError, match=r"--undisturbed is .*other"):
+            chaos(
+                small(tmp_path, eval__tasks=2, launch__start_s=0.2), kill=["actor"], every_s=1, for_s=1, seed=0,
+                within_s=5, undisturbed=other.path,
+            )  # fmt: skip
+    other.remove_temporary()
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_processes_of_this_host_are_reached(tmp_path: Path) -> None:
     config = load(QUICKSTART, {"launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq"}).config
     with pytest.raises(ConfigError, match=r"launch\.backend"):

@@ -20,6 +20,7 @@ from asyncrl.chaos.clock import Clock
 from asyncrl.chaos.disk import Disk
 from asyncrl.chaos.environment import EnvironmentLost, Environments, Frail
 from asyncrl.chaos.plan import Fault
+from asyncrl.chaos.processes import Processes
 from asyncrl.chaos.relay import Relay
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -166,6 +167,24 @@ async def _plays(env: Frail, task: dict[str, object]) -> bool:
     finally:
         await env.close()
     return True
+
+
+def test_a_process_that_is_gone_in_the_last_moment_is_not_signalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid is then 0, which for the kernel is the group of whoever signals."""
+    run = RunFolder.create(tmp_path / "run", Config())
+    run.note(processes={"actor-0": [2**22, 1.0]})
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: signalled.append(pid))
+    processes = Processes(Config())
+    processes.open(run)
+    for kind in ("actor", "stop"):
+        fault = Fault(0.0, kind, "actor-0")
+        processes.begin(fault)
+        processes.end(fault)
+    assert signalled == []
+    run.remove_temporary()
 
 
 def test_an_agent_beside_an_engine_with_processes_is_refused() -> None:

@@ -47,3 +47,9 @@ def test_what_the_run_does_not_have_cannot_be_killed() -> None:
         plan(0, ("weights",), ("buffer", "learner"), 1.0, 30.0)
     with pytest.raises(ConfigError, match="'meteor': expected some of actor, learner"):
         plan(0, ("meteor",), ROLES, 1.0, 30.0)
+
+
+@pytest.mark.parametrize(("every_s", "for_s"), [(0.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (2.0, 1.0)])
+def test_a_plan_without_a_fault_or_without_an_end_is_refused(every_s: float, for_s: float) -> None:
+    with pytest.raises(ConfigError, match="--every is"):
+        plan(0, ("actor",), ROLES, every_s, for_s)
