@@ -19,6 +19,8 @@ class EpisodeFailed(Exception):
     """No trajectory. `reason`: env_error, or aborted (its lease was revoked, the actor stops)."""
 
     def __init__(self, reason: str, detail: str) -> None:
+        # An error may repeat what the policy said, half a surrogate pair too, which no message can carry.
+        detail = detail.encode(errors="replace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
@@ -53,9 +55,11 @@ class PlayedEnv:
         try:
             numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
             finite = all(math.isfinite(n) for n in numbers)
-        except (AttributeError, TypeError) as error:
+            for name in (*answer.rewards, *answer.metrics):
+                name.encode()
+        except (AttributeError, TypeError, UnicodeEncodeError) as error:
             raise EpisodeFailed(
-                "env_error", f"environment.step returned {answer!r:.300}; expected a Turn of numbers ({error})"
+                "env_error", f"environment.step returned {answer!r:.300}; expected a Turn of numbers, by name ({error})"
             ) from error
         if not finite:
             raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {answer}")

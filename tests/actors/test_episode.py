@@ -177,6 +177,9 @@ async def cancelled() -> None:
         (Plain("step", lambda: later(None)), "environment.step returned None; expected a Turn"),
         (Plain("step", lambda: later(Turn(reward="1", done=True))), "reward='1'.*expected a Turn of numbers"),  # type: ignore[arg-type]
         (Plain("step", lambda: later(Turn(messages=["Hi"]))), r"environment.step gave \['Hi'\]; expected messages"),  # type: ignore[list-item]
+        (Plain("step", lambda: later(Turn(done=True, metrics={3: 1.0}))), "expected a Turn of numbers, by name"),  # type: ignore[dict-item]
+        (Plain("step", lambda: later(Turn(done=True, rewards={"\ud800": 1.0}))), "surrogates not allowed"),
+        (FakeEnv([ValueError("no tool \ud800")]), r"environment.step: ValueError: no tool \?"),
         (Plain("step", cancelled), "it raised CancelledError"),
         (Plain("step", lambda: sys.exit(3)), r"it called sys.exit\(3\)"),
         (Functions([]), "environment.tools, expected Tools"),
