@@ -80,7 +80,7 @@ def rows(ledger: LedgerRows) -> Iterator[str]:
         attempt = next((a for a in ledger.attempts.get((number, index), ()) if a.attempt == row.attempt), None)
         if attempt is None:
             yield f"trajectory {name} was stored from attempt {row.attempt}, which is not in the ledger"
-        elif attempt.ended not in ("stored", "late"):
+        elif attempt.ended not in ("stored", "lost"):
             yield f"trajectory {name} was stored from attempt {row.attempt}, which ended as {attempt.ended}"
         elif attempt.actor != row.actor:
             yield f"trajectory {name} is of {row.actor}, its ticket was lent to {attempt.actor}"

@@ -54,7 +54,7 @@ def _allow_open_files(count: int) -> None:
             f"{count} files have to be open at once, and {hard} may be: raise the limit (ulimit -n {count})."
         )
     if soft != resource.RLIM_INFINITY and soft < count:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class PayloadDiffers(RunError):

@@ -87,12 +87,26 @@ class Group:
     """Serial of the curriculum's state that chose it."""
     measured: int | None = None
     """Serial of the first one that knows its rewards."""
-    attempts: list[int] = field(default_factory=list)
+    attempts: list[int] = field(init=False)
     """[size] lendings of each ticket so far; the last one has number attempts - 1."""
-    failures: list[int] = field(default_factory=list)
+    failures: list[int] = field(init=False)
     """[size] attempts whose environment failed."""
-    stored: list[Received | None] = field(default_factory=list)
-    """[size]"""
+    stored: list[Received | None] = field(init=False)
+    """[size] changed by `keep` only."""
+    oldest: int | None = field(init=False, default=None)
+    """Oldest version among the stored policy tokens; None while nothing is stored."""
+    newest: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.attempts, self.failures, self.stored = [0] * self.size, [0] * self.size, [None] * self.size
+
+    def keep(self, index: int, trajectory: Received | None) -> None:
+        """`trajectory` is stored now; None: it is not any more."""
+        self.stored[index] = trajectory
+        # Once per put and not at every look, since each step looks at all groups that live.
+        kept = self.trajectories
+        self.oldest = min((r.versions[0][0] for r in kept), default=None)
+        self.newest = max((r.versions[-1][0] for r in kept), default=None)
 
     @property
     def complete(self) -> bool:
@@ -101,15 +115,6 @@ class Group:
     @property
     def trajectories(self) -> list[Received]:
         return [r for r in self.stored if r is not None]
-
-    @property
-    def oldest(self) -> int | None:
-        """Oldest version among the stored policy tokens; None while nothing is stored."""
-        return min((r.versions[0][0] for r in self.stored if r is not None), default=None)
-
-    @property
-    def newest(self) -> int | None:
-        return max((r.versions[-1][0] for r in self.stored if r is not None), default=None)
 
     @property
     def tokens(self) -> int:

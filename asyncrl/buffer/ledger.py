@@ -54,7 +54,6 @@ class Ledger:
         draw = self.next_draw if put_back is None else put_back.draw
         group = Group(self._next_number, self.history.branch, draw, task_id, size, "in_flight")
         group.task, group.curriculum = task, curriculum
-        group.attempts, group.failures, group.stored = [0] * size, [0] * size, [None] * size
         if put_back is None:
             self.next_draw += 1
             self.db.set("next_draw", str(self.next_draw))
@@ -88,11 +87,11 @@ class Ledger:
 
     def end_attempt(self, number: int, index: int, attempt: int, how: str, detail: str | None = None) -> None:
         """stored, late, lapsed, released, handed_back, failed, revoked. The first ending stays, but a put may come
-        after it."""
+        after it; that the disk lost one is never forgotten."""
         put = how in ("stored", "late")
         self.db.write(
             "UPDATE attempts SET ended = ?, detail = ? WHERE grp = ? AND idx = ? AND attempt = ?"
-            + ("" if put else " AND ended IS NULL"),
+            + (" AND ended IS NOT 'lost'" if put else " AND ended IS NULL"),
             (how, detail, number, index, attempt),
         )
         if how == "failed" and number in self.live:
@@ -103,7 +102,7 @@ class Ledger:
         self._require(group, "in_flight")
         if group.stored[index] is not None:
             raise IllegalTransition(f"trajectory {group.number}.{index} is stored already")
-        group.stored[index] = r
+        group.keep(index, r)
         insert_trajectory(self.db, group.number, index, r)
         self.end_attempt(group.number, index, r.attempt, "stored")
         self.bias.generated(r)
@@ -121,7 +120,7 @@ class Ledger:
         if lost is None:
             raise IllegalTransition(f"trajectory {group.number}.{index} is not stored")
         self.bias.generated(lost, -1)
-        group.stored[index] = None
+        group.keep(index, None)
         self.completed = [g for g in self.completed if g is not group]
         self.db.write("DELETE FROM trajectories WHERE grp = ? AND idx = ?", (group.number, index))
         self.db.write(

@@ -36,7 +36,6 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     groups: dict[int, Group] = {}
     for row in db.read(f"SELECT {_GROUP} FROM groups g WHERE {where} ORDER BY number", values):
         group = Group(*row)
-        group.attempts, group.failures, group.stored = [0] * group.size, [0] * group.size, [None] * group.size
         groups[group.number] = group
     for number, idx, attempts, failures in db.read(
         "SELECT grp, idx, max(attempt) + 1, sum(ended IS 'failed') "
@@ -49,7 +48,7 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     ):
         segment, start, size, checksum, versions, tokens, _, turns, reward, env, stop_reason = rest
         pairs = iter(struct.unpack(f"<{len(versions) // 8}q", versions))
-        groups[number].stored[idx] = Received(
+        kept = Received(
             attempt=attempt,
             actor=actor,
             digest=digest,
@@ -61,4 +60,5 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
             env=env,
             stop_reason=stop_reason,
         )
+        groups[number].keep(idx, kept)
     return groups

@@ -47,7 +47,7 @@ CREATE TABLE attempts (
     attempt INTEGER NOT NULL,
     actor TEXT NOT NULL,
     min_version INTEGER NOT NULL,
-    ended TEXT,                     -- NULL while leased; stored, late, lapsed, released, handed_back, failed, revoked
+    ended TEXT,                     -- NULL while leased; else how (Ledger.end_attempt), or lost: the disk lost it
     detail TEXT,
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;

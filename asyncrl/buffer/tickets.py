@@ -180,7 +180,8 @@ class Tickets:
             self._ledger.bump("duplicate")
             return "duplicate"
         if stored is not None or group.state != "in_flight":
-            self._ledger.end_attempt(id.group, id.index, trajectory.attempt, "late")
+            if stored is None or stored.attempt != trajectory.attempt:
+                self._ledger.end_attempt(id.group, id.index, trajectory.attempt, "late")
             self._ledger.bump("late")
             return "late"
         versions = version_counts(trajectory)

@@ -64,6 +64,8 @@ class Promises(RuleBasedStateMachine):
         for group, versions in self.sql("SELECT grp, versions FROM trajectories"):
             counts.setdefault(group, []).append(np.frombuffer(versions, np.int64).reshape(-1, 2))
         for version, group in self.sql("SELECT b.version, u.grp FROM uses u JOIN batches b USING (serial)"):
+            if group not in counts:  # of a batch that was released; then the disk lost it
+                continue
             pairs = np.concatenate(counts[group])
             assert pairs[:, 0].max() <= version
             fresh = pairs[:, 0] >= version - bound

@@ -21,8 +21,10 @@ from asyncrl.errors import ConfigError
 def group(
     number: int, rewards: tuple[float, ...] = (0.0, 1.0), oldest: int = 0, uses: int = 0, stop: str = "done"
 ) -> Group:
-    stored = [Received(0, "a", "d", Location(0, 0, 1, 0), ((oldest, 5),), 9, 1, r, "e", stop) for r in rewards]
-    return Group(number, 0, number, "t", len(rewards), "waiting", uses=uses, stored=list(stored))
+    made = Group(number, 0, number, "t", len(rewards), "waiting", uses=uses)
+    for index, reward in enumerate(rewards):
+        made.keep(index, Received(0, "a", "d", Location(0, 0, 1, 0), ((oldest, 5),), 9, 1, reward, "e", stop))
+    return made
 
 
 def numbers(sampler: str, groups: list[Group], count: int, version: int = 3) -> list[int]:

@@ -275,6 +275,24 @@ class Interleavings(Promises):
         self.buffer = self.open()
         assert self.buffer.lost_to_disk == 0
 
+    @rule(data=st.data())
+    def power_cut(self, data: Any) -> None:
+        """Takes a trajectory that was not flushed: it is generated again."""
+        self.buffer.database.close()
+        found = self.sql(
+            "SELECT grp, idx, segment, start FROM groups JOIN trajectories ON grp = number "
+            "WHERE state IN ('in_flight', 'waiting') AND uses = 0 AND segment IN (SELECT DISTINCT segment FROM groups "
+            "JOIN trajectories ON grp = number WHERE payload = 1 ORDER BY segment DESC LIMIT 2)"
+        )
+        if found:
+            group, index, segment, start = data.draw(st.sampled_from(sorted(found)))
+            with (self.folder / "payloads" / f"{segment:08d}.segment").open("r+b") as file:
+                file.seek(start)
+                file.write(b"\xff")
+            del self.stored[group, index]
+        self.buffer = self.open()
+        assert self.buffer.lost_to_disk == bool(found)
+
     @rule(data=st.data(), what=st.sampled_from(["put", "lend", "batch", "finished", "tick"]))
     def crash_before_the_commit(self, data: Any, what: str) -> None:
         """What was decided and not committed was told to nobody, and never was."""

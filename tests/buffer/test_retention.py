@@ -293,3 +293,26 @@ def test_a_group_that_was_trained_on_and_lost_by_the_disk_ends_as_trained(tmp_pa
     again = learner(buffer, 1, 1, branch=0, fresh=True)
     play(buffer, credits=2)
     step(buffer, again, 1)
+
+
+def test_how_an_attempt_ended_says_what_was_stored_and_what_the_disk_lost(tmp_path: Path) -> None:
+    """The audit takes no measurement of a trajectory that is gone for a contradiction: it must know which."""
+    buffer = open_buffer(tmp_path)
+    learner(buffer)
+
+    def ended() -> list[str]:
+        return [how for (how,) in buffer.database.read("SELECT ended FROM attempts ORDER BY grp, idx")]
+
+    one, two = buffer.lend(0, "a", (0, 0), 2)[0]
+    assert put(buffer, trajectory(one)) == "stored"
+    assert put(buffer, trajectory(one, reward=0.5)) == "late"
+    assert put(buffer, trajectory(two)) == "stored"
+    assert ended() == ["stored", "stored"]
+    buffer.commit(0)
+    buffer.database.close()
+    (segment,) = (tmp_path / "payloads").glob("*.segment")
+    os.truncate(segment, segment.stat().st_size - 1)
+    buffer = open_buffer(tmp_path)
+    assert ended() == ["stored", "lost"]
+    assert put(buffer, trajectory(two)) == "stored"
+    assert ended() == ["stored", "lost"]
