@@ -156,11 +156,18 @@ def _names_a_tool(text: str) -> bool:
 
 
 def _json_at(text: str) -> tuple[Any, int]:
-    """The JSON value that `text` begins with and where it ends; (None, the end) where there is none."""
+    """The JSON value that `text` begins with and where it ends; (None, the end) where there is none, or one that is
+    nested so deeply that some of those who get it could not write it again."""
     try:
-        return _DECODER.raw_decode(text)
+        value, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None, len(text)
+    return (None, len(text)) if _is_deeper(value, _MAX_DEPTH) else (value, end)
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(depth == 0 or _is_deeper(part, depth - 1) for part in inner)
 
 
 def _call_of(index: int, value: Any, raw: str, *keys: str) -> ToolCall:
@@ -173,12 +180,16 @@ def _call_of(index: int, value: Any, raw: str, *keys: str) -> ToolCall:
 def _tool_call(index: int, name: str, arguments: Any, id: Any = None) -> ToolCall:
     if not isinstance(arguments, dict | str):
         arguments = json.dumps(arguments)
+    elif "\\ud" in (written := json.dumps([name, arguments])):
+        # Half a surrogate pair can be written in JSON; nothing that a call is sent through takes it.
+        name, arguments = json.loads(json.dumps(json.loads(written), ensure_ascii=False).encode(errors="replace"))
     # Mistral's templates take ids of nine letters and digits only; the others take any.
     id = id if isinstance(id, str) and _ID.fullmatch(id) else f"call{index:05d}"
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 _DECODER = json.JSONDecoder()
+_MAX_DEPTH = 100
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 TOOL_CALL_FORMATS: dict[str, Callable[[], ToolCallFormat]] = {

@@ -46,6 +46,27 @@ def test_a_policy_that_repeats_itself_costs_no_more_than_its_length():
     assert Hermes().parse(f"<tool_call>{spaces}")[1][0]["function"] == {"name": "", "arguments": spaces}
 
 
+def test_arguments_of_any_depth_are_read_or_left_as_text():
+    """Close to the depth that Python's stack allows, what can be read cannot always be written."""
+    for depth in (3, *range(900, 1010)):
+        nested = "[" * depth + "]" * depth
+        for call in (f'<tool_call>{{"name": "a", "arguments": {{"x": {nested}}}}}</tool_call>',
+                     f'[TOOL_CALLS][{{"name": "a", "arguments": {nested}}}]', f"[a(x={nested})]"):  # fmt: skip
+            for family in TOOL_CALL_FORMATS.values():
+                for found in family().parse(call)[1]:
+                    json.dumps(found)
+    assert Hermes().parse(f'<tool_call>{{"name": "a", "arguments": {{"x": {"[" * 90 + "]" * 90}}}}}')[1][0]["function"][
+        "name"
+    ]
+
+
+@pytest.mark.parametrize("family", sorted(TOOL_CALL_FORMATS))
+def test_half_a_surrogate_pair_is_a_question_mark(family):
+    text = TOOL_CALL_FORMATS[family]().write("add", {"a": ["PLACE", "\U0001f98a"]}).replace("PLACE", r"\ud83e")
+    (call,) = TOOL_CALL_FORMATS[family]().parse(text)[1]
+    assert call["function"] == {"name": "add", "arguments": {"a": ["?", "\U0001f98a"]}}
+
+
 def test_text_without_calls_is_kept_as_it_is():
     assert Hermes().parse(" 42\n") == (" 42\n", [])
 
