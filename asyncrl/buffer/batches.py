@@ -175,7 +175,7 @@ class Batches:
     def _due(self, version: int) -> list[Group]:
         rules = self._rules
         unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
-        known = [(g, self._tickets.last_version(g)) for g in unused]
+        known = [(g, self._tickets.free.last_version(g)) for g in unused]
         deadlines = [Deadline(g, last) for g, last in known if last is not None]
         return [d.group for d in due(deadlines, version, rules.max_staleness, rules.groups_per_step)]
 

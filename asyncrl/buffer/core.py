@@ -1,6 +1,6 @@
 """The buffer without sockets: what it decides on every request, with time as an argument.
 
-    tickets.py      which tickets are lent, what becomes of a put
+    tickets.py      which tickets are lent (free.py: in what order), what becomes of a put
     batches.py      which groups make batch b, what its outcome means
     evaluation.py   the evaluation sets
     retention.py    which payloads stay

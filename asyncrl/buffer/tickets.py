@@ -1,24 +1,24 @@
 """The actors' side of the buffer: which tickets are lent, and what becomes of what is put.
 
-Decides only: time is an argument, the ledger remembers. Tickets that came back are lent before new ones, in issue order
-(under `wait`, earliest deadline first); a new group is issued while admission, capacity and the disk allow it.
+Decides only: time is an argument, the ledger remembers. Tickets that came back are lent before new ones (free.py); a
+new group is issued while admission, capacity and the disk allow it.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from asyncrl.buffer.cursor import ticket_seed
 from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.failures import FailureBudget
+from asyncrl.buffer.free import FreeTickets
 from asyncrl.buffer.group import Group, Reason, received, version_counts
 from asyncrl.buffer.leases import Key, Lease, Leases
 from asyncrl.buffer.ledger import Ledger
 from asyncrl.buffer.prefixes import Prefixes
 from asyncrl.buffer.rules import Refused, Rules
-from asyncrl.buffer.staleness import admits, last_version, verdict
+from asyncrl.buffer.staleness import admits, verdict
 from asyncrl.data.base import TaskSource
 from asyncrl.data.sizes import GroupSizes
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
@@ -38,11 +38,7 @@ class Tickets:
         self._leases = leases
         self.prefixes = Prefixes(ledger.db)
         self._tasks: dict[int, Mapping[str, Any]] = {}
-        self._free: list[Key] = []
-        self._reissues = float(self._reissues_per_s)
-        self._reissues_at = now
-        self.reissued = 0
-        """Tickets lent again, since this process began."""
+        self.free = FreeTickets(ledger, rules, leases, self._sizes.largest, now)
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
         self._filtered = ledger.filtered_while_filling()
         self._filling = len(ledger.history.line)
@@ -55,7 +51,7 @@ class Tickets:
             if group is not None and group.state == "in_flight" and group.stored[index] is None:
                 leases.add(now, TicketId(group.branch, number, index), attempt, actor, min_version)
         for group in ledger.live.values():
-            self._offer(group)
+            self.free.offer_all(group)
 
     # Lending
 
@@ -72,13 +68,12 @@ class Tickets:
         tickets: list[Ticket] = []
         why = ""
         while len(tickets) < credits:
-            key = self._next_free(now, actor)
+            key = self.free.take(now, actor)
             if key is None:
                 why = self._why_no_group()
                 if why:
                     break
-                group = self._issue()
-                self._offer(group)
+                self.free.offer_all(self._issue())
                 continue
             tickets.append(self._ticket(now, key, actor, least))
         return tickets, why
@@ -278,7 +273,7 @@ class Tickets:
         if self._rules.together and group is not None and group.state == "in_flight" and group.trajectories:
             self.drop(group, "env_error", put_back=True)
         else:
-            self._offer_ticket(key)
+            self.free.offer(key)
 
     def hand_back(self, lease: Lease, prefix: Row) -> None:
         """The ticket is lent again with what its attempt has sampled."""
@@ -303,67 +298,6 @@ class Tickets:
         for number in self.prefixes.groups() - self._ledger.live.keys():
             self.prefixes.drop(number, self._sizes.largest)
 
-    def last_version(self, group: Group) -> int | None:
-        leased = [lease.min_version for lease in self._leases.of_group(group.number)]
-        return last_version(group, leased, self._rules.max_staleness)
-
     def _end(self, lease: Lease, how: str, detail: str | None = None) -> None:
         self._leases.remove(lease.id.group, lease.id.index)
         self._ledger.end_attempt(lease.id.group, lease.id.index, lease.attempt, how, detail)
-
-    # Tickets that nobody holds
-
-    def _offer(self, group: Group) -> None:
-        for index in range(group.size):
-            self._offer_ticket((group.number, index))
-
-    def _offer_ticket(self, key: Key) -> None:
-        if self._is_free(key):
-            heapq.heappush(self._free, key)
-
-    def _is_free(self, key: Key) -> bool:
-        group = self._ledger.live.get(key[0])
-        return (
-            group is not None
-            and group.state == "in_flight"
-            and group.stored[key[1]] is None
-            and self._leases.get(*key) is None
-        )
-
-    def _next_free(self, now: float, actor: str) -> Key | None:
-        """Takes the next ticket to lend from the free ones; re-issues only as fast as `_reissues_per_s`."""
-        rate = self._reissues_per_s
-        self._reissues = min(rate, self._reissues + (now - self._reissues_at) * rate)
-        self._reissues_at = now
-        while self._free and not self._is_free(self._free[0]):
-            heapq.heappop(self._free)
-        rules = self._rules
-        choices = self._free if rules.over_age == "wait" or rules.together or self._reissues < 1 else self._free[:1]
-        usable = [key for key in choices if self._is_free(key) and (self._reissues >= 1 or not self._lent_before(key))]
-        if rules.together:
-            usable = [key for key in usable if all(lease.actor == actor for lease in self._leases.of_group(key[0]))]
-        if not usable:
-            return None
-        key = min(usable, key=self._urgency)
-        if key == self._free[0]:
-            heapq.heappop(self._free)
-        else:
-            self._free = [k for k in self._free if k != key]
-            heapq.heapify(self._free)
-        self._reissues -= self._lent_before(key)
-        self.reissued += self._lent_before(key)
-        return key
-
-    def _urgency(self, key: Key) -> tuple[float, ...]:
-        if self._rules.over_age != "wait":
-            return key
-        last = self.last_version(self._ledger.live[key[0]])
-        return (float("inf") if last is None else last, *key)
-
-    def _lent_before(self, key: Key) -> bool:
-        return self._ledger.live[key[0]].attempts[key[1]] > 0
-
-    @property
-    def _reissues_per_s(self) -> int:
-        """A step's worth: a host that died is made good in seconds, and never by an avalanche."""
-        return max(16, self._rules.groups_per_step * self._sizes.largest)

@@ -20,7 +20,7 @@ from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
 from asyncrl.trajectory import TicketId
-from asyncrl.weights import mirror
+from asyncrl.weights import source
 from asyncrl.weights.device import DevicePublisher
 from asyncrl.weights.protocol import WeightsCorrupt
 from asyncrl.weights.receiver import DeviceSubscriber
@@ -171,7 +171,7 @@ def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     offer = {"ok": True, "payload": name, "id": [0, 0, id.digest], "bytes": 100, "base": "", "sum": ""}
     for bad in mutations([[pack(offer)]], MANY // 2, seed=7):
         with contextlib.suppress(WireError):
-            mirror._offer(unpack(bad[0]))
+            source._offer(unpack(bad[0]))
 
 
 def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None:
