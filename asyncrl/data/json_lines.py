@@ -48,7 +48,7 @@ def _read(path: str) -> list[dict[str, Any]]:
             "is looked up beside the config file, then in the folder where the command is given)"
         )
     tasks: list[dict[str, Any]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -25,7 +25,7 @@ class NemoGymSource(ListedTasks):
         if not Path(path).is_file():
             raise ConfigError(f"data.options.path is {path!r}, which is no file: expected JSON lines of NeMo Gym.")
         tasks = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
             if line.strip():
                 try:
                     row = json.loads(line)

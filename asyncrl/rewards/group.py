@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from numbers import Real
+from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.data.base import Message, Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 from asyncrl.rewards.listwise import ListwiseJudge
-from asyncrl.rewards.score import name_of
+from asyncrl.rewards.score import call, name_of
 
 GroupScore = Callable[..., Any]
 """`(task: Mapping, answers: Sequence[Answer], **options) -> a number for each answer, in their order`; a coroutine
@@ -48,23 +49,20 @@ def open_group_score(config: Config) -> GroupScore | None:
     try:
         score = resolve(env.group_score, GROUP_SCORES, "env.group_score")
         check_options(score, env.group_score_options, "env.group_score_options", ("task", "answers"))
-        if not inspect.isclass(score):
-            return _Optioned(score, env.group_score_options)
-        made: Any = score
-        return cast(GroupScore, made(**env.group_score_options))
+        return _Optioned(score, env.group_score_options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
 class _Optioned:
     def __init__(self, score: GroupScore, options: Mapping[str, Any]) -> None:
-        self._score, self._options = score, options
-        self.__name__ = name_of(score)
+        """`score`: a function, or a class whose objects are called."""
+        made: Any = score(**options) if inspect.isclass(score) else functools.partial(score, **options)
+        self._score: GroupScore = made
+        self.__name__ = name_of(self._score)
 
     async def __call__(self, task: Task, answers: Sequence[Answer]) -> Any:
-        if inspect.iscoroutinefunction(self._score):
-            return await self._score(task, answers, **self._options)
-        return await asyncio.to_thread(self._score, task, answers, **self._options)
+        return await call(self._score, {"task": task, "answers": answers})
 
 
 def checked(values: Any, answers: int, name: str) -> list[float]:
@@ -72,6 +70,6 @@ def checked(values: Any, answers: int, name: str) -> list[float]:
     found = list(values)
     if len(found) != answers:
         raise ValueError(f"group score {name} returned {len(found)} numbers for {answers} answers")
-    if not all(isinstance(v, int | float) and math.isfinite(v) for v in found):
+    if not all(isinstance(v, Real) and math.isfinite(v) for v in found):
         raise ValueError(f"group score {name} returned {found!r:.200}; expected finite numbers")
     return [float(v) for v in found]

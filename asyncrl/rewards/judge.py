@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,6 @@ def content_of(answer: Any) -> str | None:
 
 def _keep(file: Path, entry: Mapping[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}")
+    temporary = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}")  # `env.workers: threads`
     temporary.write_text(json.dumps(entry))
     temporary.replace(file)

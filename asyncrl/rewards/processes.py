@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from asyncrl.rewards.score import Score, _asked, name_of
+from asyncrl.rewards.score import Score, asks, name_of
 
 _START_S = 120.0
 """Importing the user's file included, on a machine that is busy with other things."""
@@ -40,7 +40,7 @@ class InProcesses:
         Raises ValueError for a score that cannot be found again by name.
         """
         self._name, self._timeout_s, self._count = name_of(score), timeout_s, processes
-        self._extra = _asked(score)
+        self._score = score
         self._path, self._options = _recipe(score)
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for _ in range(processes):
@@ -51,7 +51,7 @@ class InProcesses:
         loop = asyncio.get_running_loop()
         if self._slots[0] is not loop:
             self._slots = (loop, asyncio.Semaphore(self._count))
-        columns = {name: v for name, v in columns.items() if name not in ("task", "tokens") or name in self._extra}
+        columns = {name: value for name, value in columns.items() if asks(self._score, name)}
         async with self._slots[1]:
             return await asyncio.to_thread(self._run, columns)
 

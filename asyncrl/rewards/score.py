@@ -15,7 +15,7 @@ from asyncrl.data.base import Task
 
 Score = Callable[..., Any]
 """`(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping) -> float`, or a dict with `score` (its
-other numbers become metrics), or `Scored`; sync (run in a thread) or async.
+other numbers become metrics), or `Scored`; sync (run in a thread) or async. It may leave parameters out.
 
 A score that names a parameter `task` is given the whole task, one that names `tokens` how many tokens the policy
 sampled for the text (None where nobody counted)."""
@@ -49,7 +49,7 @@ async def run_score(score: Score, task: Task, solution: str, tokens: int | None 
 
 async def call(score: Score, columns: Mapping[str, Any]) -> Any:
     """What `score` returns for `columns`, of which it gets those that it asks for."""
-    wanted = {name: value for name, value in columns.items() if name not in _EXTRA or name in _asked(score)}
+    wanted = {name: value for name, value in columns.items() if asks(score, name)}
     if _is_async(score):
         return await score(**wanted)
     result = await asyncio.to_thread(score, **wanted)
@@ -84,9 +84,11 @@ def _is_async(score: Score) -> bool:
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
-def _asked(score: Score) -> tuple[str, ...]:
-    """Which of the two extra columns it takes. verl's functions may have `**kwargs` that go on to somebody else, so
-    that only what is named counts; asyncrl's own wrappers say `takes_all`."""
+def asks(score: Score, name: str) -> bool:
+    """Whether it is given the column `name`: one that it has a parameter for. verl's functions may have `**kwargs` that
+    go on to somebody else: verl's own columns go in there, `task` and `tokens` do not. asyncrl's own wrappers say
+    `takes_all`."""
     if getattr(score, "takes_all", False):
-        return _EXTRA
-    return tuple(name for name in _EXTRA if name in inspect.signature(score).parameters)
+        return True
+    parameters = inspect.signature(score).parameters
+    return name in parameters or (name not in _EXTRA and any(p.kind is p.VAR_KEYWORD for p in parameters.values()))

@@ -121,9 +121,23 @@ def _part(entry: Any, field: str) -> Part:
     score = resolve(name, REWARDS, field)
     if not callable(score):
         raise ValueError(f"{field} is {name!r}, a {type(score).__name__}: expected a function or a class.")
+    if not inspect.isclass(score):
+        _check_parameters(score, name, options, field)
     check_options(score, options, f"{field}.options", () if inspect.isclass(score) else (*COLUMNS, *PLURAL))
     wrap = tuple(_wrapper(w, f"{field}.wrap[{i}]") for i, w in enumerate(entry.get("wrap") or ()))
     return Part(entry.get("label") or name.rpartition(":")[2], float(weight), score, options, wrap)
+
+
+def _check_parameters(score: Score, name: str, options: Mapping[str, Any], field: str) -> None:
+    """Raises ValueError for a parameter without default that is neither a column nor an option."""
+    for parameter in inspect.signature(score).parameters.values():
+        plain = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        given = parameter.default is not parameter.empty or parameter.name in (*COLUMNS, *PLURAL, *options)
+        if plain and not given:
+            raise ValueError(
+                f"{field} is {name!r}, and nobody gives its parameter {parameter.name!r}: a score is given "
+                f"{', '.join(COLUMNS)}, those of them that it names. Rename the parameter, or set it in `options`."
+            )
 
 
 def _wrapper(entry: Any, field: str) -> tuple[Score, Mapping[str, Any]]:

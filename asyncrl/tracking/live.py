@@ -48,7 +48,8 @@ def line(view: View, record: Record) -> str:
     """One training step, or one evaluation, as one plain line."""
     step = f"step {record['step']:.0f}/{view.steps}"
     if "reward/mean" not in record:
-        return f"{step}  held-out success " + _held_out(record.get(SAMPLED), record.get(GREEDY))
+        success = _held_out(record.get(SAMPLED), record.get(GREEDY))
+        return f"{step}  " + (f"held-out success {success}" if success else "no held-out episode was scored")
     parts = [step, f"reward {record['reward/mean']:.3f}"]
     if "reward/success" in record:
         parts.append(f"success {record['reward/success']:.2f}")

@@ -59,6 +59,13 @@ def test_a_bad_file_is_refused_by_name(tmp_path, lines, options, message):
         JsonLinesSource(str(path), **options)
 
 
+def test_a_line_ends_where_json_says_not_where_unicode_does(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    prompts = ["one\u2028two", "three\x85four", "five"]
+    file.write_text("\r\n".join(json.dumps({"prompt": p}, ensure_ascii=False) for p in prompts), newline="")
+    assert {JsonLinesSource(str(file)).task(i)["prompt"] for i in range(3)} == set(prompts)
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match="no/such"):
         JsonLinesSource("no/such.jsonl")

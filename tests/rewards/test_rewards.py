@@ -10,7 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
+from asyncrl.config import Config
 from asyncrl.rewards import build, parse, run_score
+from asyncrl.rewards.group import Answer, open_group_score
 from asyncrl.rewards.processes import InProcesses
 from asyncrl.rewards.wrappers import Batched, Bucket, OverlongPenalty, RateLimited
 from tests.rewards import verl_rewards
@@ -80,6 +82,38 @@ def test_a_bad_spec_is_refused_by_name(spec: Any, message: str) -> None:
 def test_what_is_no_number_is_an_error_never_a_reward(result: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         score(lambda **columns: result, "2")
+
+
+def narrow(solution_str: str, ground_truth: str) -> float:
+    return float(solution_str == ground_truth)
+
+
+def verbose(solution_str: str, **others: Any) -> float:
+    assert set(others) == {"data_source", "ground_truth", "extra_info"}
+    return 1.0
+
+
+@pytest.mark.parametrize("score", [narrow, InProcesses(narrow), verbose])
+def test_a_function_gets_the_columns_that_it_names(score: Any) -> None:
+    assert asyncio.run(run_score(score, {"prompt": "?", "ground_truth": "7"}, "7")).value == 1.0
+
+
+def test_a_parameter_that_nobody_gives_is_named(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("def score(completions, **kwargs): ...")
+    with pytest.raises(ValueError, match=r"parameter 'completions'.*data_source, solution_str, ground_truth"):
+        parse(f"{tmp_path}/theirs.py:score", "env.options.score")
+
+
+def test_a_group_score_may_be_an_object_that_is_called_as_a_plain_function(tmp_path: Path) -> None:
+    (tmp_path / "compares.py").write_text(
+        "class Compare:\n    def __init__(self, factor=1): self.factor = factor\n"
+        "    def __call__(self, task, answers): return [self.factor * len(a.text) for a in answers]\n"
+    )
+    env = {"group_score": f"{tmp_path}/compares.py:Compare", "group_score_options": {"factor": 2}}
+    score = open_group_score(Config.model_validate({"env": env}))
+    assert score is not None
+    answer = Answer([{"role": "assistant", "content": "yes"}], 0.0, {})
+    assert asyncio.run(score({"id": "1", "prompt": "?"}, [answer])) == [6]
 
 
 def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
