@@ -58,7 +58,6 @@ def varlen_sdpa(
             f"a row of {longest} tokens meets a layer with a sliding window of {sliding_window}, which "
             "the torch backend does not compute: lower env.max_tokens to the window."
         )
-    grouped = query.shape[1] != key.shape[1]
     if seen is not None:
         key, value = _gather(key, seen), _gather(value, seen)
     sees = _sees([s for s in segments if s.prefix], query)
@@ -67,12 +66,22 @@ def varlen_sdpa(
     outputs = []
     for s, q, k, v in zip(segments, queries, keys, values, strict=True):
         mask = sees(s) if s.prefix else None
+        if mask is not None and query.device.type != "cpu":
+            k, v, mask = for_fused_kernels(q, k, v, mask)
+        grouped = q.shape[1] != k.shape[1]
         outputs.append(
             F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout, enable_gqa=grouped
             )
         )
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def for_fused_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Key, value and mask as a GPU's fused kernels take them: with a mask they share no heads, and want it aligned.
+    Without those kernels torch makes all scores of every head."""
+    heads = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(heads, dim=1), value.repeat_interleave(heads, dim=1), mask.contiguous()
 
 
 def _gather(x: Tensor, seen: Tensor) -> Tensor:
