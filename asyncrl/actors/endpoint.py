@@ -40,6 +40,9 @@ B = TypeVar("B", ChatBody, TokenBody)
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 8 << 20
 START_S = 10.0
+IDLE_S = 120
+"""Longer than clients keep an idle connection (openai 5 s, Go 90 s), so that it is never the server that closes one
+under them; agents that make a client per episode leave one behind with each."""
 GONE = 499
 """The caller is gone: nobody reads this status."""
 
@@ -65,8 +68,7 @@ class Endpoint:
             uvicorn.Config(
                 self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
                 proxy_headers=False,
-                # Longer than any client keeps an idle connection: it is never the server that closes one under it.
-                timeout_keep_alive=3600,
+                timeout_keep_alive=IDLE_S,
             )
         )  # fmt: skip
         self._serving: asyncio.Task[None] | None = None
