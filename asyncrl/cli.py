@@ -113,11 +113,17 @@ def launch(words: list[str]) -> int:
     from asyncrl.data.added import open_on_step_end
     from asyncrl.rewards.group import open_group_score
 
-    open_curriculum(sourced.config, open_source(sourced.config))
+    source = open_source(sourced.config)
+    open_curriculum(sourced.config, source)
     open_on_step_end(sourced.config)
     open_group_score(sourced.config)
     from rich.console import Console
 
+    if (tasks := sourced.config.eval.tasks) and not source.held_out_size:
+        print(
+            f"warning: eval.tasks is {tasks}, and data.source {sourced.config.data.source} holds no task out: nothing "
+            "is evaluated. data.options.held_out_size holds some out, eval.tasks 0 says that none is meant."
+        )
     fresh = None
     if run is None:
         run = start.new_run(sourced.config, options.config.stem if options.config else "run")

@@ -13,6 +13,7 @@ import yaml
 from asyncrl import cli
 from asyncrl.config import Config
 from asyncrl.launch.processes import this_process
+from asyncrl.launch.supervision import Outcome
 from asyncrl.learner.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 
@@ -180,6 +181,21 @@ def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], h
     assert code == 1
     assert "line 1: not JSON" in err
     run.remove_temporary()
+
+
+def test_an_evaluation_without_held_out_tasks_is_warned_of(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.launch.start.play", lambda *_, **__: Outcome("finished", 0))
+    (here / "tasks.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    flags = ["--data.source", "json_lines", "--data.options"]
+    _, out, _ = call(capsys, "launch", *flags, "{path: tasks.jsonl}")
+    assert "warning: eval.tasks is 200" in out
+    assert "held_out_size" in out
+    _, out, _ = call(capsys, "launch", *flags, "{path: tasks.jsonl, held_out_size: 1}", "--launch.name", "b")
+    assert "warning" not in out
+    for run in (here / "runs").iterdir():
+        RunFolder.existing(run).remove_temporary()
 
 
 def test_a_tracker_that_there_is_not_is_told_before_anything_starts(
