@@ -14,6 +14,8 @@ from asyncrl.buffer.added import Added
 from asyncrl.buffer.ledger import Ledger
 from asyncrl.data.added import ADDED, OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult, Task, TaskSource
+from asyncrl.errors import RunError
+from asyncrl.wire import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Drawing:
             self._added.draw(draw.task, draw.number)
 
     def task(self, index: int) -> Task:
-        """The source's, or one that was added."""
-        return self._source.task(index) if index < ADDED else self._added.task(index)
+        """The source's, or one that was added. Raises RunError for one that no ticket can carry."""
+        return carried(self._source.task(index), f"task {index}") if index < ADDED else self._added.task(index)
 
     def finished(self, b: int, version: int) -> None:
         """The outcome of batch b is recorded, and the version after it is `version`."""
@@ -90,6 +92,19 @@ class Drawing:
         self._serial = self._db.write(
             "INSERT INTO curriculum(batch, version, state) VALUES (?, ?, ?)", (batch, version, state)
         )
+
+
+def carried(task: Task, place: str) -> Task:
+    """`task`, of data.source at `place`. Raises RunError for one that no ticket can carry."""
+    try:
+        packed = pack(task)
+        unpack(packed, len(packed))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RunError(
+            f"data.source gave {place}, which no ticket can carry: {error}. Expected a mapping with texts for keys, "
+            "in it mappings, lists, texts and numbers; mend the source and go on with --resume."
+        ) from error
+    return task
 
 
 def encoded(state: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from asyncrl.buffer.cursor import ticket_seed
 from asyncrl.buffer.database import Database
+from asyncrl.buffer.drawing import carried
 from asyncrl.buffer.leases import Lease, Leases
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.data.base import TaskSource
@@ -117,7 +118,7 @@ class EvalSets:
         self._leases.add(now, id, attempt, actor, self._pinned[1], eval=True)
         temperature = self._rules.temperature if index < self._rules.eval_samples else 0.0
         seed = ticket_seed(self._rules.actors_seed, "eval", 0, task, index, attempt)  # the same episodes at every eval
-        held_out = self._source.held_out(task)
+        held_out = carried(self._source.held_out(task), f"held-out task {task}")
         return Ticket(
             id, attempt, "eval", held_out, self._pinned, self._per_task, temperature, seed, self._rules.lease_s
         )

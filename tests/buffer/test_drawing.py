@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,9 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.cursor import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import GroupResult
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, RunError
 
-from .fakes import FakeCurriculum, learner, open_buffer, play, reopen, step
+from .fakes import FakeCurriculum, FakeSource, learner, open_buffer, play, reopen, step
 
 
 def states(buffer: Buffer) -> Iterator[tuple[int, int, int]]:
@@ -157,3 +159,22 @@ class Seeded(FakeCurriculum):
     def __init__(self, seed: int, train_size: int | None, step: int = 1) -> None:
         super().__init__()
         self.seed, self.train_size, self.step = seed, train_size, step
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 1), {1: "an answer"}, 1 << 70, "\udcff", {1, 2}])
+def test_a_task_that_no_ticket_can_carry_is_named(tmp_path: Path, value: Any) -> None:
+    class Source(FakeSource):
+        def task(self, index: int) -> dict[str, Any]:
+            return super().task(index) | ({"info": value} if index == 1 else {})
+
+        def held_out(self, index: int) -> dict[str, Any]:
+            return super().held_out(index) | {"info": value}
+
+    buffer = open_buffer(tmp_path, source=Source(), eval_tasks=1)
+    learner(buffer)
+    assert len(buffer.lend(0, "a", (0, 0), 2)[0]) == 2
+    with pytest.raises(RunError, match=r"data\.source gave task 1, which no ticket can carry"):
+        buffer.lend(0, "a", (0, 0), 2)
+    buffer.evaluate((0, 0), "start")
+    with pytest.raises(RunError, match=r"data\.source gave held-out task 0, "):
+        buffer.lend(0, "a", (0, 0), 1)
