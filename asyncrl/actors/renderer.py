@@ -120,6 +120,7 @@ class TemplateRenderer:
         # The episodes of a group begin alike and often go on alike; tools often answer alike (a number, an error).
         self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(_utf8(text), add_special_tokens=False)))
         self._rendered = lru_cache(maxsize=512)(self._render)
+        self._read = lru_cache(maxsize=_TOOLS_KEPT)(json.loads)
         self._tools: dict[tuple[int, ...], tuple[tuple[ToolSchema, ...], str]] = {}
 
     @classmethod
@@ -210,7 +211,7 @@ class TemplateRenderer:
         return self._tools[names][1]
 
     def _render(self, chat: str, with_tools: str, generate: bool) -> str:
-        messages, tools = json.loads(f"[{chat}]"), json.loads(with_tools)
+        messages, tools = json.loads(f"[{chat}]"), self._read(with_tools)
         text: str = self._tokenizer.apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=generate, tokenize=False, **self._options
         )

@@ -212,7 +212,6 @@ class VLLMEngine:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         await (self._transfer(cast("LentWeights", weights)) if self._settings.transfer else self._copy(weights))
         self.held = weights.id.order
-        await self._name_version()
         self._fit.forget()
 
     async def _name_version(self) -> None:
@@ -239,7 +238,8 @@ class VLLMEngine:
 
     async def resume(self) -> None:
         self._check_alive()
-        await self._command("resume", self._llm.resume_generation())
+        # vLLM takes them in this order: what it samples from now on is of the version that it has been told.
+        await asyncio.gather(self._name_version(), self._command("resume", self._llm.resume_generation()))
         if self._paused_at is not None:
             self._paused_s += time.monotonic() - self._paused_at
             self._paused_at = None

@@ -29,10 +29,10 @@ class LookupEnv(ToolEnv):
         """
         super().__init__((self.lookup, self.calculate), max_turns=max_turns, tool_timeout_s=tool_timeout_s)
         self._latency = _parse_latency(tool_latency_s)
-        self._rng = random.Random(0)
+        self._rng: random.Random | None = None
 
     async def reset(self, task: Task) -> list[Message]:
-        self._rng = random.Random(f"{task['id']}/{task.get('episode', 0)}")
+        self._rng = None
         return await super().reset(task)
 
     async def score(self, solution: str) -> tuple[float, dict[str, float]]:
@@ -63,6 +63,8 @@ class LookupEnv(ToolEnv):
     async def _wait(self) -> None:
         mean_s, sigma = self._latency
         if mean_s > 0:
+            if self._rng is None:
+                self._rng = random.Random(f"{self.task['id']}/{self.task.get('episode', 0)}")
             # exp(N(mu, sigma)) has mean exp(mu + sigma^2 / 2); sigma 0 is a constant.
             await asyncio.sleep(self._rng.lognormvariate(math.log(mean_s) - sigma**2 / 2, sigma))
 
