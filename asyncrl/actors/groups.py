@@ -16,7 +16,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass, field
 
-from asyncrl.actors.episode import EpisodeFailed
+from asyncrl.actors.played_env import EpisodeFailed, contained
 from asyncrl.rewards.group import Answer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
@@ -77,10 +77,10 @@ class Groups:
         name = name_of(self._score)
         try:
             async with deadline:
-                found = await self._score(ticket.task, [group.answers[index] for index in places])
+                found = await contained(lambda: self._score(ticket.task, [group.answers[i] for i in places]))
             values = checked(found, len(places), name)
             group.scored.set_result(dict(zip(places, values, strict=True)))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             late = isinstance(error, TimeoutError) and deadline.expired()
             what = (
                 f"did not return within {self._call_s:g} s (env.call_s)" if late else f"{type(error).__name__}: {error}"

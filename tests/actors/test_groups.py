@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,14 @@ def not_finite(task: Any, answers: Sequence[Answer]) -> list[float]:
 async def hangs(task: Any, answers: Sequence[Answer]) -> list[float]:
     await asyncio.sleep(100)
     return []
+
+
+def exits(task: Any, answers: Sequence[Answer]) -> list[float]:
+    sys.exit(3)
+
+
+async def cancelled(task: Any, answers: Sequence[Answer]) -> list[float]:
+    raise asyncio.CancelledError
 
 
 def played(score: str, *tickets: Any, give_up: int | None = None, later: Sequence[Any] = (), **env: Any) -> list[Any]:
@@ -102,6 +111,8 @@ def test_an_episode_that_is_given_up_while_it_waits_comes_back_as_another_attemp
         ("too_few", "ValueError: group score too_few returned 1 numbers for 4 answers"),
         ("raises", "ConnectionError: the judge is away"),
         ("not_finite", "expected finite numbers"),
+        ("exits", "it called sys.exit(3)"),
+        ("cancelled", "group score cancelled: CancelledError"),
         ("hangs", r"did not return within 0.5 s (env.call_s)"),
     ],
 )
