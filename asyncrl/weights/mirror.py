@@ -131,7 +131,7 @@ class Mirror:
                 self._lose()
             except (WeightsCorrupt, WireError, OSError) as error:
                 self.counts["corrupt"] += 1
-                log.error("a version was not taken over, and is asked for again as a whole: %s", error)
+                log.error("%s: a version was not taken over, and is asked for again as a whole: %s", self.dir, error)
                 full = True
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
