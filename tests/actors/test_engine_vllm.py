@@ -80,6 +80,19 @@ def test_truncated_sampling_reports_the_probability_within_what_is_left(subject:
         assert abs(float(torch.log(p[int(token)] / ranked[:kept].sum())) - logprob) < 1e-4
 
 
+def test_a_request_that_is_aborted_before_it_was_sent_has_nothing(subject: Subject) -> None:
+    async def scenario(engine: Engine) -> Generation:
+        await engine.pause(True)
+        waiting = asyncio.ensure_future(engine.generate("waits", [1], sampling()))
+        await asyncio.sleep(0)
+        await engine.abort("waits")
+        await engine.resume()
+        return await waiting
+
+    out = play(subject, scenario)
+    assert (out.stop_reason, len(out.token_ids), len(out.logprobs)) == ("abort", 0, 0)
+
+
 def leftovers() -> list[psutil.Process]:
     """The engines' processes that this one has, now."""
     found = psutil.Process().children(recursive=True)
