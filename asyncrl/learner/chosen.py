@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,16 @@ class Chosen:
     def __call__(self, known: Mapping[str, Any]) -> Any:
         inputs = {k: v for k, v in known.items() if k in self.parameters and k not in self.options}
         return self.function(**inputs, **self.options)
+
+
+def checked(value: Any, kind: type[T], of: Chosen) -> T:
+    """What the user's own function gave. Raises TypeError."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{of.name!r} returned a {type(value).__name__}: expected {kind.__module__}.{kind.__name__} "
+            "(docs/algorithms.md)."
+        )
+    return value
 
 
 def chosen(

@@ -12,7 +12,7 @@ from asyncrl.config_learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.advantages import ESTIMATORS
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.chosen import Chosen, chosen, chosen_entry
+from asyncrl.learner.chosen import Chosen, checked, chosen, chosen_entry
 from asyncrl.learner.episodes import Advantages
 
 _OF_ROWS = ("lengths", "groups", "episodes", "baseline")
@@ -57,10 +57,9 @@ class Estimators:
 
 def _ask(field: str, estimator: Chosen, known: dict[str, Any]) -> Advantages:
     try:
-        estimated: Advantages = estimator(known)
+        return checked(estimator(known), Advantages, estimator)
     except ValueError as error:
         raise ConfigError(f"{field} is {estimator.name!r}: {error}") from error
-    return estimated
 
 
 def _part(known: dict[str, Any], rows: Tensor, t: Tensor) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from asyncrl.config_learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.aggregation import AGGREGATIONS, denominator, unit_tokens
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.chosen import Chosen, chosen, chosen_list
+from asyncrl.learner.chosen import Chosen, checked, chosen, chosen_list
 from asyncrl.learner.corrections import CORRECTIONS, compose
 from asyncrl.learner.episodes import Advantages
 from asyncrl.learner.estimators import Estimators
@@ -34,6 +34,9 @@ ROW_BY_ROW_LOSSES = LINEAR_IN_ADVANTAGE | {"luspo", "rollout_is", "vespo", "dro"
 ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
 """What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
 computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
+
+OF_USERS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+"""What a function that gets or gives the wrong things raises while it is rehearsed."""
 
 _BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "reward_components", "reward_names")
 _STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference", "values", "sum_pi_sq")
@@ -187,7 +190,7 @@ class Objective:
             "generator": generator,
         }
         correction = compose([c(known) for c in self._corrections])
-        loss: PolicyLoss = self._loss(known | {"current": current, "weights": correction.weights})
+        loss = checked(self._loss(known | {"current": current, "weights": correction.weights}), PolicyLoss, self._loss)
         per_token = loss.per_token
         where = corrected_where(self._loss.function)
         if where == "outside":
@@ -272,7 +275,7 @@ class Objective:
             norm, current = self.norm(batch), logprobs.clone().requires_grad_()
             a = estimated.advantages
             self.evaluate(batch, a, current, logprobs, reference, norm, torch.Generator()).loss.backward()  # type: ignore[no-untyped-call]
-        except (TypeError, ValueError) as error:
+        except OF_USERS as error:
             raise ConfigError(
                 f"learner.loss {learner.loss!r} with learner.corrections, learner.kl and learner.aggregation "
                 f"{learner.aggregation!r} cannot be computed: {error}"
@@ -294,7 +297,7 @@ class Objective:
         known: dict[str, Any] = {"proximal": logprobs, "sum_pi_sq": logprobs.exp().square(), "values": values}
         try:
             return batch, self.advantages(batch, reference=Reference(logprobs, 1.0), **known)
-        except TypeError as error:
+        except OF_USERS as error:
             raise ConfigError(
                 f"{field} is {estimator.name!r}: {error} The learner has rewards, groups, logprobs and sum_pi_sq; "
                 "values under learner.critic shared or separate; the greedy episode's reward (baseline) under "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from asyncrl.config_learner import LearnerConfig
+from asyncrl.errors import ConfigError
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.losses import LOSSES
 from asyncrl.learner.objective import Norm, Objective
@@ -48,3 +51,62 @@ def test_what_corrects_itself_is_not_corrected_twice(loss: str, correction: str)
     factor = found.keep.float() if loss == "reinforce" else found.weights
     torch.testing.assert_close(found.loss.detach(), (plain * factor).sum() / batch.mask.sum())
     assert (found.weights[batch.mask] != 1).any()
+
+
+OWN = """
+import torch
+from asyncrl.learner.advantages import Advantages
+from asyncrl.learner.policy_loss import PolicyLoss
+
+
+def centred(rewards, mask, lengths, groups, scale: float = 1.0):
+    row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    total = torch.zeros(len(lengths)).index_add(0, row, rewards)
+    advantages = torch.where(mask, scale * (total - total.mean())[row], 0.0)
+    return Advantages(advantages, returns=advantages)
+
+
+def policy_gradient(current, advantages, mask):
+    per_token = torch.where(mask, -advantages * current, 0.0)
+    return PolicyLoss(per_token, metrics={}, clipped=torch.zeros_like(mask))
+
+
+def bare(rewards, mask):
+    return rewards
+
+
+def bare_loss(current, advantages):
+    return -advantages * current
+
+
+def broken(rewards):
+    return rewards.nothing
+"""
+"""As in docs/algorithms.md."""
+
+
+def test_functions_of_the_users_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    Objective(
+        LearnerConfig(advantage=f"{own}:centred", advantage_options={"scale": 2.0}, loss=f"{own}:policy_gradient")
+    )
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    assert OWN.partition("\n\n\ndef bare(")[0].strip() in text
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "says"),
+    [
+        ("advantage", "bare", "returned a Tensor: expected asyncrl.learner.episodes.Advantages"),
+        ("loss", "bare_loss", "returned a Tensor: expected asyncrl.learner.policy_loss.PolicyLoss"),
+        ("advantage", "broken", "has no attribute 'nothing'"),
+    ],
+)
+def test_what_the_users_function_gives_is_checked_before_anything_starts(
+    tmp_path: Path, field: str, name: str, says: str
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    with pytest.raises(ConfigError, match=f"learner.{field}.*{says}"):
+        Objective(LearnerConfig.model_validate({field: f"{own}:{name}"}))
