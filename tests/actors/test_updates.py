@@ -101,3 +101,14 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
     assert loaded == [(lent[1], False)]
     assert [weights.closed for weights in lent] == [True, True]
     assert engine.asked == ["check", "pause", "check", "resume"]
+
+
+def test_what_is_opened_may_be_older_than_what_was_announced_and_is_left() -> None:
+    engine, channel = FakeEngine(""), FakeChannel(False)
+    updates = Updates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
+    assert asyncio.run(updates.look()) is True
+    engine.asked.clear()
+    channel.latest = lambda: WeightsVersion(0, 5, "d")  # type: ignore[method-assign]
+    channel.weights = FakeWeights()
+    assert asyncio.run(updates.look()) is False
+    assert (engine.asked, engine.held, channel.weights.closed) == ([], NEWER.order, True)
