@@ -37,7 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(f"{words[0]!r} is no command: expected one of {', '.join(COMMANDS)}.")
-        sys.exit(COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"]))
+        code = COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"])
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # whoever reads, `head` perhaps, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
     except (AsyncRLError, OSError, KeyboardInterrupt) as error:
         if "--debug" in words:
             traceback.print_exc()
@@ -117,7 +122,7 @@ def launch(words: list[str]) -> int:
     open_curriculum(sourced.config, source)
     open_on_step_end(sourced.config)
     open_group_score(sourced.config)
-    from rich.console import Console
+    from asyncrl.tracking.live import Screen
 
     if (tasks := sourced.config.eval.tasks) and not source.held_out_size:
         print(
@@ -132,7 +137,7 @@ def launch(words: list[str]) -> int:
     elif options.fresh:
         fresh = start.checkpoint_at(run, options.at_step)
     outcome = start.play(
-        run, sourced.config, Console(), resume=before is not None, again=options.resume is not None, fresh=fresh
+        run, sourced.config, Screen(), resume=before is not None, again=options.resume is not None, fresh=fresh
     )
     if outcome.exit_code:
         print(f"asyncrl: {outcome.why}", file=sys.stderr)

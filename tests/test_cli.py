@@ -90,6 +90,22 @@ def test_a_config_error_is_one_sentence_and_exit_code_2(
     assert not (here / "runs").exists()
 
 
+def test_who_reads_only_the_beginning_is_told_nothing(here: Path) -> None:
+    shell = f"{sys.executable} -m asyncrl launch --config {QUICKSTART} --dry-run | head -n 1"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("model:\n", "")
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says() -> None:
+    program = (
+        "import os, sys; from asyncrl.tracking.live import Screen; screen = Screen(); "
+        "[screen.print('x' * 9999) for _ in range(30)]; sys.stderr.write('went on')"
+    )
+    shell = f'{sys.executable} -c "{program}" | head -c 1'
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("x", "went on")
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     code, _, err = call(capsys, "launch", "--weights.every", "9", "--debug")
     assert code == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,15 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
     if outcome != "finished" and summary.get("why"):
         rows.add_row("why", Text(str(summary["why"]), style=colour, overflow="fold"))
     return Panel(rows, title=f"[bold]asyncrl[/bold] · {outcome}", title_align="left", border_style=colour)
+
+
+class Screen(Console):
+    """Where the run is shown. When nobody reads it any more, `tee` having ended perhaps, the run goes on unseen; rich
+    would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Terminal:
