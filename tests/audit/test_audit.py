@@ -127,6 +127,33 @@ TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         lambda run: sql(run, "UPDATE groups SET reason = 'whim' WHERE number = 0"),
         "equation: group 0 is trained: whim, which is no state with a named reason",
     ),
+    "a reason of what was not dropped": (
+        lambda run: sql(run, "UPDATE groups SET reason = 'stale' WHERE number = 0"),
+        "equation: group 0 is trained: stale, which is no state with a named reason",
+    ),
+    "an outcome": (
+        lambda run: sql(run, "UPDATE batches SET outcome = NULL WHERE b = 1"),
+        "uses: batch 1 is open, and a later one was fixed",
+    ),
+    "a place in a batch": (
+        lambda run: sql(run, "DELETE FROM uses WHERE place = 1 AND serial = (SELECT max(serial) FROM batches)"),
+        "uses: batch 3 holds 1 groups, a whole one has 2",
+    ),
+    "a prompt": (
+        lambda run: sql(run, "UPDATE groups SET state = 'dropped', reason = 'discarded_branch' WHERE number = 0"),
+        "draws: the prompt of group 0 (dropped: discarded_branch) was not put back",
+    ),
+    "a prompt drawn twice": (
+        lambda run: (
+            sql(run, "UPDATE groups SET state = 'dropped', reason = 'stale', put_back = 1 WHERE number = 0"),
+            sql(run, "UPDATE groups SET replaces = 0, draw = 0 WHERE number = 3"),
+        )[0],
+        "draws: the prompt of group 0 was put back once and is to be drawn, or was drawn, twice",
+    ),
+    "a state of the curriculum": (
+        lambda run: sql(run, "UPDATE curriculum SET state = '7' WHERE batch = 2"),
+        "curriculum: the state at batch 2 is 7; the rewards make it null",
+    ),
     "a task": (
         lambda run: sql(run, "UPDATE groups SET task = 1 WHERE number = 2"),
         "draws: group 2 (draw 2) is of task 'lookup-0-train-2'; the seed says 'lookup-0-train-1'",
