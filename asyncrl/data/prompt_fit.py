@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from asyncrl.data.base import prompt_messages
 from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer, resolve_path
 
+log = logging.getLogger(__name__)
 OverLong = Literal["error", "drop", "truncate_left", "truncate_middle"]
 Prompt = str | list[dict[str, Any]]
 _CHUNK = 256
@@ -71,10 +73,13 @@ def fit_prompts(
             )
             for fit in chunk
         ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps([[fit.tokens, fit.cut] for fit in fits]), encoding="utf-8")
-    temporary.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps([[fit.tokens, fit.cut] for fit in fits]), encoding="utf-8")
+        temporary.replace(file)
+    except OSError as error:  # each process that opens the data then counts for itself
+        log.warning("prompt lengths cannot be kept in %s (%s): set XDG_CACHE_HOME", file.parent, error.strerror)
     return fits
 
 

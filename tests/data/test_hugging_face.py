@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncrl.data.hugging_face import DatasetSource
-from asyncrl.data.prompt_fit import fit
+from asyncrl.data.prompt_fit import fit, fit_prompts
 from asyncrl.errors import ConfigError
 
 VERL_ROWS = [
@@ -179,6 +179,15 @@ def test_a_long_prompt_is_cut_at_the_left_or_in_the_middle_of_the_last_user_mess
     assert fit(chat, tokenizer, 10, "truncate_left").cut == [chat[0], {"role": "user", "content": "89"}]
     with pytest.raises(ConfigError, match="outside its last user message"):
         fit(chat, tokenizer, 8, "truncate_left")
+
+
+def test_counts_that_cannot_be_kept_are_counted_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "full").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
+    assert len(fit_prompts(["What is fox + owl?"], "quickstart", 60, "error", workers=1)) == 1
+    assert "set XDG_CACHE_HOME" in caplog.text
 
 
 def test_over_long_prompts_counted_in_a_process_that_is_not_this_one(tmp_path: Path) -> None:
