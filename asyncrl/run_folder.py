@@ -159,7 +159,14 @@ class RunFolder:
         return Endpoint(name, f"ipc://{path}")
 
     def load_config(self) -> Config:
-        return Config.model_validate(yaml.safe_load(self.config.read_text()))
+        """Raises RunError for one that is damaged, or was written by another state of the code."""
+        try:
+            return Config.model_validate(yaml.safe_load(self.config.read_text()))
+        except (yaml.YAMLError, ValueError) as error:
+            said = " ".join(str(error).split())
+            raise RunError(
+                f"{self.config} cannot be read: {said:.300} Mend it, or use the asyncrl that wrote it."
+            ) from error
 
     def save_config(self, config: Config) -> None:
         replace(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))

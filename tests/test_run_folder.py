@@ -39,6 +39,13 @@ def test_every_value_of_a_config_survives_the_folder(tmp_path: Path) -> None:
     run.remove_temporary()
 
 
+@pytest.mark.parametrize("text", ["learner: {nonsense: 1}", "{", "- 1"])
+def test_a_config_of_another_state_of_the_code_is_told(run: RunFolder, text: str) -> None:
+    run.config.write_text(text)
+    with pytest.raises(RunError, match=r"config\.yaml cannot be read"):
+        run.load_config()
+
+
 def test_only_the_owner_reads_sockets_and_weights(run: RunFolder) -> None:
     for folder in (run.sockets, run.shm):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
