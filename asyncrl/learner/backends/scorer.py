@@ -31,8 +31,8 @@ class Scorer(nn.Module):
         autocast: bool = False,
         activation_checkpointing: bool = False,
     ) -> None:
-        """Takes `model` over, with the `adapters` in it. `autocast`: matrix products in bfloat16, the head and what is
-        stored in float32."""
+        """Takes `model` over, with the `adapters` in it. `autocast`: matrix products in bfloat16, the head's too,
+        as engines compute it; what is stored stays float32."""
         super().__init__()
         model.set_attn_implementation(PACKED_ATTENTION)
         # Dropout would make the proximal logprobs another policy's than the one that samples.
@@ -63,17 +63,18 @@ class Scorer(nn.Module):
             ).last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
         predicting = hidden.index_select(0, where[wanted - 1])
+        of_head = predicting.bfloat16() if self.autocast else predicting  # the last norm's output is float32
 
         def on_tokens(x: Tensor) -> Tensor:
             return torch.zeros(len(token_ids), device=device).index_put((wanted,), x)
 
         logprobs = entropy = torch.zeros(len(token_ids), device=device)
         if "logprobs" in part.wants:
-            found = selected_logprobs(predicting, weight, token_ids[wanted], self._temperature)
+            found = selected_logprobs(of_head, weight, token_ids[wanted], self._temperature)
             logprobs, entropy = map(on_tokens, found)
         squares = None
         if "sum_pi_sq" in part.wants:
-            squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature))
+            squares = on_tokens(sum_of_squared_probabilities(of_head, weight, self._temperature))
         return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares)
 
 

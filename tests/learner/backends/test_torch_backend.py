@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Packed, Scores
@@ -159,6 +160,24 @@ def test_tied_weights_are_sent_once_and_in_the_models_dtype() -> None:
     exact = TorchBackend(tiny_config(), tiny_model(), device="cpu").logprobs([pack_rows(rows())])[0]
     assert scores.logprobs.dtype == torch.float32
     assert 0 < float((scores.logprobs - exact.logprobs).abs().max()) < 0.2
+
+
+def test_in_bfloat16_the_heads_products_are_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 they would take a GPU longer than all layers of a small model."""
+    config = tiny_config().model_copy(update={"model": tiny_config().model.model_copy(update={"dtype": "bfloat16"})})
+    backend = TorchBackend(config, tiny_model(), device="cpu")
+    products = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+                products.extend(a.dtype for a in args if isinstance(a, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    with Watched():
+        backend.accumulate([pack_rows(rows())], lambda _, scores: scores.logprobs.sum())
+    assert len(products) > 10
+    assert set(products) == {torch.bfloat16}
 
 
 def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
