@@ -124,11 +124,9 @@ class BufferClient:
         """This rank's share of batch b, after at most `wait_s`. The same answer however often it is asked."""
         return self._ask(messages.batch(incarnation, b, dp_rank, dp_size, wait_s))
 
-    def finished(
-        self, incarnation: int, b: int, outcome: Literal["applied", "guard"], metrics: Mapping[str, float]
-    ) -> int:
+    def finished(self, incarnation: int, b: int, outcome: Literal["applied", "guard"]) -> int:
         """Once per batch, by rank 0, before the new weights are published. Gives the version after it."""
-        return self._ask(messages.finished(incarnation, b, outcome, metrics))
+        return self._ask(messages.finished(incarnation, b, outcome))
 
     def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
         """Actors can have these weights now."""

@@ -150,8 +150,8 @@ def batch(incarnation: int, b: int, dp_rank: int, dp_size: int, wait_s: float) -
     return Request("batch", arguments, decode, wait_s=wait_s)
 
 
-def finished(incarnation: int, b: int, outcome: Outcome, metrics: Mapping[str, float]) -> Request[int]:
-    arguments = {"incarnation": incarnation, "b": b, "outcome": outcome, "metrics": dict(metrics)}
+def finished(incarnation: int, b: int, outcome: Outcome) -> Request[int]:
+    arguments = {"incarnation": incarnation, "b": b, "outcome": outcome}
     return Request("finished", arguments, lambda header, _: int(header["version"]))
 
 

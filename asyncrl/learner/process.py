@@ -181,7 +181,7 @@ class Learner:
             objective, batch, reply.trajectories, result, version=self._version, success=config.eval.success
         )
         b = self._batch
-        version = self._ask(lambda: self._buffer.finished(self._incarnation, b, result.outcome, metrics))
+        version = self._ask(lambda: self._buffer.finished(self._incarnation, b, result.outcome))
         expected = self._version + (result.outcome == "applied")
         if version != expected:
             raise RunError(f"after batch {b} the buffer counts version {version}, the learner {expected}")

@@ -154,7 +154,7 @@ def whole(kind: str, seconds: float, cores: str, calls: Path) -> Found:
         played: list[Trajectory] = []
         for b in range(min(groups, 400)):
             played += client.batch(begun.incarnation, b, 0, 1, 5.0).trajectories
-            client.finished(begun.incarnation, b, "applied", {})
+            client.finished(begun.incarnation, b, "applied")
     run.remove_temporary()
     asked = [call for t in played for row in t.rows for call in _calls(row.token_ids, row.mask)]
     calls.write_text(json.dumps(asked))

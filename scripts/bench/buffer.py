@@ -231,7 +231,7 @@ def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: s
                 for b in range(n // (GROUP * GROUPS_PER_STEP)):
                     reply = learner.batch(incarnation, b, 0, 1, wait_s=30)
                     assert reply.state == "ready", reply.why
-                    learner.finished(incarnation, b, "applied", {})
+                    learner.finished(incarnation, b, "applied")
                 taken = time.perf_counter() - begun
         peak = int(
             next(s for s in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in s).split()[1]

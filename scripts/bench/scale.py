@@ -229,7 +229,7 @@ def learn(path: Path, version: Any, go: Event, stop: Event, results: Any) -> Non
                 batches.append(time.perf_counter() - began)
                 versions += 1
             staleness = max(staleness, *(again.version - t.oldest_version for t in again.trajectories))
-            now = buffer.finished(incarnation, b, "applied", {})
+            now = buffer.finished(incarnation, b, "applied")
             buffer.published(incarnation, 0, now, str(now))
             version.value = now
             b += 1

@@ -84,7 +84,7 @@ def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> Non
                 for i in np.flatnonzero(row.mask):
                     judge = expected[min(int(row.versions[i]), 1)][i - 1, row.token_ids[i]]
                     assert abs(judge - row.logprobs[i]) < 1e-4
-        learner.finished(start.incarnation, b, "applied", {})
+        learner.finished(start.incarnation, b, "applied")
         if b == 0:
             publish(1)
             continue

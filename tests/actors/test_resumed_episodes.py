@@ -63,7 +63,7 @@ def test_what_one_actor_began_another_ends_behind_the_same_tokens(run: RunFolder
 
         publish(0)
         batch(learner, start.incarnation, 0)
-        learner.finished(start.incarnation, 0, "applied", {})
+        learner.finished(start.incarnation, 0, "applied")
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0, roles.log(first)
         kept = learner.status()["prefixes"]["kept"]
@@ -87,7 +87,7 @@ def test_what_one_actor_began_another_ends_behind_the_same_tokens(run: RunFolder
                     for i in np.flatnonzero(row.mask):
                         judge = expected[row.versions[i]][i - 1, row.token_ids[i]]
                         assert abs(judge - row.logprobs[i]) < 1e-4
-            learner.finished(start.incarnation, b, "applied", {})
+            learner.finished(start.incarnation, b, "applied")
         assert len(joined) == kept
         counts = learner.status()["prefixes"]
         assert counts == {"continued": kept}

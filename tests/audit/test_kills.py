@@ -21,7 +21,7 @@ def train(client: BufferClient, incarnation: int, over: threading.Event) -> None
     while not over.is_set():
         reply = client.batch(incarnation, b, 0, 1, wait_s=0.2)
         if reply.state == "ready":
-            version = client.finished(incarnation, b, "applied", {})
+            version = client.finished(incarnation, b, "applied")
             client.published(incarnation, 0, version, f"digest-{version}")
             b += 1
 

@@ -53,7 +53,7 @@ def requests(folder: Path) -> list[list[bytes]]:
         {"op": "fail", "id": ticket, "attempt": 0, "reason": "env_error", "detail": "x"},
         {"op": "release", "actor": "actor-0", "leases": [[ticket, 0]]},
         {"op": "batch", "incarnation": 1, "b": 0, "dp_rank": 0, "dp_size": 1},
-        {"op": "finished", "incarnation": 1, "b": 0, "outcome": "applied", "metrics": {"loss": 1.0}},
+        {"op": "finished", "incarnation": 1, "b": 0, "outcome": "applied"},
         {"op": "published", "incarnation": 1, "branch": 0, "version": 0, "digest": "d"},
         {"op": "checkpointed", "incarnation": 1, "version": 0, "batch": 0, "path": str(folder / "nowhere")},
         {"op": "evaluate", "version": [0, 0], "label": "start"},

@@ -70,7 +70,7 @@ def test_a_run_from_the_first_ticket_to_the_end(start: Start, tmp_path: Path) ->
         assert version or set(reply.digests) <= set(made)
         again = learner.batch(incarnation, version, 1, 2, 5.0)
         assert (again.groups, len(again.trajectories)) == (reply.groups, 2)
-        assert learner.finished(incarnation, version, "applied", {"loss": 1.0}) == version + 1
+        assert learner.finished(incarnation, version, "applied") == version + 1
         learner.published(incarnation, 0, version + 1, f"digest-{version + 1}")
     folder = buffer.run.checkpoints / "step-3"
     folder.mkdir()
@@ -136,7 +136,7 @@ def test_requests_are_held_until_there_is_an_answer(start: Start) -> None:
     asking = threading.Thread(target=lambda: waiting.append(other.tickets("actor-1", (0, 1), 2, [], 20.0)))
     asking.start()
     time.sleep(0.2)
-    learner.finished(incarnation, 0, "applied", {})
+    learner.finished(incarnation, 0, "applied")
     learner.published(incarnation, 0, 1, "digest-1")
     asking.join(10)
     assert len(waiting[0].tickets) == 2
@@ -209,7 +209,7 @@ def test_refusals_name_their_code(start: Start) -> None:
     buffer.learner()
     for ask, code in (
         (lambda: learner.batch(incarnation, 0, 0, 1, 0.0), "stale_incarnation"),
-        (lambda: learner.finished(incarnation + 1, 0, "applied", {}), "not_fixed"),
+        (lambda: learner.finished(incarnation + 1, 0, "applied"), "not_fixed"),
         (lambda: learner.published(incarnation + 1, 3, 0, "d"), "stale_branch"),
         (lambda: learner.start(5, 5, 0), "unknown_checkpoint"),
         (lambda: learner.put(trajectory_without_ticket()), "unknown_ticket"),

@@ -106,7 +106,7 @@ class FakeBuffer:
             failed=given.get("failed", False),
         )
 
-    def finished(self, incarnation: int, b: int, outcome: str, metrics: Mapping[str, float]) -> int:
+    def finished(self, incarnation: int, b: int, outcome: str) -> int:
         assert incarnation == self.incarnation
         assert self.outcomes.get(b, outcome) == outcome
         self.outcomes[b] = outcome
