@@ -343,7 +343,7 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
             if batch.state == "ready":
                 trained[b] = batch.groups
                 assert set(batch.digests) == {acknowledged[g, i] for g in batch.groups for i in range(2)}
-                assert await beside(learner.finished, started.incarnation, b, "applied", {}) == b + 1
+                assert await beside(learner.finished, started.incarnation, b, "applied") == b + 1
                 b += 1
                 await beside(learner.published, started.incarnation, 0, b, f"digest-{b}")
         await actor.close()
