@@ -81,9 +81,9 @@ def launch(words: list[str]) -> int:
         fresh: Annotated[
             bool, Arg(help="With --resume: do not redo what was recorded after the checkpoint; a new branch begins.")
         ] = False
-        dry_run: Annotated[bool, Arg(help="Print the configuration with the source of each value; start nothing.")] = (
-            False
-        )
+        dry_run: Annotated[
+            bool, Arg(help="Check the names, print the configuration and where each value comes from.")
+        ] = False
         print_: Annotated[
             Literal["slurm", "k8s"] | None,
             Arg(name="print", help="Print a job script or manifests that run this on a cluster; start nothing."),
@@ -105,6 +105,9 @@ def launch(words: list[str]) -> int:
     start.check(sourced.config)
     sinks.check(sourced.config.tracking.sinks)
     if options.dry_run:
+        from asyncrl.learner.building import builder_of, objective_of  # torch: seconds, which a launch has not
+
+        builder_of(sourced.config), objective_of(sourced.config)
         print(show(sourced))
         return 0
     if options.print_:

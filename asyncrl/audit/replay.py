@@ -22,14 +22,13 @@ from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledge
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.learner.__main__ import BACKENDS, compute_alike
+from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
+from asyncrl.learner.building import builder_of, objective_of
 from asyncrl.learner.checkpoints import complete, read, read_list
-from asyncrl.learner.objective import Objective
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
-from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.shm import ShmPublisher
 
@@ -123,9 +122,9 @@ def replayed(
     Ends with the first that differ: all later ones would.
     """
     compute_alike(config)
-    build = resolve(config.learner.backend, BACKENDS, "learner.backend")
+    build = builder_of(config)
     backend = build(config)
-    trainer = Trainer(config, backend, Objective(config.learner), build)
+    trainer = Trainer(config, backend, objective_of(config), build)
     if from_step > 0:
         read(checkpoints[from_step])
         trainer.load(checkpoints[from_step])

@@ -39,8 +39,8 @@ CHOICES = (
     Choice("data.source", "asyncrl.data", "SOURCES", ("seed", "model")),
     Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", "provided_by_actor"),
 )
-"""Those that are checked without importing torch. The others are checked by the role that uses them: it exits with
-CONFIG_ERROR before it does anything, and the launcher passes its sentence on."""
+"""Those that are checked without importing torch. The others are checked by the role that uses them, and the learner's
+by `--dry-run`: it exits with CONFIG_ERROR before it does anything, and the launcher passes its sentence on."""
 
 
 def check_names(config: Config) -> None:

@@ -13,6 +13,7 @@ import zmq
 from rich.console import Console
 
 from asyncrl import leftovers
+from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.config_rules import warnings
 from asyncrl.config_sources import fields
@@ -167,6 +168,7 @@ def check(config: Config) -> None:
     """Everything that can be known before a process is started. Raises ConfigError."""
     check_model(config)
     check_names(config)
+    Rules.of(config)
     check_cpus(config)
 
 

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
-from asyncrl.config_rules import uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.launch.role import play, settle
-from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.building import builder_of, objective_of
 from asyncrl.learner.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
-from asyncrl.learner.losses import LOSSES, corrected_where
-from asyncrl.learner.objective import Objective
 from asyncrl.learner.process import Learner
 from asyncrl.learner.ranks import Group, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
-from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.channels import Channel, channel
-
-
-def fsdp2(config: Config) -> Backend:
-    from asyncrl.learner.backends.fsdp2 import Fsdp2Backend  # a second of imports
-
-    return Fsdp2Backend(config)
-
-
-def megatron(config: Config) -> Backend:
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
-        raise ConfigError("learner.backend is megatron, which is not installed: pip install 'asyncrl[megatron]'.")
-    from asyncrl.learner.backends.megatron import MegatronBackend  # seconds of imports
-
-    return MegatronBackend(config)
-
-
-BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp2": fsdp2, "megatron": megatron}
 
 
 def main() -> None:
@@ -63,11 +39,9 @@ def main() -> None:
     compute_alike(config)
     if torch.cuda.is_available():
         take_gpu(config, arguments.rank)
-    refuse_uncorrected(config)
-    objective = Objective(config.learner)
+    objective, build = objective_of(config), builder_of(config)
     ranks = Group(config, arguments.rank, run.rendezvous) if config.learner.ranks > 1 else Ranks()
     try:
-        build = resolve(config.learner.backend, BACKENDS, "learner.backend")
         backend = build(config)
         weights = channel(config)
     except ValueError as error:
@@ -127,17 +101,6 @@ def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient,
         checkpoint_s=config.learner.checkpoint_s,
     )
     follower.run()
-
-
-def refuse_uncorrected(config: Config) -> None:
-    """The config refused the losses that come with asyncrl; of the user's own, the signature says how it corrects.
-    Raises ConfigError."""
-    try:
-        loss = resolve(config.learner.loss, LOSSES, "learner.loss")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if corrected_where(loss) != "itself" and (problem := uncorrected(config)):
-        raise ConfigError(problem)
 
 
 def take_gpu(config: Config, rank: int) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from asyncrl.config import Config
 from asyncrl.config_rules import SELF_CORRECTING
 from asyncrl.errors import ConfigError
-from asyncrl.learner.__main__ import refuse_uncorrected
 from asyncrl.learner.approximate_proximal import approximate_proximal
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.building import refuse_uncorrected
 from asyncrl.learner.diagnostics import effective_sample_size, mismatch, sequence_effective_sample_size
 from asyncrl.learner.losses import LOSSES, corrected_where
 from asyncrl.learner.objective import Objective
