@@ -196,13 +196,12 @@ class Launcher:
 
     def _disk_is_full(self) -> Outcome | None:
         """Where nothing can be written a process dies without a word, and would again."""
-        if shutil.disk_usage(self._run.path).free > FULL_BYTES:
-            return None
-        return Outcome(
-            "failed",
-            1,
-            f"the disk of {self._run.path} is full: free some space; asyncrl launch --resume goes on from there",
-        )
+        for folder in (self._run.path, self._run.ledger(self._config)):
+            # A ledger of another host is none of this one's.
+            if folder.is_dir() and shutil.disk_usage(folder).free <= FULL_BYTES:
+                why = f"the disk of {folder} is full: free some space; asyncrl launch --resume goes on from there"
+                return Outcome("failed", 1, why)
+        return None
 
     def _restart(self, name: str, why: str) -> None:
         """Starts it anew, and with it all that follow the same leader: the survivors wait for who is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -239,6 +241,26 @@ def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, cod
     assert words in out
     assert len(pids_of(run, "learner")) == 2, "it was started again"
     assert gone(run) == []
+
+
+@pytest.mark.parametrize("full", ["run", "ledger"])
+def test_what_dies_beside_a_full_disk_is_not_started_again(
+    run: RunFolder, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """Also where the ledger has a disk of its own."""
+    folders = {"run": run.path, "ledger": tmp_path / "ledger"}
+    folders["ledger"].mkdir()
+    config = config.model_copy(update={"buffer": config.buffer.model_copy(update={"dir": str(folders["ledger"])})})
+    usage = SimpleNamespace(free=0)
+    known = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if Path(path) == folders[full] else known(path))
+    collector = Collector(run, config)
+    launcher = local.Launcher(run, config, [fake(run, "buffer", "die")], collector)
+    outcome = launcher.supervise()
+    collector.close()
+    assert (outcome.kind, outcome.exit_code) == ("failed", 1)
+    assert outcome.why.startswith(f"the disk of {folders[full]} is full")
+    assert len(pids_of(run, "buffer")) == 2, "it was started again"
 
 
 def test_a_role_that_is_never_ready_is_restarted_and_then_ends_the_run(
