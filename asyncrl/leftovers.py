@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +35,20 @@ def hold(folder: Path) -> None:
 def let_go(folder: Path) -> None:
     if (file := _files.pop(folder, None)) is not None:
         file.close()
+
+
+@contextlib.contextmanager
+def in_memory(what: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder for a moment, in `parent` or in shared memory where there is some; held, since who makes it may be
+    killed with a whole model in it."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix=f"asyncrl-{what}-", dir=parent or memory) as name:
+        folder = Path(name)
+        hold(folder)
+        try:
+            yield folder
+        finally:
+            let_go(folder)
 
 
 def remove(parents: Iterable[Path] | None = None) -> list[Path]:

@@ -68,14 +68,14 @@ def test_a_run_folder_s_own_are_held_while_its_process_lives(tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from asyncrl.actors.engines.server import _folder
-with _folder(Path(sys.argv[1])) as folder:
+from asyncrl import leftovers
+with leftovers.in_memory("server", Path(sys.argv[1])) as folder:
     (folder / "model.safetensors").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_an_actor_that_was_killed_had_written_for_its_servers_is_removed(tmp_path: Path) -> None:
+def test_what_an_actor_that_was_killed_had_written_for_its_engine_is_removed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, check=False)
     (left,) = tmp_path.iterdir()
     assert leftovers.remove([tmp_path]) == [], "nothing that is new"

@@ -14,10 +14,9 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -213,7 +212,7 @@ class ServerEngine:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         tensors = await asyncio.to_thread(self._fit.tensors, weights)
         version = str(weights.id.version)
-        with _folder(self._settings.weights_dir) as folder:
+        with leftovers.in_memory("server", self._settings.weights_dir) as folder:
             await self._carrier.load(self.servers, folder, tensors, version, self._recompute)
         await self._tell(self._dialect.name_version(version))
         self.held = weights.id.order
@@ -258,16 +257,3 @@ def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
         )
     number = os.environ.get("ASYNCRL_ROLE", "actor-0").rpartition("-")[2]
     return tuple(urls[int(number) if number.isdecimal() else 0 :: max(actors, 1)])
-
-
-@contextlib.contextmanager
-def _folder(where: Path | None) -> Iterator[Path]:
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="asyncrl-server-", dir=where or memory) as name:
-        folder = Path(name)
-        # An actor that is killed here leaves a whole model in memory: the next launch removes what nobody holds.
-        leftovers.hold(folder)
-        try:
-            yield folder
-        finally:
-            leftovers.let_go(folder)

@@ -12,19 +12,18 @@ Requests are kept over a pause. While paused, new ones wait here: what they comp
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
-import tempfile
 import time
 import zlib
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
+from asyncrl import leftovers
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
@@ -141,7 +140,7 @@ class VLLMEngine:
 
     async def _record(self) -> None:
         # Removed as soon as both processes have it mapped: nothing is left of it, however they end.
-        with _shared_folder() as folder:
+        with leftovers.in_memory("vllm") as folder:
             # Twice as many rows as slots, so that vLLM always has a request waiting to fill a free slot.
             board = Board(folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
             if all(await self._in_worker("asyncrl_record", str(board.path), board.rows, board.room)):
@@ -228,7 +227,7 @@ class VLLMEngine:
         path: Path | None = getattr(weights, "path", None)
         if path is None or not await self._load_file(path, weights.id.digest):
             # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
-            with _shared_folder() as folder:
+            with leftovers.in_memory("vllm") as folder:
                 copy, digest = await asyncio.to_thread(_write, folder, tensors)
                 if not await self._load_file(copy, digest):
                     raise EngineDied(f"vLLM's worker cannot open {copy}: it must run on this host")
@@ -298,11 +297,3 @@ def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:
 
     id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())
     return ShmSubscriber(folder).open(verify=False).path, id.digest
-
-
-@contextlib.contextmanager
-def _shared_folder() -> Iterator[Path]:
-    """A folder in shared memory, where there is some."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="asyncrl-vllm-", dir=memory) as folder:
-        yield Path(folder)
