@@ -49,7 +49,9 @@ def multiple_choice(
     Looked for in this order, the last of each: `\\boxed{B}`, `answer is (B)` or `Answer: B`, a text that is nothing but
     the letter. Metric `answered`: a letter was found.
     """
-    one = f"[({{]?\\s*([{letters}{letters.lower()}])\\b"
+    either = f"{letters}{letters.lower()}"
+    # "the answer is a prime", "the answer is I think B": a word, no letter, unless it stands alone.
+    one = f"[({{]?\\s*([{either}])\\b(?!(?<=[I{letters.lower()}])\\s+\\w)"
     tail = solution_str[-_TAIL:].replace("*", "")
     for pattern in (r"\\boxed\{(?:\\text\{)?\s*\(?" + f"([{letters}])", rf"(?i:answer)\s*(?i:is)?\s*:?\s*{one}"):
         if found := re.findall(pattern, tail):
