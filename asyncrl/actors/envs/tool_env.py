@@ -117,6 +117,8 @@ class ToolEnv:
         try:
             async with deadline:
                 return await tool(arguments)
+        except SystemExit as error:  # out of a task of its own, beside others, it would end the event loop
+            raise RuntimeError(f"tool {name} called sys.exit({error.code!r})") from error
         except TimeoutError as error:
             if not deadline.expired():
                 raise

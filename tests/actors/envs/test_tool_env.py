@@ -31,6 +31,11 @@ async def fail() -> str:
     raise RuntimeError("the store is down")
 
 
+async def leave() -> str:
+    """Leave."""
+    raise SystemExit(3)
+
+
 async def hang() -> str:
     """Hang."""
     await asyncio.sleep(60)
@@ -47,7 +52,7 @@ def call(name, arguments, identity="c"):
 
 def play(*messages, **options):
     async def episode():
-        env = ToolEnv((slow, shout, refuse, fail, hang), score, **options)
+        env = ToolEnv((slow, shout, refuse, fail, leave, hang), score, **options)
         assert await env.reset(TASK) == [{"role": "user", "content": "hi"}]
         turns = [await env.step(message) for message in messages]
         await env.close()
@@ -72,7 +77,7 @@ def test_calls_run_concurrently_and_come_back_in_order():
 @pytest.mark.parametrize(
     ("bad", "answer"),
     [
-        (call("nope", {}), "error: no tool 'nope'; there are: slow, shout, refuse, fail, hang"),
+        (call("nope", {}), "error: no tool 'nope'; there are: slow, shout, refuse, fail, leave, hang"),
         (call("slow", "{oops"), "error: the call is not valid JSON"),
         (call("slow", "[1]"), "error: the call is not valid JSON"),
         (call("slow", {"x": "a"}), "error: argument x"),
@@ -90,6 +95,9 @@ def test_what_the_policy_did_wrong_comes_back_as_a_message(bad, answer):
 def test_what_a_tool_did_wrong_fails_the_episode():
     with pytest.raises(RuntimeError, match="the store is down"):
         play(says(call("fail", {}), call("hang", {})))
+    for calls in ([call("leave", {})], [call("leave", {}), call("hang", {})]):
+        with pytest.raises(RuntimeError, match=r"tool leave called sys\.exit\(3\)"):
+            play(says(*calls))
     with pytest.raises(TimeoutError, match=r"tool hang did not answer within 0\.05 s"):
         play(says(call("hang", {})), tool_timeout_s=0.05)
 
