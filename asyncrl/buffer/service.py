@@ -40,7 +40,9 @@ _MAX_FRAME_BYTES = 256 << 20
 _MAX_HELD = 16384
 _MAX_HELD_OF_ONE = 64
 _REMEMBERED = 4096
-_AT_ONCE = 64
+_AT_ONCE = 4
+"""Requests handled between two looks at the clock, and answers that are worth a commit: with more of them, those who
+wait for an answer and the buffer would work in turns, not at once."""
 _RETRY_HELD_S = 0.05
 _RETRY_WRITING_S = 0.005
 _HELD = ("tickets", "batch", "checkpointed")
@@ -105,14 +107,14 @@ class Service:
                 self._buffer.tick(now)
             if self._held and (handled or now >= self._retry_at):
                 self._answer_held(now)
-            self._flush(now, idle=not handled)
+            self._flush(now, enough=not handled or len(self._outbox) >= _AT_ONCE)
             if now >= next_report:
                 next_report = now + every_s
                 report()
         self._buffer.stop()
         self._answer_held(float("inf"))
         self._urgent = True
-        self._flush(float("inf"), idle=True)  # under `fsync: interval` to the disk, too: there is no later time
+        self._flush(float("inf"), enough=True)  # under `fsync: interval` to the disk, too: there is no later time
 
     def close(self) -> None:
         """Hands over the last answers, for at most two seconds."""
@@ -233,13 +235,13 @@ class Service:
             self._outbox_since = self._clock()
         self._outbox.append((peer, frames))
 
-    def _flush(self, now: float, idle: bool) -> None:
-        """Commits and lets the answers go: at once, when the commit interval is over, or when nothing else is to do.
+    def _flush(self, now: float, enough: bool) -> None:
+        """Commits and lets the answers go: at once, when the commit interval is over, or when there are `enough`.
 
         The last only as long as commits take less than `_COMMITTING` of the time, so that many puts share one.
         """
         database = self._buffer.database
-        due = self._urgent or now >= self._outbox_since + self._commit_s or (idle and now >= self._rested_at)
+        due = self._urgent or now >= self._outbox_since + self._commit_s or (enough and now >= self._rested_at)
         if database.dirty and self._outbox and not due:
             return
         begun = self._clock()
