@@ -24,6 +24,7 @@ from asyncrl.buffer.restore import restore
 from asyncrl.errors import RunError
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
+from tests.buffer.test_prefixes import hand_back, lend, prefix
 
 
 def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> Iterator[str]:
@@ -124,6 +125,25 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
     acks = [Ack(0, t.id.group, t.id.index, 0, trajectory(t, (0,), float(t.id.index % 2)).digest()) for t in tickets]
     assert list(found(tmp_path, FakeSource(), acks, LIMITS)) == []
     assert [loss(read_ledger(tmp_path), ack) for ack in acks] == [None, "disk"]
+
+
+@pytest.mark.parametrize(("digest", "said"), [(None, []), ("another", ["does not begin with it"])])
+def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | None, said: list[str]) -> None:
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
+    learner(buffer)
+    hand_back(buffer, lend(buffer)[0], prefix())
+    (ticket,) = lend(buffer)
+    put(buffer, trajectory(ticket, (0, 0, 0)))
+    if digest is not None:
+        buffer.database.write("UPDATE prefixes SET digest = ?", (digest,))
+    buffer.commit(0)
+    buffer.database.close()
+    ledger = read_ledger(tmp_path)
+    assert [p.ended for p in ledger.prefixes] == ["continued"]
+    files = PayloadFiles(tmp_path / "payloads")
+    problems = list(prefixes(ledger, files.read))
+    files.close()
+    assert [words for words, problem in zip(said, problems, strict=True) if words not in problem] == []
 
 
 def test_more_segments_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
