@@ -76,13 +76,13 @@ def ledger_of(run: RunFolder) -> LedgerRows:
 def test_rewards_that_fail_cost_their_own_episodes_and_the_run_goes_on(tmp_path: Path) -> None:
     score = {"name": "mine.py:score", "wrap": [{"name": "in_processes", "timeout_s": 2.0, "processes": 4}]}
     env = {"workers": "processes", "worker_count": 2, "call_s": 25.0, "max_failures": 1.0}
-    code, said, run = launched(tmp_path, score, env=env)
+    # Long enough that all four kinds are drawn, and time out, on a fast machine too.
+    code, said, run = launched(tmp_path, score, env=env, learner={"steps": 20, "checkpoint_every": 10})
     assert code == 0, said
     ledger = ledger_of(run)
     failed = {g.task_id.partition("-")[0] for g in ledger.groups.values() if g.reason == "env_error"}
     trained = {g.task_id.partition("-")[0] for g in ledger.groups.values() if g.state == "trained"}
-    assert failed <= {"raises", "nan", "hangs", "dies"}
-    assert len(failed) >= 2
+    assert failed == {"raises", "nan", "hangs", "dies"}
     assert trained == {"fine"}
     assert all(row.reward in (1.0, 2.0) for row in ledger.trajectories.values()), "no failure became a reward"
 
