@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.config import Config
@@ -15,7 +13,9 @@ from asyncrl.rewards import build, parse, run_score
 from asyncrl.rewards.group import Answer, open_group_score
 from asyncrl.rewards.processes import InProcesses
 from asyncrl.rewards.wrappers import Batched, Bucket, OverlongPenalty, RateLimited
+from tests.children import children
 from tests.rewards import verl_rewards
+from tests.waiting import until
 
 FILE = str(Path(__file__).with_name("verl_rewards.py"))
 TASK = {"id": "t", "prompt": "1+1?", "data_source": "sums", "reward_model": {"style": "rule", "ground_truth": "2"}}
@@ -117,6 +117,7 @@ def test_a_group_score_may_be_an_object_that_is_called_as_a_plain_function(tmp_p
 
 
 def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
+    others = children("asyncrl.rewards.worker")
     wrapped = InProcesses(verl_rewards.compute_score, timeout_s=1.0, processes=2)
 
     async def all_of(*solutions: str) -> list[Any]:
@@ -124,7 +125,6 @@ def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
 
     first = asyncio.run(all_of("2"))
     assert (first[0].value, first[0].metrics) == (1.0, {"length": 1.0})
-    before = set(psutil.Process().children(recursive=True))
     hang, died, raised, nan, right, wrong = asyncio.run(all_of("hang", "die", "raise", "nan", "2", "3"))
     assert isinstance(hang, TimeoutError)
     assert "did not return within 1.0 s (in_processes.timeout_s)" in str(hang)
@@ -132,11 +132,8 @@ def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
     assert "ValueError: no such answer" in str(raised)
     assert "returned nan" in str(nan)
     assert (right.value, wrong.value) == (1.0, 0.0)
-    deadline = time.monotonic() + 5
-    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = [p for p in psutil.Process().children(recursive=True) if "asyncrl.rewards.worker" in " ".join(p.cmdline())]
-    assert len(left) <= 2, "killed workers are gone; at most one idle one per slot is left"
+    few = lambda: len(children("asyncrl.rewards.worker") - others) <= 2  # noqa: E731
+    assert until(few, 5.0), "killed workers are gone; at most one idle one per slot is left"
 
 
 def test_in_processes_says_what_it_cannot_find_again() -> None:

@@ -11,12 +11,12 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.actors.engines.server_process import free_port
 from asyncrl.actors.envs.openenv import OpenEnvEnv, _Refused
 from asyncrl.actors.envs.protocol import Turn
+from tests.children import children
 
 SERVER = f"{Path(__file__).parents[3]}/examples/openenv_guess.py"
 GYMS = os.environ.get("ASYNCRL_GYMS_PYTHON", "")
@@ -48,10 +48,6 @@ def run(episode: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(episode, 90))
 
 
-def servers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if SERVER in child.cmdline()]
-
-
 @with_gyms
 @pytest.mark.timeout(120)
 def test_a_server_of_ones_own_serves_every_episode_and_ends_with_the_loop() -> None:
@@ -80,7 +76,7 @@ def test_a_server_of_ones_own_serves_every_episode_and_ends_with_the_loop() -> N
         assert (await say(second, "9")).messages == [{"role": "user", "content": "lower"}]
         await first.close()
 
-        (keeper, process) = sorted(servers(), key=lambda found: found.pid)
+        (keeper, process) = sorted(children(SERVER), key=lambda found: found.pid)
         assert keeper.pid == process.ppid()
         process.send_signal(signal.SIGKILL)
         with pytest.raises(ConnectionError, match="OpenEnv server, step"):
@@ -91,7 +87,7 @@ def test_a_server_of_ones_own_serves_every_episode_and_ends_with_the_loop() -> N
         await third.close()
 
     run(episodes())
-    assert servers() == []
+    assert children(SERVER) == set()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from asyncrl.actors.envs.protocol import Message, Turn
 from asyncrl.actors.envs.text_gym import WORKER, TextGymEnv
 from asyncrl.actors.envs.workers import Workers
 from asyncrl.data.seeds import SeedSource
+from tests.children import children
 
 GUESS = f"{Path(__file__).parents[3]}/examples/text_game.py:Guess"
 GYMS = os.environ.get("ASYNCRL_GYMS_PYTHON", "")
@@ -115,11 +116,11 @@ def test_in_a_worker_its_process_is_the_workers_and_ends_with_it(kind: Literal["
         async with Workers(kind, 1, "text_gym", {"gym": GUESS}, 30.0) as workers:
             played = workers.env()
             await played.reset(SEED)
-            assert games(), "runs now"
+            assert children(WORKER), "runs now"
             assert await played.step({"role": "assistant", "content": "3"}) == Turn(reward=1.0, done=True)
             await played.close()
         deadline = asyncio.get_running_loop().time() + 20
-        while games():
+        while children(WORKER):
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.1)
 
@@ -148,10 +149,6 @@ def test_it_ends_with_an_actor_that_is_killed() -> None:
            if WORKER in (p.info["cmdline"] or ()) and (p.info["environ"] or {}).get(name) == value]:  # fmt: skip
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def games() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if WORKER in process.cmdline()]
 
 
 @pytest.mark.timeout(60)

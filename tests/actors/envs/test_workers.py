@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.actors.episode import EpisodeFailed, Progress
@@ -17,6 +16,7 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Trajectory
 from tests.actors.fakes import STOP, FakeEngine, FakeRenderer, ticket
+from tests.children import children
 
 ENV = "tests.actors.envs.hosted_envs:HostedCounter"
 
@@ -87,14 +87,9 @@ def test_one_that_never_returns_misses_its_deadline_and_its_worker_is_replaced(w
     stage(config(workers, count=1, call_s=0.5), scenario)
 
 
-def hosting() -> set[psutil.Process]:
-    """The workers of this process; other tests have processes of their own below it."""
-    return {p for p in psutil.Process().children(recursive=True) if "envs.hosting" in " ".join(p.cmdline())}
-
-
 def test_a_worker_that_dies_costs_the_episodes_in_it_and_no_others() -> None:
     async def scenario(play: Play) -> None:
-        here = hosting()
+        here = children("envs.hosting")
         ends = await asyncio.gather(one(play, what="die"), one(play, group=1), return_exceptions=True)
         assert isinstance(ends[0], EpisodeFailed)
         assert ends[0].reason == "env_error"
@@ -103,12 +98,12 @@ def test_a_worker_that_dies_costs_the_episodes_in_it_and_no_others() -> None:
         found = await asyncio.gather(*(one(play, group=i) for i in range(4)))
         assert len(found) == 4
         await asyncio.sleep(1.5)
-        now = hosting()
+        now = children("envs.hosting")
         assert len(now) == len(here) == 2
         assert now != here, "another took its place"
 
     stage(config("processes"), scenario)
-    assert not hosting()
+    assert not children("envs.hosting")
 
 
 @pytest.mark.parametrize("workers", ["async", "threads", "processes"])
