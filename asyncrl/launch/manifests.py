@@ -36,7 +36,7 @@ cat > "$config" <<'END_OF_CONFIG'
 {config}END_OF_CONFIG
 
 export RAY_USAGE_STATS_ENABLED=0
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")  # `| head -n 1` would end scontrol, and so the job
 ip=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | cut -d ' ' -f 1)
 export RAY_ADDRESS="$ip:$((20000 + SLURM_JOB_ID % 20000))"
 

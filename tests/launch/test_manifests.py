@@ -17,7 +17,8 @@ from asyncrl.launch.manifests import kubernetes, slurm
 
 KUBERNETES = "1.30"
 STUBS = {
-    "scontrol": "echo node-a; echo node-b; echo node-c",
+    # Slow enough that a reader of the first line alone is gone before the second is written.
+    "scontrol": "echo node-a; sleep 0.2; echo node-b; echo node-c",
     # Without its options: those are srun's own up to the command.
     "srun": 'echo "srun $*" >> "$LOG"; while [ "${1#--}" != "$1" ]; do shift; done; "$@"',
     "hostname": "echo 10.0.0.7 fe80::1",
