@@ -17,8 +17,8 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.jsonl import by_step
 
 ROOT = Path(__file__).parents[1]
-FIELDS = {
-    "launch.host": "127.0.0.1", "weights.channel": "zmq", "learner.steps": 3, "learner.groups_per_step": 4,
+FIELDS = {  # steps enough for several reports of the weights server
+    "launch.host": "127.0.0.1", "weights.channel": "zmq", "learner.steps": 15, "learner.groups_per_step": 4,
     "learner.group_size": 4, "buffer.capacity": 64, "eval.tasks": 0, "launch.name": "run",
     "tracking.system_s": 0.5,
 }  # fmt: skip
@@ -45,7 +45,7 @@ def test_a_run_over_tcp_with_keys_and_weights_through_a_server(tmp_path: Path) -
         shown += [file.read_bytes() for file in run.path.rglob("*") if file.is_file()] + [out.encode()]
         assert not any(secret in text for secret in (keys.server_secret, keys.client_secret) for text in shown)
         summary = json.loads(run.summary.read_text())
-        assert (summary["outcome"], summary["steps"], summary["restarts"]) == ("finished", 3, {})
+        assert (summary["outcome"], summary["steps"], summary["restarts"]) == ("finished", FIELDS["learner.steps"], {})
         assert 0 < summary["max_staleness_seen"] <= 2, "newer weights arrived"
         for role in ("buffer", "weights"):
             assert f"{role} listens on tcp://127.0.0.1:" in run.log(role).read_text()

@@ -33,6 +33,8 @@ _kept: dict[int, _Kept] = {}
 def on_kept_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What `function(*arguments)`, all of it picklable, returns on each of `size` ranks that form one process group
     over loopback. Fails with a rank's traceback."""
+    if size in _kept and not _kept[size].alive:  # another test ended them
+        _kept.pop(size).end()
     if size not in _kept:
         _kept[size] = _Kept(size)
     try:
@@ -60,6 +62,10 @@ class _Kept:
             self._processes[-1].start()
             there.close()
             self._pipes.append(here)
+
+    @property
+    def alive(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
 
     def play(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
         task = pickle.dumps((function, arguments))
