@@ -22,10 +22,10 @@ from typing import Any
 
 import yaml
 
-from asyncrl import leftovers
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.keys import Keys
+from asyncrl.process import leftovers
 from asyncrl.sockets import Endpoint
 
 SOCKET_PATH_BYTES = 107

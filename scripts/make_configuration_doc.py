@@ -8,7 +8,7 @@ import operator
 from pathlib import Path
 
 from asyncrl.config import Config
-from asyncrl.config_sources import fields
+from asyncrl.config.loading import fields
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 

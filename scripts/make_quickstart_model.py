@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from asyncrl.quickstart import CHECKPOINT
-from asyncrl.quickstart.model import STEPS, make_checkpoint
+from asyncrl.quickstart.build import STEPS, make_checkpoint
 
 
 def main() -> None:

@@ -90,7 +90,7 @@ def test_nothing_to_play(tmp_path: Path) -> None:
 
 
 def test_held_out_tasks_are_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from asyncrl.quickstart.model import build_model
+    from asyncrl.quickstart.build import build_model
     from asyncrl.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()

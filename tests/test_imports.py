@@ -70,7 +70,7 @@ def loaded_by(*modules: str) -> set[str]:
 @pytest.mark.parametrize(
     "modules",
     [
-        ("asyncrl", "asyncrl.cli", "asyncrl.config_flags"),
+        ("asyncrl", "asyncrl.cli", "asyncrl.config.flags"),
         ("asyncrl.weights.server", "asyncrl.weights.mirror", "asyncrl.weights.channels"),
         ("asyncrl.launch.start", "asyncrl.launch.local", "asyncrl.launch.guardian", "asyncrl.tracking.collector"),
         ("asyncrl.actors.envs", "asyncrl.data", "asyncrl.trajectory", "asyncrl.wire", "asyncrl.tracking.reporter"),

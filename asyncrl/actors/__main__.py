@@ -20,7 +20,7 @@ from asyncrl.actors.renderer_choice import build_renderer
 from asyncrl.actors.threads import running, use_daemon_threads
 from asyncrl.actors.updates import DrainingEngine, Updates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
-from asyncrl.launch.role import play, settle
+from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.channels import channel

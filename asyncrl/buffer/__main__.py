@@ -18,7 +18,7 @@ from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.service import Service
 from asyncrl.data.added import open_on_step_end
-from asyncrl.launch.role import play, settle
+from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 

@@ -30,11 +30,11 @@ from asyncrl.launch import stall
 from asyncrl.launch.backend import Backend, Local, Started
 from asyncrl.launch.elastic import Actors
 from asyncrl.launch.guardian import Guardian
-from asyncrl.launch.logs import why_it_ended
 from asyncrl.launch.processes import Role, adopt_orphans, reap_orphans
 from asyncrl.launch.roles import actor
 from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit
 from asyncrl.launch.why import RoleState, explain
+from asyncrl.process.logs import why_it_ended
 from asyncrl.run_folder import RunFolder
 
 if TYPE_CHECKING:

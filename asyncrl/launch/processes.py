@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.launch import lifeline
+from asyncrl.process import lifeline
 
 RUN_MARKER = "ASYNCRL_RUN"
 ROLE_MARKER = "ASYNCRL_ROLE"

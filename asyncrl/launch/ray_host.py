@@ -22,11 +22,11 @@ from pathlib import Path
 
 import ray
 
-from asyncrl import leftovers
 from asyncrl.errors import RunError
 from asyncrl.launch.guardian import outlive
-from asyncrl.launch.logs import RUN_ERROR
 from asyncrl.launch.processes import HOSTED_MARKER, Process, Role, kill_all, of_run
+from asyncrl.process import leftovers
+from asyncrl.process.logs import RUN_ERROR
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import HOST
 

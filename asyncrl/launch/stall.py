@@ -22,10 +22,10 @@ from typing import Any
 import psutil
 
 from asyncrl.errors import AsyncRLError
-from asyncrl.launch.logs import STACKS
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import of_run, role_of
 from asyncrl.launch.why import Explanation, RoleState, explain
+from asyncrl.process.logs import STACKS
 from asyncrl.run_folder import RunFolder, replace
 
 PATIENCE_S = 5.0

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import zmq
 from rich.console import Console
 
-from asyncrl import leftovers
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
-from asyncrl.config_rules import warnings
-from asyncrl.config_sources import fields
+from asyncrl.config.loading import fields
+from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
 from asyncrl.launch.backend import backend
 from asyncrl.launch.local import Launcher
@@ -24,6 +23,7 @@ from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.roles import roles
 from asyncrl.launch.supervision import Outcome
+from asyncrl.process import leftovers
 from asyncrl.run_folder import RunFolder, replace
 
 if TYPE_CHECKING:

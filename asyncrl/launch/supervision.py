@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncrl.launch.logs import CONFIG_ERROR, RUN_ERROR
+from asyncrl.process.logs import CONFIG_ERROR, RUN_ERROR
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import torch
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.launch.role import play, settle
 from asyncrl.learner.building import builder_of, objective_of
 from asyncrl.learner.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
@@ -19,6 +18,7 @@ from asyncrl.learner.process import Learner
 from asyncrl.learner.ranks import Group, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
+from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.channels import Channel, channel

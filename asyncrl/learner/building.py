@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 from asyncrl.config import Config
-from asyncrl.config_rules import uncorrected
+from asyncrl.config.rules import uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.backends.torch import TorchBackend

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Backend, Packed, Scores
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.aggregation import AGGREGATIONS, denominator, unit_tokens
 from asyncrl.learner.batch import Batch

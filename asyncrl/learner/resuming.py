@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.buffer.client import BufferRefused, Start
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.checkpoints import State, complete, read_list
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.approximate_proximal import approximate_proximal
 from asyncrl.learner.backends.protocol import Backend, Scores, Want
 from asyncrl.learner.batch import Batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.backends.protocol import Backend, Packed, Scores, Want
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.critic import Critic, OfValues

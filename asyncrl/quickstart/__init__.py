@@ -16,7 +16,7 @@ def ensure_model(folder: Path = CHECKPOINT) -> Path:
     """The folder with the quickstart's model and tokenizer; built if it is not there (a minute of one core)."""
     if (folder / "model.safetensors").is_file():
         return folder
-    from asyncrl.quickstart.model import make_checkpoint
+    from asyncrl.quickstart.build import make_checkpoint
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

@@ -18,8 +18,8 @@ from typing import Any
 
 import msgpack
 
-from asyncrl.parent import end_with_parent
 from asyncrl.plugins import resolve
+from asyncrl.process.parent import end_with_parent
 
 
 @functools.cache

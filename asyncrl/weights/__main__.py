@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from asyncrl.launch.role import play, settle
+from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.server import Server

@@ -16,7 +16,7 @@ from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.prefixes import prefixes
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
-from asyncrl.quickstart.model import build_model
+from asyncrl.quickstart.build import build_model
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.shm import ShmPublisher

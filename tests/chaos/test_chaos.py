@@ -13,7 +13,7 @@ from asyncrl import cli
 from asyncrl.chaos.command import chaos
 from asyncrl.chaos.plan import KINDS
 from asyncrl.config import Config
-from asyncrl.config_sources import load
+from asyncrl.config.loading import load
 from asyncrl.errors import ConfigError
 from asyncrl.launch.processes import of_run
 from asyncrl.run_folder import RunFolder

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.role import play
+from asyncrl.process.role import play
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.advantages import ESTIMATORS
 from asyncrl.learner.aggregation import AGGREGATIONS
 from asyncrl.learner.corrections import CORRECTIONS

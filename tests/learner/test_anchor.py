@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config import Config
-from asyncrl.config_rules import SELF_CORRECTING
+from asyncrl.config.rules import SELF_CORRECTING
 from asyncrl.errors import ConfigError
 from asyncrl.learner.approximate_proximal import approximate_proximal
 from asyncrl.learner.batch import Batch

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from asyncrl.config import Config
-from asyncrl.config_rules import warnings
+from asyncrl.config.rules import warnings
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.advantages import ESTIMATORS, Advantages
 from asyncrl.learner.backends.torch import TorchBackend

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.config_learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.losses import LOSSES

@@ -2,8 +2,8 @@ import asyncio
 import random
 
 from asyncrl.data.lookup import LookupSource
+from asyncrl.quickstart.build import FLAW
 from asyncrl.quickstart.demonstrations import demonstrate
-from asyncrl.quickstart.model import FLAW
 from asyncrl.quickstart.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import httpx
 import numpy as np
 
-from asyncrl import leftovers
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
@@ -32,6 +31,7 @@ from asyncrl.actors.engines.server_dialect import Answer, Carrier, Dialect
 from asyncrl.actors.engines.server_http import Server, Servers
 from asyncrl.actors.engines.server_process import ServerProcess
 from asyncrl.errors import ConfigError
+from asyncrl.process import leftovers
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights

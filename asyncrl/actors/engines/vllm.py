@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from asyncrl import leftovers
 from asyncrl.actors.engines.fit import Fit, checkpoint_shapes
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.requests import prompt_of
@@ -40,6 +39,7 @@ from asyncrl.actors.engines.vllm_settings import (
 )
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.process import leftovers
 from asyncrl.trajectory import Float32
 from asyncrl.weights.channels import ON_DEVICE
 

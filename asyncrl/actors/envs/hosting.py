@@ -21,8 +21,8 @@ import msgpack
 
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.threads import use_daemon_threads
-from asyncrl.parent import end_with_parent
 from asyncrl.plugins import resolve
+from asyncrl.process.parent import end_with_parent
 
 LENGTH = 4
 """Bytes before each message that say how long it is."""

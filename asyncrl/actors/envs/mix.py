@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
-from asyncrl.config_mix import LIMITS
+from asyncrl.config.mix_rules import LIMITS
 from asyncrl.plugins import check_options, resolve
 
 _FIELDS = {"name", "options", "reward_weight"}

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from asyncrl.config import Config
-from asyncrl.config_paths import anchored
+from asyncrl.config.paths import anchored
 from asyncrl.errors import ConfigError
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")

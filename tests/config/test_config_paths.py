@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config_sources import load
+from asyncrl.config.loading import load
 
 TEXT = """
 model: {path: ./model}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from asyncrl.config import Config
-from asyncrl.config_sources import fields, load, show
+from asyncrl.config.loading import fields, load, show
 from asyncrl.errors import ConfigError
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_says_nothing_is_the_defaults(tmp_path: Path) -> None:
 
 
 def test_the_committed_configs_are_valid() -> None:
-    files = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+    files = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
     assert files
     for file in files:
         load(file, {})

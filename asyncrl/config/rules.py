@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncrl.config_mix import of_environments
+from asyncrl.config.mix_rules import of_environments
 
 if TYPE_CHECKING:
     from asyncrl.config import Config

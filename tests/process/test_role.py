@@ -5,7 +5,7 @@ import sys
 
 ROLE = """
 import resource
-from asyncrl.launch.role import play
+from asyncrl.process.role import play
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 2048))
 play("actor-0", lambda: print(*resource.getrlimit(resource.RLIMIT_NOFILE)))
 """

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from asyncrl.errors import AsyncRLError, ConfigError
-from asyncrl.launch import lifeline, logs
-from asyncrl.launch.logs import CONFIG_ERROR, RUN_ERROR
+from asyncrl.process import lifeline, logs
+from asyncrl.process.logs import CONFIG_ERROR, RUN_ERROR
 
 
 def play(role: str, main: Callable[[], None]) -> NoReturn:

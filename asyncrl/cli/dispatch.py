@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from asyncrl.cli_parts import envs, rewards, sandbox
-from asyncrl.cli_runs import audit, replay, status, why
+from asyncrl.cli.parts import envs, rewards, sandbox
+from asyncrl.cli.runs import audit, replay, status, why
 from asyncrl.errors import AsyncRLError, ConfigError
 
 Arg = tyro.conf.arg
@@ -63,7 +63,7 @@ def _ending(error: AsyncRLError | OSError | KeyboardInterrupt) -> tuple[int, str
 
 def launch(words: list[str]) -> int:
     """Trains: starts actors, buffer and learner, and watches them until the run ends."""
-    from asyncrl.config_sources import load, show
+    from asyncrl.config.loading import load, show
     from asyncrl.run_folder import RunFolder
 
     @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def launch(words: list[str]) -> int:
 
 def evaluate(words: list[str]) -> int:
     """Plays the held-out tasks with a checkpoint or a served model: success and reward with intervals, pass@k."""
-    from asyncrl.config_sources import load
+    from asyncrl.config.loading import load
 
     @dataclass(frozen=True)
     class Eval:
@@ -213,7 +213,7 @@ def dashboard(words: list[str]) -> int:
 
 def chaos(words: list[str]) -> int:
     """Runs a job twice, undisturbed and under seeded faults, and checks that nothing but time was lost."""
-    from asyncrl.config_sources import load
+    from asyncrl.config.loading import load
 
     @dataclass(frozen=True)
     class Chaos:
@@ -297,7 +297,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _parse(options: type[Any], words: list[str], command: str) -> tuple[Any, dict[str, Any]]:
     """The command's own options, and the config fields that were given as flags. Raises ConfigError."""
-    from asyncrl.config_flags import flags_type, given_flags, unknown_flag
+    from asyncrl.config.flags import flags_type, given_flags, unknown_flag
 
     both = dataclasses.make_dataclass(command, [], bases=(flags_type(), options), frozen=True)
     description = (COMMANDS[command].__doc__ or "").strip()

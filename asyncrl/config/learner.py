@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from asyncrl.config_section import Section
+from asyncrl.config.section import Section
 
 
 class LoraConfig(Section):

@@ -1,7 +1,7 @@
 import runpy
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "make_configuration_doc.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_configuration_doc.py"
 
 
 def test_the_configuration_page_is_that_of_the_code():

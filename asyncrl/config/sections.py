@@ -1,7 +1,7 @@
 """The whole configuration: one tree, every field documented where it is declared.
 
-A field's docstring is its `--help` text. YAML in, flags on top (`asyncrl/config_sources.py` reads both). A constraint
-on one field stands on the field; those that span fields stand in `config_rules.py`.
+A field's docstring is its `--help` text. YAML in, flags on top (`asyncrl/config/loading.py` reads both). A constraint
+on one field stands on the field; those that span fields stand in `rules.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, model_validator
 
-from asyncrl.config_learner import LearnerConfig
-from asyncrl.config_rules import impossible
-from asyncrl.config_section import Section
+from asyncrl.config.learner import LearnerConfig
+from asyncrl.config.rules import impossible
+from asyncrl.config.section import Section
 
 
 class ModelConfig(Section):

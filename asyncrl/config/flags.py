@@ -19,7 +19,7 @@ from tyro import conf
 from tyro.constructors import PrimitiveConstructorSpec
 
 from asyncrl.config import Config
-from asyncrl.config_sources import fields, kinds, nearest, parse_yaml, section_of
+from asyncrl.config.loading import fields, kinds, nearest, parse_yaml, section_of
 from asyncrl.errors import ConfigError
 
 

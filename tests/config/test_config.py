@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from asyncrl.config import Config
-from asyncrl.config_rules import warnings
+from asyncrl.config.rules import warnings
 
 
 def config(**sections: dict[str, Any]) -> Config:

@@ -9,15 +9,15 @@ import sys
 import time
 from pathlib import Path
 
-from asyncrl import leftovers
 from asyncrl.config import Config
+from asyncrl.process import leftovers
 from asyncrl.run_folder import RunFolder
 from tests.waiting import until
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from asyncrl import leftovers
+from asyncrl.process import leftovers
 leftovers.hold(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -68,7 +68,7 @@ def test_a_run_folder_s_own_are_held_while_its_process_lives(tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from asyncrl import leftovers
+from asyncrl.process import leftovers
 with leftovers.in_memory("server", Path(sys.argv[1])) as folder:
     (folder / "model.safetensors").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,8 +12,8 @@ import pytest
 import tyro
 
 from asyncrl.config import Config
-from asyncrl.config_flags import flags_type, given_flags, unknown_flag
-from asyncrl.config_sources import fields, load
+from asyncrl.config.flags import flags_type, given_flags, unknown_flag
+from asyncrl.config.loading import fields, load
 
 
 def given(*words: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from lockstep import play
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.data.lookup import LookupSource
-from asyncrl.quickstart import CHECKPOINT, ensure_model, model
-from asyncrl.quickstart.model import build_model, make_checkpoint, warm_up
+from asyncrl.quickstart import CHECKPOINT, ensure_model
+from asyncrl.quickstart import build
+from asyncrl.quickstart.build import build_model, make_checkpoint, warm_up
 from asyncrl.quickstart.tokenizer import build_tokenizer
 
 
@@ -59,7 +60,7 @@ def test_a_missing_model_is_built_once(tmp_path, monkeypatch):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(model, "make_checkpoint", fake_make_checkpoint)
+    monkeypatch.setattr(build, "make_checkpoint", fake_make_checkpoint)
     folder = tmp_path / "deep" / "checkpoint"
     assert ensure_model(folder) == ensure_model(folder) == folder
     assert len(built) == 1

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from asyncrl.launch.logs import last_words, tail, why_it_ended
+from asyncrl.process.logs import last_words, tail, why_it_ended
 
 ROLE = """
 import sys
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.role import play
+from asyncrl.process.role import play
 def main():
     import logging
     logging.getLogger("learner").info("step 3")
