@@ -19,13 +19,13 @@ test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
 
 # vLLM's own tests, with real vLLM on a CPU, in an environment of its own. Any other tests: make test-vllm ARGS=tests
-test-vllm: ARGS := tests/actors/test_engine_vllm.py tests/actors/test_engine_vllm_server.py tests/actors/test_vllm_transfer.py tests/actors/test_evaluation_vllm.py
+test-vllm: ARGS := tests/actors/engines/test_engine_vllm.py tests/actors/engines/test_engine_vllm_server.py tests/actors/engines/test_vllm_transfer.py tests/actors/engines/test_evaluation_vllm.py
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(ARGS)
 
 # The engine's tests against a real SGLang server on a CPU, which lives in an environment of its own.
 test-sglang: .venv/.tested .venv-sglang/.installed
-	OMP_NUM_THREADS=1 ASYNCRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest tests/actors/test_engine_sglang.py
+	OMP_NUM_THREADS=1 ASYNCRL_SGLANG_PYTHON=.venv-sglang/bin/python $(BIN)/python -m pytest tests/actors/engines/test_engine_sglang.py
 
 # The adapter's run with real verifiers, which pins other packages and lives in an environment of its own.
 test-verifiers: .venv/.tested .venv-verifiers/.installed
@@ -33,7 +33,7 @@ test-verifiers: .venv/.tested .venv-verifiers/.installed
 
 # Games of text and OpenEnv, whose packages are heavy or pin others, in an environment of their own.
 test-gyms: .venv/.tested .venv-gyms/.installed
-	OMP_NUM_THREADS=1 ASYNCRL_GYMS_PYTHON=$(CURDIR)/.venv-gyms/bin/python $(BIN)/python -m pytest -m 'slow or not slow' --timeout 600 tests/actors/envs/test_text_gym.py tests/actors/envs/test_openenv.py tests/test_environment_configs.py -k 'gym or openenv'
+	OMP_NUM_THREADS=1 ASYNCRL_GYMS_PYTHON=$(CURDIR)/.venv-gyms/bin/python $(BIN)/python -m pytest -m 'slow or not slow' --timeout 600 tests/actors/envs/adapters/test_text_gym.py tests/actors/envs/adapters/test_openenv.py tests/test_environment_configs.py -k 'gym or openenv'
 
 lint: .venv/.tested
 	$(BIN)/ruff check .
@@ -69,7 +69,7 @@ clean:
 	.venv-vllm/bin/pip install --quiet --no-deps -e .
 	@touch $@
 
-# --no-deps: SGLang asks for CUDA packages throughout; two of them have stand-ins in tests/actors/sglang_stubs.
+# --no-deps: SGLang asks for CUDA packages throughout; two of them have stand-ins in tests/actors/engines/sglang_stubs.
 .venv-sglang/.installed: requirements/sglang-cpu.txt
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/pip install --quiet --no-deps -r requirements/sglang-cpu.txt

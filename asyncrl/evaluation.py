@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
-from asyncrl.actors.chat import Served
+from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episode import EpisodeFailed, Progress
-from asyncrl.actors.playing import chatter, player
-from asyncrl.actors.renderer_choice import build_renderer
-from asyncrl.actors.threads import use_daemon_threads
-from asyncrl.buffer.cursor import open_source, ticket_seed
+from asyncrl.actors.episodes.chat import Served
+from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
+from asyncrl.actors.player import chatter, player
+from asyncrl.actors.rendering.build import build_renderer
+from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError, RunError

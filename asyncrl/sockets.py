@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 HOST = "ASYNCRL_HOST"
 """Environment variable: the address of this host on which a role listens, where a launcher knows it better."""
 RELAYED = "ASYNCRL_RELAYED"
-"""Environment variable: somebody (asyncrl/chaos/relay.py) stands between who listens and who connects, reads where the
-one does beside the place where the other looks, and announces itself there."""
+"""Environment variable: a relay (asyncrl/chaos/faults/network.py) stands between listener and peers. It reads the
+listener's address beside the place where peers look, and announces itself there."""
 HEARTBEAT_MS = 5_000
 SILENT_MS = 20_000
 """A tcp peer that is not heard of for so long is gone, and its connection is closed."""

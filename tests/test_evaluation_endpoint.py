@@ -156,11 +156,11 @@ def test_an_episode_that_takes_too_long_says_so(
 @pytest.fixture
 def own_endpoint() -> Iterator[str]:
     """The endpoint that agents are given by an actor, with the quickstart's model behind it, which answers greedily."""
-    from asyncrl.actors.endpoint import Endpoint
-    from asyncrl.actors.endpoint_session import Session
+    from asyncrl.actors.endpoint.server import Endpoint
+    from asyncrl.actors.endpoint.session import Session
     from asyncrl.actors.engines import build_engine
-    from asyncrl.actors.episode import Limits, Progress
-    from asyncrl.actors.renderer_choice import build_renderer
+    from asyncrl.actors.episodes.episode import Limits, Progress
+    from asyncrl.actors.rendering.build import build_renderer
 
     served: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
 

@@ -71,8 +71,8 @@ def loaded_by(*modules: str) -> set[str]:
     "modules",
     [
         ("asyncrl", "asyncrl.cli", "asyncrl.config.flags"),
-        ("asyncrl.weights.server", "asyncrl.weights.mirror", "asyncrl.weights.channels"),
-        ("asyncrl.launch.start", "asyncrl.launch.local", "asyncrl.launch.guardian", "asyncrl.tracking.collector"),
+        ("asyncrl.weights.network.server", "asyncrl.weights.network.mirror", "asyncrl.weights.channels"),
+        ("asyncrl.launch.start", "asyncrl.launch.loop", "asyncrl.launch.guardian", "asyncrl.tracking.collector"),
         ("asyncrl.actors.envs", "asyncrl.data", "asyncrl.trajectory", "asyncrl.wire", "asyncrl.tracking.reporter"),
     ],
 )

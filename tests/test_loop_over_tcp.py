@@ -14,7 +14,7 @@ import pytest
 from asyncrl.keys import Keys
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking.jsonl import by_step
+from asyncrl.tracking.sinks.jsonl import by_step
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {  # steps enough for several reports of the weights server

@@ -15,7 +15,7 @@ import pytest
 from asyncrl.audit.command import audit
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking.jsonl import by_step
+from asyncrl.tracking.sinks.jsonl import by_step
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]

@@ -19,16 +19,16 @@ ACTOR = "asyncrl.buffer.client:AsyncBufferClient"
 LEARNER = [
     (f"{CLIENT}.batch", 3),  # pull
     (f"{CLIENT}.finished", 2),
-    ("asyncrl.weights.shm:ShmPublisher.publish", 2),
+    ("asyncrl.weights.local.shm:ShmPublisher.publish", 2),
     (f"{CLIENT}.published", 2),
     ("asyncrl.learner.checkpoints:Checkpoints.begin", 1),
     (f"{CLIENT}.checkpointed", 1),
 ]
-ACTORS = [(f"{ACTOR}.tickets", 3), (f"{ACTOR}.put", 5), ("asyncrl.actors.updates:Updates.look", 3)]
-ACTORS += [("asyncrl.actors.engines.hf:HFEngine.load", 2), ("asyncrl.actors.acks:AckLog.write", 5)]
+ACTORS = [(f"{ACTOR}.tickets", 3), (f"{ACTOR}.put", 5), ("asyncrl.actors.weight_updates:Updates.look", 3)]
+ACTORS += [("asyncrl.actors.engines.hf.engine:HFEngine.load", 2), ("asyncrl.actors.ack_log:AckLog.write", 5)]
 BUFFER = [(f"asyncrl.buffer.core:Buffer.{op}", nth) for op, nth in (("put", 9), ("batch", 3), ("finished", 2))]
 BUFFER += [("asyncrl.buffer.core:Buffer.published", 2), ("asyncrl.buffer.core:Buffer.checkpointed", 1)]
-BUFFER += [("asyncrl.buffer.database:Database.commit", 30)]
+BUFFER += [("asyncrl.buffer.ledger.database:Database.commit", 30)]
 
 
 @pytest.mark.slow

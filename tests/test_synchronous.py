@@ -19,20 +19,20 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episode import Limits, Progress, play
-from asyncrl.actors.playing import environment
-from asyncrl.actors.renderer import TemplateRenderer
+from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.player import environment
+from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded
-from asyncrl.buffer.cursor import open_source, ticket_seed
+from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.learner.__main__ import compute_alike
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import flatten
 from asyncrl.learner.checkpoints import complete, group_digests, read_list
-from asyncrl.learner.objective import Objective
-from asyncrl.learner.step import train_step
+from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.step.train_step import train_step
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion

@@ -17,7 +17,7 @@ from asyncrl.audit.command import audit
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking.jsonl import by_step
+from asyncrl.tracking.sinks.jsonl import by_step
 from tests.waiting import until
 
 SMALL = {

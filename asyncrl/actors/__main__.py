@@ -10,15 +10,15 @@ import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from asyncrl.actors.acks import AckLog
+from asyncrl.actors.ack_log import AckLog
+from asyncrl.actors.daemon_threads import running, use_daemon_threads
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.leases import LeaseKeeper, Patience
-from asyncrl.actors.playing import player
-from asyncrl.actors.process import Actor
-from asyncrl.actors.renderer import TemplateRenderer
-from asyncrl.actors.renderer_choice import build_renderer
-from asyncrl.actors.threads import running, use_daemon_threads
-from asyncrl.actors.updates import DrainingEngine, Updates
+from asyncrl.actors.loop import Actor
+from asyncrl.actors.player import player
+from asyncrl.actors.rendering.build import build_renderer
+from asyncrl.actors.rendering.template import TemplateRenderer
+from asyncrl.actors.weight_updates import DrainingEngine, Updates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder

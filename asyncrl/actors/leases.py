@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from asyncrl.actors.episode import Progress
+from asyncrl.actors.episodes.episode import Progress
 from asyncrl.errors import RunError
 from asyncrl.trajectory import TicketId
 

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from asyncrl.audit.drawing import curriculum
+from asyncrl.audit.curriculum import curriculum
 from asyncrl.audit.ledger import GroupRow, LedgerRows
 from asyncrl.audit.payloads import payloads
 from asyncrl.audit.prefixes import prefixes
 from asyncrl.audit.witnesses import Ack, AckLines, Evidence, LearnerList, Limits
-from asyncrl.buffer.group import Reason
+from asyncrl.buffer.ledger.group import Reason
 from asyncrl.learner.checkpoints import group_digests
 
 REASONS = get_args(Reason)

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncrl.audit import rows
+from asyncrl.audit import export
 from asyncrl.audit.checks import Violation, violations
-from asyncrl.audit.figures import Figures, figures
 from asyncrl.audit.parquet import write_parquet
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.summary import Figures, figures
 from asyncrl.audit.witnesses import gather
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
@@ -30,7 +30,7 @@ def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", o
     with closing(PayloadFiles(run.ledger(config) / "payloads")) as payloads:
         evidence = gather(run, config, payloads)
         if step is not None:
-            fed = rows.of_step(evidence, step)
+            fed = export.of_step(evidence, step)
             _give(fed, "\n".join(_step_lines(step, fed, config)), format, out, run)
             return 0
         found = list(violations(evidence))
@@ -38,7 +38,7 @@ def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", o
     said: dict[str, Any] = {"run": str(run.path), "holds": not found, "violations": [asdict(v) for v in found]}
     lines = [*_lines(run, about, config), "", *_verdict(found)]
     if format == "parquet":
-        _give(rows.of_run(evidence), "", format, out, run)
+        _give(export.of_run(evidence), "", format, out, run)
         print("\n".join(_verdict(found)))
     else:
         _give(said | asdict(about), "\n".join(lines), format, out, run)

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer import schema
-from asyncrl.data.added import ADDED
+from asyncrl.buffer.ledger import schema
+from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
 

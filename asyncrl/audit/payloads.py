@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
-from asyncrl.buffer.group import version_counts
-from asyncrl.buffer.payloads import checksum
+from asyncrl.buffer.ledger.group import version_counts
+from asyncrl.buffer.ledger.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import RunError
 from asyncrl.trajectory import Trajectory

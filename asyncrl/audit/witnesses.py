@@ -1,6 +1,6 @@
 """The witnesses of a run, each read from its own place: none of them can have been altered by another's mistake.
 
-the data seed          which task every draw must have been        buffer/cursor.py, the task source
+the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
 the actors' logs       what each was told is stored                acks/<actor>.jsonl
 the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
 the payloads           what was stored, byte by byte               buffer/payloads/*.segment
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
-from asyncrl.buffer.added import task_of as added_task
-from asyncrl.buffer.cursor import open_curriculum, open_source
+from asyncrl.buffer.tasks.added_tasks import task_of as added_task
+from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
-from asyncrl.data.sizes import GroupSizes
+from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints import Done, complete, read_list
 from asyncrl.run_folder import RunFolder

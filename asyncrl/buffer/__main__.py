@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.cursor import open_curriculum, open_source
-from asyncrl.buffer.database import Database
-from asyncrl.buffer.measures import series
+from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.loop import Service
+from asyncrl.buffer.metrics import series
 from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.service import Service
-from asyncrl.data.added import open_on_step_end
+from asyncrl.buffer.tasks.sources import open_curriculum, open_source
+from asyncrl.data.added_tasks import open_on_step_end
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from asyncrl.buffer.drawing import Drawing
-from asyncrl.buffer.group import Group, Outcome
-from asyncrl.buffer.history import Batch, Incarnation
-from asyncrl.buffer.ledger import Ledger
+from asyncrl.buffer.ledger.group import Group, Outcome
+from asyncrl.buffer.ledger.history import Batch, Incarnation
+from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.sampling import choose
 from asyncrl.buffer.staleness import Deadline, due, verdict
-from asyncrl.buffer.tickets import Tickets
+from asyncrl.buffer.tasks.drawing import Drawing
+from asyncrl.buffer.tickets.tickets import Tickets
 
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
 

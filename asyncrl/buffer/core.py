@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches, Start
-from asyncrl.buffer.database import Database, LedgerFailed
-from asyncrl.buffer.drawing import Drawing
 from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalReply, EvalSets
-from asyncrl.buffer.group import Outcome
-from asyncrl.buffer.leases import Leases
-from asyncrl.buffer.ledger import Ledger
-from asyncrl.buffer.payloads import PayloadLost
+from asyncrl.buffer.ledger.database import Database, LedgerFailed
+from asyncrl.buffer.ledger.group import Outcome
+from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.payloads import PayloadLost
+from asyncrl.buffer.ledger.snapshot import Snapshot
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.shares import share
-from asyncrl.buffer.snapshot import Snapshot
 from asyncrl.buffer.staleness import staleness
-from asyncrl.buffer.tickets import Put, Tickets
-from asyncrl.data.added import OnStepEnd
+from asyncrl.buffer.tasks.drawing import Drawing
+from asyncrl.buffer.tickets.leases import Leases
+from asyncrl.buffer.tickets.tickets import Put, Tickets
+from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curriculum import InOrder
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from asyncrl.buffer.cursor import ticket_seed
-from asyncrl.buffer.database import Database
-from asyncrl.buffer.drawing import carried
-from asyncrl.buffer.leases import Lease, Leases
+from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.rules import Refused, Rules
+from asyncrl.buffer.tasks.drawing import carried
+from asyncrl.buffer.tasks.sources import ticket_seed
+from asyncrl.buffer.tickets.leases import Lease, Leases
 from asyncrl.data.base import TaskSource
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Ticket, TicketId, Trajectory

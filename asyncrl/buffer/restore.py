@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-from asyncrl.buffer.database import LedgerFailed
+from asyncrl.buffer.ledger.database import LedgerFailed
 
 
 def restore(checkpoints: Path, folder: Path) -> Path | None:

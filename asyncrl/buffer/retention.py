@@ -6,11 +6,11 @@ goes once nothing in it is needed. Payloads of skipped batches stay, oldest remo
 
 from __future__ import annotations
 
-from asyncrl.buffer.database import Database
-from asyncrl.buffer.ledger import Ledger
-from asyncrl.buffer.payloads import Location, PayloadLost
+from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.payloads import Location, PayloadLost
+from asyncrl.buffer.ledger.snapshot import NEEDED
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.snapshot import NEEDED
 
 ALMOST_FULL = 0.8
 """Of `buffer.max_disk_gb`: from here on the learner writes a checkpoint after every step, so that payloads can go."""

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from random import Random
 
-from asyncrl.buffer.group import Group
+from asyncrl.buffer.ledger.group import Group
 
 Sampler = Callable[[Sequence[Group], int, int, Random], Sequence[Group]]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncrl.buffer.group import Group
+from asyncrl.buffer.ledger.group import Group
 
 OverAge = Literal["drop", "wait", "mask"]
 Verdict = Literal["eligible", "ahead", "over_age"]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.command import audit
-from asyncrl.chaos.clock import Clock
-from asyncrl.chaos.disk import Disk
-from asyncrl.chaos.environment import Environments
+from asyncrl.chaos.faults.clock import Clock
+from asyncrl.chaos.faults.disk import Disk
+from asyncrl.chaos.faults.environment import Environments
+from asyncrl.chaos.faults.network import Relay
+from asyncrl.chaos.faults.processes import Processes
+from asyncrl.chaos.injector import Means
 from asyncrl.chaos.job import Job
-from asyncrl.chaos.means import Means
 from asyncrl.chaos.plan import Fault, differs, plan
-from asyncrl.chaos.processes import Processes
-from asyncrl.chaos.relay import Relay
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.roles import roles

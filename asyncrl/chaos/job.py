@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import yaml
 
-from asyncrl.chaos.means import Means
+from asyncrl.chaos.injector import Means
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.launch import stall
+from asyncrl.launch.diagnosis import stall
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 
@@ -163,7 +163,7 @@ class Job:
         self._ids.add(self.run.id)
 
     def _steps(self) -> int:
-        from asyncrl.tracking.jsonl import by_step
+        from asyncrl.tracking.sinks.jsonl import by_step
 
         return max((int(record["step"]) for record in by_step(self.run.metrics)), default=0)
 

@@ -105,7 +105,7 @@ def launch(words: list[str]) -> int:
     start.check(sourced.config)
     sinks.check(sourced.config.tracking.sinks)
     if options.dry_run:
-        from asyncrl.learner.building import builder_of, objective_of  # torch: seconds, which a launch has not
+        from asyncrl.learner.build import builder_of, objective_of  # torch: seconds, which a launch has not
 
         builder_of(sourced.config), objective_of(sourced.config)
         print(show(sourced))
@@ -117,15 +117,15 @@ def launch(words: list[str]) -> int:
         print(PRINTERS[options.print_](sourced.config, name))
         return 0
     # Opened once here: what is wrong with the data is said before anything starts, and to somebody who looks.
-    from asyncrl.buffer.cursor import open_curriculum, open_source
-    from asyncrl.data.added import open_on_step_end
-    from asyncrl.rewards.group import open_group_score
+    from asyncrl.buffer.tasks.sources import open_curriculum, open_source
+    from asyncrl.data.added_tasks import open_on_step_end
+    from asyncrl.rewards.group_score import open_group_score
 
     source = open_source(sourced.config)
     open_curriculum(sourced.config, source)
     open_on_step_end(sourced.config)
     open_group_score(sourced.config)
-    from asyncrl.tracking.live import Screen
+    from asyncrl.tracking.terminal.live import Screen
 
     if (tasks := sourced.config.eval.tasks) and not source.held_out_size:
         print(
@@ -203,7 +203,7 @@ def dashboard(words: list[str]) -> int:
         ] = None
 
     options = tyro.cli(Dashboard, args=words, prog="asyncrl dashboard", description=dashboard.__doc__)
-    from asyncrl.tracking.dashboards import dashboard as show
+    from asyncrl.tracking.report.dashboards import dashboard as show
 
     return show(
         options.what, runs_dir=options.runs_dir, project=options.project, entity=options.entity,

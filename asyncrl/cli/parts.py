@@ -23,7 +23,7 @@ def envs(words: list[str]) -> int:
 def rewards(words: list[str]) -> int:
     """Lists the scores and wrappers that come with asyncrl."""
     from asyncrl.rewards import REWARDS, WRAPPERS
-    from asyncrl.rewards.group import GROUP_SCORES
+    from asyncrl.rewards.group_score import GROUP_SCORES
 
     tables = {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS, "env.group_score": GROUP_SCORES}
     return _list(rewards, words, tables)

@@ -44,7 +44,7 @@ def why(words: list[str]) -> int:
         run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
 
     options = tyro.cli(Why, args=words, prog="asyncrl why", description=why.__doc__)
-    from asyncrl.launch import stall
+    from asyncrl.launch.diagnosis import stall
     from asyncrl.run_folder import RunFolder
 
     print("\n".join(stall.why(RunFolder.existing(options.run))))

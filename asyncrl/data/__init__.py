@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncrl.data.base import TaskSource
-from asyncrl.data.generated import GeneratedSource
-from asyncrl.data.hugging_face import DatasetSource
-from asyncrl.data.json_lines import JsonLinesSource
-from asyncrl.data.lookup import LookupSource
 from asyncrl.data.mix import MixSource
-from asyncrl.data.nemo_gym import NemoGymSource
-from asyncrl.data.reasoning_gym import ReasoningGymSource
-from asyncrl.data.seeds import SeedSource
-from asyncrl.data.verifiers import VerifiersSource
+from asyncrl.data.sources.generated import GeneratedSource
+from asyncrl.data.sources.hugging_face import DatasetSource
+from asyncrl.data.sources.json_lines import JsonLinesSource
+from asyncrl.data.sources.lookup import LookupSource
+from asyncrl.data.sources.nemo_gym import NemoGymSource
+from asyncrl.data.sources.reasoning_gym import ReasoningGymSource
+from asyncrl.data.sources.seeds import SeedSource
+from asyncrl.data.sources.verifiers import VerifiersSource
 
 SOURCES: dict[str, Callable[..., TaskSource]] = {
     "datasets": DatasetSource,

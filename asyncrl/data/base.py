@@ -20,7 +20,7 @@ class TaskSource(Protocol):
     """Tasks by position, the same for the same (seed, index) in every process and after every restart.
 
     The buffer keeps one number, the next index, and needs no other state to go on where it stopped. A source whose
-    groups are of several sizes says so as `asyncrl/data/sizes.py` asks.
+    groups are of several sizes says so as `asyncrl/data/group_sizes.py` asks.
     """
 
     train_size: int | None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.data.base import Curriculum, GroupResult
-from asyncrl.data.difficulty import BySuccess, Levels
+from asyncrl.data.curricula import BySuccess, Levels
 
 
 class InOrder:

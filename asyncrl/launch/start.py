@@ -17,8 +17,8 @@ from asyncrl.config import Config
 from asyncrl.config.loading import fields
 from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
-from asyncrl.launch.backend import backend
-from asyncrl.launch.local import Launcher
+from asyncrl.launch.backends.local import backend
+from asyncrl.launch.loop import Launcher
 from asyncrl.launch.preflight import check_cpus, check_disk, check_model, check_names, refuse_live
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.roles import roles

@@ -11,10 +11,10 @@ import torch
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.learner.building import builder_of, objective_of
+from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
-from asyncrl.learner.process import Learner
+from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import Group, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer

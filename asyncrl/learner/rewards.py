@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.learner.advantages.returns import steps_of
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.chosen import Chosen
+from asyncrl.learner.objective.choice import Chosen
+from asyncrl.learner.objective.shaping import pf_ppo_draws
 from asyncrl.learner.ragged import row_sum, segment_sum, spread, unit_ids
-from asyncrl.learner.returns import steps_of
-from asyncrl.learner.shaping import pf_ppo_draws
 
 OF_EPISODES = ("rewards", "tokens", "output_tokens", "input_tokens", "turns", "truncated", "groups")
 """Inputs of a shaping function, each [E]: what it has parameters for is passed."""

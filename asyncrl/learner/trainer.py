@@ -9,9 +9,9 @@ from asyncrl.buffer.client import BatchReply
 from asyncrl.config import Config
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
-from asyncrl.learner.companions import companions
-from asyncrl.learner.objective import Objective
-from asyncrl.learner.step import StepResult, train_step
+from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.step.auxiliary import companions
+from asyncrl.learner.step.train_step import StepResult, train_step
 
 
 class Trainer:

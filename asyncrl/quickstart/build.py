@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.data.base import Task
-from asyncrl.data.lookup import LookupSource
+from asyncrl.data.sources.lookup import LookupSource
 from asyncrl.quickstart.demonstrations import demonstrate
 from asyncrl.quickstart.tokenizer import build_tokenizer
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actors.envs.lookup import LookupEnv
-from asyncrl.actors.renderer import TemplateRenderer
-from asyncrl.actors.tool_calls import Hermes
+from asyncrl.actors.rendering.template import TemplateRenderer
+from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.data.base import Message, Task
-from asyncrl.data.lookup import SIGNS, WORDS
+from asyncrl.data.sources.lookup import SIGNS, WORDS
 
 
 class FlawedDemonstrator:

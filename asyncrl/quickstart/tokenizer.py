@@ -10,7 +10,7 @@ import re
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from asyncrl.data.lookup import SIGNS, WORDS
+from asyncrl.data.sources.lookup import SIGNS, WORDS
 
 PAD, START, END, CALL, CALL_END, UNKNOWN = (
     "<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<|unknown|>"

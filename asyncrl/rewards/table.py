@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from asyncrl.rewards.answers import exact_match, f1, gsm8k, json_schema, multiple_choice
-from asyncrl.rewards.code_tests import CodeTests
-from asyncrl.rewards.judge import Judge
-from asyncrl.rewards.mathematics import Math
-from asyncrl.rewards.processes import InProcesses
-from asyncrl.rewards.reasoning_gym import reasoning_gym
-from asyncrl.rewards.reward_model import RewardModel
+from asyncrl.rewards.isolation.processes import InProcesses
 from asyncrl.rewards.score import Score
+from asyncrl.rewards.scores.answers import exact_match, f1, gsm8k, json_schema, multiple_choice
+from asyncrl.rewards.scores.code_tests import CodeTests
+from asyncrl.rewards.scores.judge import Judge
+from asyncrl.rewards.scores.mathematics import Math
+from asyncrl.rewards.scores.reasoning_gym import reasoning_gym
+from asyncrl.rewards.scores.reward_model import RewardModel
 from asyncrl.rewards.wrappers import Batched, OverlongPenalty, RateLimited
 
 REWARDS: dict[str, Score] = {

@@ -156,7 +156,7 @@ class OverlongPenalty:
     """DAPO (2503.14476): score + min(-(tokens - (max_tokens - buffer_tokens)) / buffer_tokens * factor, 0).
 
     `tokens` are those of the text that is scored. The same over a whole episode, on the learner's side:
-    `asyncrl/learner/shaping.py`.
+    `asyncrl/learner/objective/shaping.py`.
     """
 
     takes_all = True

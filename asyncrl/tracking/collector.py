@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from asyncrl.sockets import Listener
-from asyncrl.tracking import jsonl, messages
-from asyncrl.tracking.board import GREEDY, SAMPLED, Board, Event, Record
-from asyncrl.tracking.live import Terminal
-from asyncrl.tracking.report import write_report
-from asyncrl.tracking.sinks import GuardedSink, Sink
-from asyncrl.tracking.system import Usage
-from asyncrl.tracking.view import Waiting
+from asyncrl.tracking import messages
+from asyncrl.tracking.report.report import write_report
+from asyncrl.tracking.sinks import GuardedSink, Sink, jsonl
+from asyncrl.tracking.state import GREEDY, SAMPLED, Board, Event, Record
+from asyncrl.tracking.terminal.live import Terminal
+from asyncrl.tracking.terminal.view import Waiting
+from asyncrl.tracking.usage import Usage
 from asyncrl.wire import WireError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
-from asyncrl.weights.server import Server
+from asyncrl.weights.network.server import Server
 
 
 def main(path: Path) -> None:

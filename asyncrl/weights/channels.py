@@ -33,12 +33,12 @@ class Shm:
     server: str | None = None
 
     def publisher(self, run: RunFolder) -> Publisher:
-        from asyncrl.weights.shm import ShmPublisher
+        from asyncrl.weights.local.shm import ShmPublisher
 
         return ShmPublisher(run.shm)
 
     def subscriber(self, run: RunFolder) -> Subscriber:
-        from asyncrl.weights.shm import ShmSubscriber
+        from asyncrl.weights.local.shm import ShmSubscriber
 
         return ShmSubscriber(run.shm)
 
@@ -49,7 +49,7 @@ class Zmq:
     server: str | None = "asyncrl.weights"
 
     def publisher(self, run: RunFolder) -> Publisher:
-        from asyncrl.weights.shm import ShmPublisher
+        from asyncrl.weights.local.shm import ShmPublisher
 
         return ShmPublisher(run.shm)
 
@@ -66,15 +66,15 @@ class CudaIpc:
     server: str | None = None
 
     def publisher(self, run: RunFolder) -> Publisher:
-        from asyncrl.weights.cuda_ipc import require_cuda
-        from asyncrl.weights.device import DevicePublisher
-        from asyncrl.weights.ways import Mapped
+        from asyncrl.weights.device.cuda_ipc import require_cuda
+        from asyncrl.weights.device.publisher import DevicePublisher
+        from asyncrl.weights.device.transports import Mapped
 
         return DevicePublisher(run.address("weights"), Mapped(), require_cuda("cuda_ipc"))
 
     def subscriber(self, run: RunFolder) -> Subscriber:
-        from asyncrl.weights.cuda_ipc import require_cuda
-        from asyncrl.weights.receiver import DeviceSubscriber
+        from asyncrl.weights.device.cuda_ipc import require_cuda
+        from asyncrl.weights.device.subscriber import DeviceSubscriber
 
         return DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("cuda_ipc"))
 
@@ -85,16 +85,16 @@ class Nccl:
     server: str | None = None
 
     def publisher(self, run: RunFolder) -> Publisher:
-        from asyncrl.weights.cuda_ipc import require_cuda
-        from asyncrl.weights.device import DevicePublisher
-        from asyncrl.weights.ways import Broadcast
+        from asyncrl.weights.device.cuda_ipc import require_cuda
+        from asyncrl.weights.device.publisher import DevicePublisher
+        from asyncrl.weights.device.transports import Broadcast
 
         device = require_cuda("nccl")
         return DevicePublisher(run.address("weights"), Broadcast("nccl", run.rendezvous.parent), device)
 
     def subscriber(self, run: RunFolder) -> Subscriber:
-        from asyncrl.weights.cuda_ipc import require_cuda
-        from asyncrl.weights.receiver import DeviceSubscriber
+        from asyncrl.weights.device.cuda_ipc import require_cuda
+        from asyncrl.weights.device.subscriber import DeviceSubscriber
 
         return DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("nccl"))
 

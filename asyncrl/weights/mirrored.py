@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.sockets import Endpoint
-from asyncrl.weights.mirror import Mirror
+from asyncrl.weights.local.shm import ShmSubscriber
+from asyncrl.weights.network.mirror import Mirror
 from asyncrl.weights.protocol import WeightsVersion
-from asyncrl.weights.shm import ShmSubscriber
 
 
 class MirroredSubscriber(ShmSubscriber):

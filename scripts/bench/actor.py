@@ -37,13 +37,13 @@ import torch
 import yaml
 
 from asyncrl.actors.engines.protocol import Engine, Sampling
-from asyncrl.actors.engines.vllm_settings import VLLMSettings, engine_arguments, engine_environment
+from asyncrl.actors.engines.vllm.settings import VLLMSettings, engine_arguments, engine_environment
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config, ModelConfig
 from asyncrl.model import load_model, resolve_path
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Trajectory
-from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 
 ROOT = Path(__file__).parents[2]
 SLOTS, GROUP = 96, 8
@@ -308,11 +308,11 @@ async def _pauses(calls: list[tuple[list[int], int]], step_calls: int, hf: bool)
 
 def _engine(folder: Path, most: int, hf: bool) -> Engine:
     if hf:
-        from asyncrl.actors.engines.hf import HFEngine
+        from asyncrl.actors.engines.hf.engine import HFEngine
 
         torch.set_num_threads(1)
         return HFEngine(load_model(ModelConfig(path=str(folder))), slots=SLOTS, max_tokens=most)
-    from asyncrl.actors.engines.vllm import VLLMEngine
+    from asyncrl.actors.engines.vllm.engine import VLLMEngine
 
     return VLLMEngine(VLLMSettings(folder, "float32", slots=SLOTS, max_tokens=most))
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.learner.advantages import ESTIMATORS
-from asyncrl.learner.approximate_proximal import approximate_proximal
-from asyncrl.learner.corrections import CORRECTIONS
-from asyncrl.learner.losses import AGGREGATIONS, LOSSES
+from asyncrl.learner.corrections.weights import CORRECTIONS
+from asyncrl.learner.losses.clipped import AGGREGATIONS, LOSSES
+from asyncrl.learner.step.proximal import approximate_proximal
 
 VOCABULARY, RESPONSE, PROMPTS, GROUP, UPDATES = 32, 12, 8, 8, 4
 

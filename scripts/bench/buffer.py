@@ -43,13 +43,12 @@ import psutil
 import zmq
 from buffer_report import AIM, Found, line, show, targets
 
-from asyncrl.buffer import messages
-from asyncrl.buffer.client import AsyncBufferClient, BufferClient
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient, messages
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.cursor import open_source
-from asyncrl.buffer.database import Database
+from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
+from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Endpoint, Link

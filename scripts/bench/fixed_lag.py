@@ -18,20 +18,20 @@ from typing import Any
 from torch import Tensor
 
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episode import Limits, Progress, play
-from asyncrl.actors.playing import environment
-from asyncrl.actors.renderer import TemplateRenderer
-from asyncrl.buffer.cursor import open_source, ticket_seed
+from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.player import environment
+from asyncrl.actors.rendering.template import TemplateRenderer
+from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.evaluation import success
 from asyncrl.learner.__main__ import compute_alike
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import flatten
-from asyncrl.learner.diagnostics import effective_sample_size
-from asyncrl.learner.objective import Objective
+from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio
-from asyncrl.learner.step import train_step
-from asyncrl.learner.step_metrics import step_metrics
+from asyncrl.learner.step.diagnostics import effective_sample_size
+from asyncrl.learner.step.metrics import step_metrics
+from asyncrl.learner.step.train_step import train_step
 from asyncrl.trajectory import Kind, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion
 

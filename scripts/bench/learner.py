@@ -36,9 +36,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config import Config
-from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.backends.protocol import Packed, Scores
-from asyncrl.learner.backends.torch import TorchBackend
 from asyncrl.learner.packing import pack, row_cost
 
 ROOT = Path(__file__).parents[2]

@@ -173,7 +173,7 @@ def plot(rows: Sequence[tuple[str, int, list[dict[str, Any]]]], measured: dict[i
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from asyncrl.tracking.plots import COLOURS
+    from asyncrl.tracking.report.plots import COLOURS
 
     lags = sorted({lag for _, lag, _ in rows})
     figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")

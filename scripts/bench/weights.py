@@ -39,13 +39,13 @@ import torch
 
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights import delta
 from asyncrl.weights.channels import Shm
-from asyncrl.weights.folder import File, Watch
-from asyncrl.weights.mirror import Mirror
+from asyncrl.weights.local.folder import File, Watch
+from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
+from asyncrl.weights.network import delta
+from asyncrl.weights.network.mirror import Mirror
+from asyncrl.weights.network.server import Server
 from asyncrl.weights.protocol import Publisher, WeightsVersion
-from asyncrl.weights.server import Server
-from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
 
 ROOT = Path(__file__).parents[2]
 LEARNING_RATES = (1e-3, 1e-4, 1e-5, 1e-6)

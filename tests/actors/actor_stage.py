@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.actors.acks import AckLog
+from asyncrl.actors.ack_log import AckLog
 from asyncrl.actors.envs.protocol import Turn
-from asyncrl.actors.episode import Limits, Progress, play
+from asyncrl.actors.episodes.episode import Limits, Progress, play
 from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
-from asyncrl.actors.process import Actor
-from asyncrl.actors.updates import DrainingEngine, Updates
+from asyncrl.actors.loop import Actor
+from asyncrl.actors.weight_updates import DrainingEngine, Updates
 from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
-from asyncrl.rewards.group import Answer
+from asyncrl.rewards.group_score import Answer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion

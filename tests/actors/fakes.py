@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Tool, Turn
-from asyncrl.actors.renderer import ToolSchema
+from asyncrl.actors.rendering.template import ToolSchema
 from asyncrl.data.base import Message, Task
 from asyncrl.trajectory import Ticket, TicketId
 from asyncrl.weights.protocol import Weights

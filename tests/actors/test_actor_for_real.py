@@ -18,7 +18,7 @@ from asyncrl.config import Config
 from asyncrl.quickstart.build import build_model
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.local.shm import ShmPublisher
 from tests.actors.roles import Process, Roles, batch
 
 GROUPS, SIZE = 4, 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from asyncrl.actors.episode import Progress
+from asyncrl.actors.episodes.episode import Progress
 from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
 from asyncrl.errors import RunError
 from asyncrl.trajectory import TicketId

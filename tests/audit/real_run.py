@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.actors.acks import AckLog
+from asyncrl.actors.ack_log import AckLog
 from asyncrl.buffer.client import BufferClient
 from asyncrl.learner.__main__ import compute_alike
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints
-from asyncrl.learner.objective import Objective
-from asyncrl.learner.process import Learner
+from asyncrl.learner.loop import Learner
+from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.trainer import Trainer
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.local.shm import ShmPublisher
 from tests.buffer.processes import BufferProcess
 from tests.learner.fake_buffer import FakeReporter
 from tests.learner.tiny import random_trajectory, tiny_model

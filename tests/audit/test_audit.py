@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asyncrl.audit.command import audit
-from asyncrl.buffer.payloads import SEGMENT_BYTES, checksum
+from asyncrl.buffer.ledger.payloads import SEGMENT_BYTES, checksum
 from asyncrl.cli import main
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints import complete

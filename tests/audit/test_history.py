@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from asyncrl.audit.checks import acknowledgements, draws, equation, loss, rows, staleness, uses
-from asyncrl.audit.drawing import curriculum
-from asyncrl.audit.figures import account
+from asyncrl.audit.curriculum import curriculum
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.prefixes import prefixes
+from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.restore import restore
 from asyncrl.errors import RunError
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
-from tests.buffer.test_prefixes import hand_back, lend, prefix
+from tests.buffer.tickets.test_prefixes import hand_back, lend, prefix
 
 
 def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> Iterator[str]:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncrl.audit.replay import replay
-from asyncrl.buffer.payloads import checksum
+from asyncrl.buffer.ledger.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.database import Database
+from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
-from asyncrl.data.added import OnStepEnd
+from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 

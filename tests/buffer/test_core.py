@@ -9,8 +9,7 @@ import pytest
 
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import TicketId
-
-from .fakes import FakeSource, equation, learner, open_buffer, play, put, reopen, step, trajectory
+from tests.buffer.fakes import FakeSource, equation, learner, open_buffer, play, put, reopen, step, trajectory
 
 
 def test_nothing_is_issued_before_weights_are_published(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_stale_groups_are_dropped_and_their_prompts_drawn_again(tmp_path: Path) 
 
 
 def test_zero_variance_is_filtered_up_to_its_allowance(tmp_path: Path) -> None:
-    from asyncrl.buffer.filters import zero_variance
+    from asyncrl.buffer.selection import zero_variance
 
     buffer = open_buffer(tmp_path, filters=(zero_variance,), filter_max_ratio=2.0)
     incarnation = learner(buffer)
@@ -185,7 +184,7 @@ def test_zero_variance_is_filtered_up_to_its_allowance(tmp_path: Path) -> None:
 
 
 def test_a_solved_task_ends_the_run_when_asked(tmp_path: Path) -> None:
-    from asyncrl.buffer.filters import zero_variance
+    from asyncrl.buffer.selection import zero_variance
 
     options: dict[str, Any] = {"filters": (zero_variance,), "filter_max_ratio": 1.0, "end_when_starved": True}
     buffer = open_buffer(tmp_path, **options)

@@ -18,16 +18,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncrl.audit.drawing import curriculum
+from asyncrl.audit.curriculum import curriculum
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.filters import zero_variance
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.sampling import SAMPLERS
+from asyncrl.buffer.selection import zero_variance
 from asyncrl.trajectory import Ticket, Trajectory
-
-from .fakes import FakeCurriculum, FakeSource, open_buffer, put, trajectory
-from .promises import Promises
+from tests.buffer.fakes import FakeCurriculum, FakeSource, open_buffer, put, trajectory
+from tests.buffer.promises import Promises
 
 ACTORS = ("a", "b")
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffer import messages
-from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout, messages
 from asyncrl.trajectory import TicketId, Trajectory
-
-from .fakes import trajectory
-from .processes import BufferProcess
+from tests.buffer.fakes import trajectory
+from tests.buffer.processes import BufferProcess
 
 LEARNER = {"groups_per_step": 16, "group_size": 2, "steps": 100}
 

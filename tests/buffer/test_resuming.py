@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffer.filters import zero_variance
 from asyncrl.buffer.rules import Refused
-
-from .fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory
+from asyncrl.buffer.selection import zero_variance
+from tests.buffer.fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory
 
 
 def test_a_learner_that_resumes_redoes_the_recorded_batches(tmp_path: Path) -> None:

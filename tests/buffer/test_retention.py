@@ -15,8 +15,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.restore import restore
 from asyncrl.buffer.retention import ALMOST_FULL
 from asyncrl.buffer.rules import Refused
-
-from .fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory
+from tests.buffer.fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory
 
 
 def test_checkpoints_release_payloads_and_carry_the_ledger(tmp_path: Path) -> None:

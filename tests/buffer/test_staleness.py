@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.buffer.group import Group
+from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.staleness import Deadline, due
-
-from .fakes import learner, open_buffer, put, trajectory
+from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
 class Simulation:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from asyncrl.buffer.core import Buffer
 from asyncrl.trajectory import Ticket
-
-from .fakes import equation, learner, open_buffer, put, reopen, trajectory
+from tests.buffer.fakes import equation, learner, open_buffer, put, reopen, trajectory
 
 
 def opened(folder: Path) -> Buffer:

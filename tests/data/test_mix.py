@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.mix import MixEnv
-from asyncrl.actors.episode import Progress
-from asyncrl.actors.playing import player
-from asyncrl.buffer.cursor import open_source
+from asyncrl.actors.episodes.episode import Progress
+from asyncrl.actors.player import player
+from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.config import Config
+from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.data.mix import CYCLE, MixSource
-from asyncrl.data.sizes import GroupSizes
 from asyncrl.errors import ConfigError
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket
 
@@ -97,7 +97,7 @@ def test_sizes_that_the_rest_cannot_hold_are_refused_before_anything_starts(sour
 
 def test_an_environment_has_limits_of_its_own(sources: dict[str, dict[str, Any]]) -> None:
     """One turn where the others have three, and a deadline that only it misses."""
-    counter = {"name": "tests.actors.envs.hosted_envs:HostedCounter", "options": {"turns": 9}}
+    counter = {"name": "tests.actors.envs.hosting.hosted_envs:HostedCounter", "options": {"turns": 9}}
     slow = {"name": f"{__name__}:Slow", "call_s": 0.1}
     envs = {"a": {**counter, "max_turns": 1, "max_new_tokens": 3}, "b": counter, "c": slow}
     played = Config.model_validate({"env": {"name": "mix", "options": {"envs": envs}, "max_turns": 3}})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from asyncrl.launch.backend import backend
-from asyncrl.launch.local import Launcher
+from asyncrl.launch.backends.local import backend
+from asyncrl.launch.loop import Launcher
 from asyncrl.launch.processes import this_process
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector

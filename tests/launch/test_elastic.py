@@ -18,7 +18,7 @@ from asyncrl.launch.elastic import Actors, add, remove
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import alive, kill_all, of_run
 from asyncrl.run_folder import RunFolder, replace
-from asyncrl.tracking.jsonl import by_step
+from asyncrl.tracking.sinks.jsonl import by_step
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ import pytest
 
 from asyncrl.audit.command import audit
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking.jsonl import by_step
+from asyncrl.tracking.sinks.jsonl import by_step
 from tests.launch.two_hosts import ENVIRONMENT, Hosts, two_hosts, why_not
 from tests.waiting import until
 

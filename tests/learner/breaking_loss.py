@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asyncrl.learner.policy_loss import PolicyLoss
+from asyncrl.learner.losses.policy_loss import PolicyLoss
 
 calls = 0
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 
 import torch
-from reference import Batch
 from torch import Tensor
+
+from tests.learner.reference import Batch
 
 PER_ROW = ("lengths", "groups", "episodes")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import torch
-from reference import Batch, bound, mean
 from torch import Tensor
+
+from tests.learner.reference import Batch, bound, mean
 
 
 def log_w(batch: Batch, proximal: list[float], behaviour: list[float]) -> list[list[float]]:

@@ -11,11 +11,11 @@ import pytest
 
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.advantages import ESTIMATORS
-from asyncrl.learner.aggregation import AGGREGATIONS
-from asyncrl.learner.corrections import CORRECTIONS
-from asyncrl.learner.kl import CONTROLLERS, KL
-from asyncrl.learner.losses import LOSSES
-from asyncrl.learner.shaping import SHAPING
+from asyncrl.learner.corrections.weights import CORRECTIONS
+from asyncrl.learner.losses.aggregation import AGGREGATIONS
+from asyncrl.learner.losses.clipped import LOSSES
+from asyncrl.learner.objective.kl import CONTROLLERS, KL
+from asyncrl.learner.objective.shaping import SHAPING
 
 TEXT = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 SECTIONS = {

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncrl.errors import RunError
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, group_digests, read
 from tests.learner.tiny import tiny_config, tiny_model
 

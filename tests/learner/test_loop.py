@@ -11,13 +11,13 @@ from torch import Tensor
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.__main__ import compute_alike
-from asyncrl.learner.backends.torch import TorchBackend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.checkpoints import Checkpoints, complete, read
-from asyncrl.learner.objective import Objective
-from asyncrl.learner.process import Learner
+from asyncrl.learner.loop import Learner
+from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.series import check
-from asyncrl.weights.shm import ShmPublisher, ShmSubscriber
+from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 from tests.learner.fake_buffer import FakeBuffer, FakeReporter
 from tests.learner.tiny import tiny_config, tiny_model
 

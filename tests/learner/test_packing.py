@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.learner.backends.shared_prefixes import share_prefixes
 from asyncrl.learner.packing import pack, row_cost
-from asyncrl.learner.prefixes import share_prefixes
 
 
 @given(st.lists(st.integers(1, 300), max_size=60), st.integers(1, 400), st.integers(1, 5))

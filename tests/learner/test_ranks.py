@@ -18,14 +18,14 @@ from torch import Tensor
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.__main__ import compute_alike, take_gpu
-from asyncrl.learner.backends.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
 from asyncrl.learner.checkpoints import Checkpoints, State, complete, read
 from asyncrl.learner.follower import Follower
-from asyncrl.learner.objective import Objective
-from asyncrl.learner.process import Learner
+from asyncrl.learner.loop import Learner
+from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ranks import Group, Order, Ranks
 from asyncrl.learner.trainer import Trainer
-from asyncrl.weights.shm import ShmPublisher
+from asyncrl.weights.local.shm import ShmPublisher
 from tests.learner.fake_buffer import FakeBuffer, FakeReporter
 from tests.learner.ranks import on_ranks
 from tests.learner.test_loop import Killed, checkpointed

@@ -2,14 +2,13 @@ import asyncio
 
 import pytest
 import torch
-from lockstep import play
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from asyncrl.data.lookup import LookupSource
-from asyncrl.quickstart import CHECKPOINT, ensure_model
-from asyncrl.quickstart import build
+from asyncrl.data.sources.lookup import LookupSource
+from asyncrl.quickstart import CHECKPOINT, build, ensure_model
 from asyncrl.quickstart.build import build_model, make_checkpoint, warm_up
 from asyncrl.quickstart.tokenizer import build_tokenizer
+from tests.quickstart.lockstep import play
 
 
 def success(folder, tasks, temperature):

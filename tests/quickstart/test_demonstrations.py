@@ -1,7 +1,7 @@
 import asyncio
 import random
 
-from asyncrl.data.lookup import LookupSource
+from asyncrl.data.sources.lookup import LookupSource
 from asyncrl.quickstart.build import FLAW
 from asyncrl.quickstart.demonstrations import demonstrate
 from asyncrl.quickstart.tokenizer import build_tokenizer

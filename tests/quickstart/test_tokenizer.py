@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from asyncrl.actors.tool_calls import Hermes
+from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.quickstart.tokenizer import PIECES, build_tokenizer
 
 TOKENIZER = build_tokenizer()

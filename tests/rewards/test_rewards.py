@@ -10,8 +10,8 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.rewards import build, parse, run_score
-from asyncrl.rewards.group import Answer, open_group_score
-from asyncrl.rewards.processes import InProcesses
+from asyncrl.rewards.group_score import Answer, open_group_score
+from asyncrl.rewards.isolation.processes import InProcesses
 from asyncrl.rewards.wrappers import Batched, Bucket, OverlongPenalty, RateLimited
 from tests.children import children
 from tests.rewards import verl_rewards
@@ -117,7 +117,7 @@ def test_a_group_score_may_be_an_object_that_is_called_as_a_plain_function(tmp_p
 
 
 def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
-    others = children("asyncrl.rewards.worker")
+    others = children("asyncrl.rewards.isolation.worker")
     wrapped = InProcesses(verl_rewards.compute_score, timeout_s=1.0, processes=2)
 
     async def all_of(*solutions: str) -> list[Any]:
@@ -132,7 +132,7 @@ def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
     assert "ValueError: no such answer" in str(raised)
     assert "returned nan" in str(nan)
     assert (right.value, wrong.value) == (1.0, 0.0)
-    few = lambda: len(children("asyncrl.rewards.worker") - others) <= 2  # noqa: E731
+    few = lambda: len(children("asyncrl.rewards.isolation.worker") - others) <= 2  # noqa: E731
     assert until(few, 5.0), "killed workers are gone; at most one idle one per slot is left"
 
 

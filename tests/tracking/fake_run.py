@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asyncrl.tracking.board import Board, Record
 from asyncrl.tracking.series import BUCKETS, FATES, histogram
+from asyncrl.tracking.state import Board, Record
 
 Message = dict[str, Any]
 

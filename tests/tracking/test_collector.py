@@ -13,9 +13,10 @@ from rich.console import Console
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking import collector as collector_module
-from asyncrl.tracking import jsonl, report
 from asyncrl.tracking.collector import Collector
+from asyncrl.tracking.report import report
 from asyncrl.tracking.reporter import Reporter
+from asyncrl.tracking.sinks import jsonl
 from tests.tracking.fake_run import fake_run
 
 

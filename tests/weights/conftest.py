@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mirror_stage import Place
+
+from tests.weights.network.mirror_stage import Place
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 
 ENGINES: dict[str, str] = {
-    "hf": "asyncrl.actors.engines.hf:from_config",
-    "vllm": "asyncrl.actors.engines.vllm:from_config",
-    "vllm_server": "asyncrl.actors.engines.vllm_server:from_config",
-    "sglang": "asyncrl.actors.engines.sglang:from_config",
+    "hf": "asyncrl.actors.engines.hf.engine:from_config",
+    "vllm": "asyncrl.actors.engines.vllm.engine:from_config",
+    "vllm_server": "asyncrl.actors.engines.vllm.attached:from_config",
+    "sglang": "asyncrl.actors.engines.sglang.engine:from_config",
 }
 """Name -> import path of a callable `(config: Config, **options) -> Engine`."""
 

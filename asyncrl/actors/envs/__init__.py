@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asyncrl.actors.envs.adapters.mcp import McpToolEnv
+from asyncrl.actors.envs.adapters.nemo_gym import NemoGymEnv
+from asyncrl.actors.envs.adapters.openenv import OpenEnvEnv
+from asyncrl.actors.envs.adapters.text_gym import TextGymEnv
+from asyncrl.actors.envs.adapters.verifiers import play_verifiers
 from asyncrl.actors.envs.agent import provided_by_actor
 from asyncrl.actors.envs.calculator_env import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
-from asyncrl.actors.envs.mcp_tools import McpToolEnv
 from asyncrl.actors.envs.mix import MixEnv
-from asyncrl.actors.envs.nemo_gym import NemoGymEnv
-from asyncrl.actors.envs.openenv import OpenEnvEnv
 from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.actors.envs.single_turn import SingleTurnEnv
-from asyncrl.actors.envs.text_gym import TextGymEnv
 from asyncrl.actors.envs.tool_env import ToolEnv
-from asyncrl.actors.envs.verifiers import play_verifiers
 
 __all__ = ["ENVIRONMENTS", "provided_by_actor"]
 

@@ -1,4 +1,4 @@
-"""The quickstart's environment: a store and a calculator, behind tool calls. Its tasks: `asyncrl/data/lookup.py`."""
+"""The quickstart's environment: a store and a calculator behind tool calls (tasks: asyncrl/data/sources/lookup.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The native environment protocol: messages in, messages and reward out. Token ids never come this far.
 
-The episode loop (`asyncrl/actors/episode.py`) owns everything token-shaped: budgets, stop reasons, masks, versions.
-An environment sees one assistant message at a time and answers with the messages that follow it.
+The episode loop (`asyncrl/actors/episodes/episode.py`) owns everything token-shaped: budgets, stop reasons, masks,
+versions. An environment sees one assistant message at a time and answers with the messages that follow it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import pytest
 from asyncrl.actors.envs import LookupEnv, lookup
 from asyncrl.actors.envs.calculator import calculate
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.tool_calls import Hermes
-from asyncrl.data.lookup import LookupSource
+from asyncrl.actors.rendering.tool_calls import Hermes
+from asyncrl.data.sources.lookup import LookupSource
 from asyncrl.errors import ConfigError
 
 

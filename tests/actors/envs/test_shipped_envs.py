@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.rewards.sandbox import SandboxFailed
-from tests.rewards.test_sandbox import needs_namespaces
+from tests.rewards.sandbox.test_sandbox import needs_namespaces
 
 TASK = {"id": "t", "prompt": "What is 6 * 7?", "ground_truth": "42"}
 

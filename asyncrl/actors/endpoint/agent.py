@@ -1,0 +1,131 @@
+"""An episode played by an agent: it asks, the endpoint records, what it returns is the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from asyncrl.actors.endpoint.server import Endpoint
+from asyncrl.actors.endpoint.session import Session
+from asyncrl.actors.engines.protocol import Engine
+from asyncrl.actors.envs.agent import is_async, rewards_of
+from asyncrl.actors.episodes.environment_calls import contained
+from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress, Result, finished
+from asyncrl.actors.rendering.template import Renderer
+from asyncrl.data.base import Task
+from asyncrl.trajectory import Ticket, Trajectory
+
+API_KEY = "asyncrl"
+"""Any text: the URL is the secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What an agent gets as its client where the openai package is not installed."""
+
+    base_url: str
+    api_key: str = API_KEY
+
+
+class Clients:
+    """One pool of connections for all episodes."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s`: of one request; the episode's own limits end it long before."""
+        self._openai = _openai()
+        self._async: Any = None
+        self._sync: Any = None
+        if self._openai is not None:
+            for name in ("httpx", "httpx2"):  # a line per request, with the episode's URL, which is its secret
+                logging.getLogger(name).setLevel(logging.WARNING)
+            options = {"base_url": "http://127.0.0.1/", "api_key": API_KEY, "timeout": timeout_s}
+            self._async, self._sync = self._openai.AsyncOpenAI(**options), self._openai.OpenAI(**options)
+
+    async def __aenter__(self) -> Clients:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._openai is not None:
+            await self._async.close()
+            self._sync.close()
+
+    def of(self, base_url: str, *, asynchronous: bool) -> Any:
+        """An `openai.AsyncOpenAI` (or `openai.OpenAI`), if openai is installed; else an `Address`."""
+        if self._openai is None:
+            return Address(base_url)
+        return (self._async if asynchronous else self._sync).with_options(base_url=base_url)
+
+
+class AgentPlayer:
+    """Plays tickets with an agent."""
+
+    def __init__(
+        self,
+        agent: Callable[[Task, Any], Any],
+        endpoint: Endpoint,
+        clients: Clients,
+        engine: Engine,
+        renderer: Renderer,
+        limits: Limits,
+        *,
+        actor: str,
+        env_name: str,
+    ) -> None:
+        self._agent, self._endpoint, self._clients = agent, endpoint, clients
+        self._engine, self._renderer, self._limits = engine, renderer, limits
+        self._actor, self._env_name = actor, env_name
+
+    async def __call__(self, ticket: Ticket, progress: Progress) -> Trajectory:
+        """Raises EpisodeFailed, and what the engine raises.
+
+        An agent that raises after it ran into a limit of the episode has not reached its goal: reward 0. Whatever else
+        it raises is a fault of the agent, never a reward.
+        """
+        start = progress.at
+        session = Session(ticket, self._engine, self._renderer, self._limits, progress)
+        task = {**ticket.task, "episode": ticket.id.index}
+        asynchronous = is_async(self._agent)
+        with self._endpoint.open(session) as base_url:
+            client = self._clients.of(base_url, asynchronous=asynchronous)
+            call = functools.partial(self._agent, task, client)
+            started = call if asynchronous else functools.partial(asyncio.to_thread, call)
+            playing = asyncio.ensure_future(contained(started))
+            try:
+                await asyncio.wait([playing, session.broken], return_when=asyncio.FIRST_COMPLETED)
+                if session.broken.done():
+                    session.broken.result()
+                reward, rewards = self._rewards(playing, session)
+            finally:
+                playing.cancel()
+                await session.calls.close()
+                if not session.broken.cancel():
+                    session.broken.exception()  # seen, whether or not it was raised
+        if not len(session.rows):
+            raise EpisodeFailed("env_error", f"agent {self._env_name} ended without an answer of the policy")
+        result = Result(session.rows.freeze(), reward, rewards, {}, session.turns, session.stop_reason())
+        return finished(ticket, result, progress, start, actor=self._actor, env_name=self._env_name)
+
+    def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:
+        name = f"agent {self._env_name}"
+        if playing.cancelled():
+            raise EpisodeFailed("env_error", f"{name} cancelled itself")
+        error = playing.exception()
+        if error is not None and session.limit is None:
+            raise EpisodeFailed("env_error", f"{name}: {type(error).__name__}: {error}") from error
+        try:
+            return rewards_of(playing.result() if error is None else 0.0)
+        except TypeError as wrong:
+            raise EpisodeFailed("env_error", f"{name}: {wrong}") from wrong
+
+
+def _openai() -> ModuleType | None:
+    try:
+        return importlib.import_module("openai")
+    except ImportError:
+        return None

@@ -1,0 +1,150 @@
+"""What an agent is answered, in OpenAI's chat dialect and in vLLM's token dialect: plain data for JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from asyncrl.actors.endpoint.requests import ChatBody, TokenBody
+from asyncrl.actors.engines.protocol import Generation
+from asyncrl.data.base import Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """One choice."""
+
+    generation: Generation
+    message: Message
+    """As the agent reads it; empty in the token dialect."""
+    finish_reason: Literal["stop", "length"]
+
+    @property
+    def token_ids(self) -> list[int]:
+        ids: list[int] = self.generation.token_ids.tolist()
+        return ids
+
+    @property
+    def logprobs(self) -> list[float]:
+        logprobs: list[float] = self.generation.logprobs.tolist()
+        return logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """All choices of one request."""
+
+    prompt: list[int]
+    answers: list[Answer]
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """The assistant's message as OpenAI sends it: arguments as a text, no content beside calls that stand alone."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or []
+    ]
+    content = message["content"] or None if calls else message["content"]
+    thought = {name: message[name] for name in ("reasoning_content",) if name in message}
+    return {"role": "assistant", "content": content, **thought} | ({"tool_calls": calls} if calls else {})
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def chat_json(
+    body: ChatBody, head: dict[str, Any], reply: Reply, text: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
+    """A `chat.completion`. `head`: its id, time, model and fingerprint; `text`: of single tokens."""
+    choices = []
+    for index, answer in enumerate(reply.answers):
+        choice = {
+            "index": index,
+            "message": message_json(answer.message),
+            "finish_reason": _finish_reason(answer),
+            "logprobs": _logprobs(answer, text) if body.logprobs else None,
+        }
+        choices.append(choice | ({"token_ids": answer.token_ids} if body.return_token_ids else {}))
+    completion = head | {"object": "chat.completion", "choices": choices, "usage": _usage(reply)}
+    return completion | ({"prompt_token_ids": reply.prompt} if body.return_token_ids else {})
+
+
+def chat_events(body: ChatBody, completion: dict[str, Any]) -> str:
+    """The same answer as server-sent events, for a client that streams."""
+    head = {name: completion[name] for name in ("id", "created", "model", "system_fingerprint")}
+    head["object"] = "chat.completion.chunk"
+    usage = body.stream_options is not None and body.stream_options.include_usage
+    chunks = []
+
+    def chunk(index: int, delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> None:
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+        chunks.append(head | {"choices": [choice]} | ({"usage": None} if usage else {}))
+
+    for choice in completion["choices"]:
+        index, message = choice["index"], choice["message"]
+        chunk(index, {"role": "assistant", "content": ""})
+        if message["content"]:
+            chunk(index, {"content": message["content"]}, None, choice["logprobs"])
+        for at, call in enumerate(message.get("tool_calls", ())):
+            chunk(index, {"tool_calls": [{"index": at, **call}]})
+        chunk(index, {}, choice["finish_reason"], None if message["content"] else choice["logprobs"])
+    if usage:
+        chunks.append(head | {"choices": [], "usage": completion["usage"]})
+    return "".join(f"data: {json.dumps(c)}\n\n" for c in chunks) + "data: [DONE]\n\n"
+
+
+def tokens_json(body: TokenBody, reply: Reply) -> dict[str, Any]:
+    """vLLM's answer: ids, logprobs, and the policy versions as spans of output tokens."""
+    choices = [
+        {
+            "index": index,
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": None,
+            "logprobs": {
+                "content": [
+                    {"token": f"token_id:{id}", "token_id": id, "logprob": logprob, "top_logprobs": []}
+                    for id, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
+                ]
+            },
+            "weight_versions": _spans(answer.generation.versions.tolist()),
+        }
+        for index, answer in enumerate(reply.answers)
+    ]
+    return {"request_id": body.request_id, "choices": choices, "usage": _usage(reply)}
+
+
+def error_json(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _finish_reason(answer: Answer) -> str:
+    return "tool_calls" if answer.finish_reason == "stop" and answer.message.get("tool_calls") else answer.finish_reason
+
+
+def _logprobs(answer: Answer, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    content = []
+    for id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
+        token = text([id])
+        content.append(
+            {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace")), "top_logprobs": []}
+        )
+    return {"content": content, "refusal": None}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    read, said = len(reply.prompt), sum(len(answer.token_ids) for answer in reply.answers)
+    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+
+
+def _spans(versions: Sequence[int]) -> list[dict[str, Any]]:
+    spans, start = [], 0
+    for version, same in groupby(versions):
+        end = start + len(list(same))
+        spans.append({"version": str(version), "start": start, "end": end})
+        start = end
+    return spans

@@ -1,0 +1,217 @@
+"""What an agent asks, in OpenAI's chat dialect and in vLLM's token dialect.
+
+What would have to be sampled in another way than the run samples is overruled where the answer means the same
+(temperature, top_p), and refused where it would not (penalties, a grammar, several candidates per token).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from asyncrl.actors.rendering.tool_calls import arguments_of
+from asyncrl.data.base import Message
+
+MAX_CHOICES = 64
+
+
+class BadRequest(Exception):
+    """Answered with an error in OpenAI's form, never retried by its client: 400, unless `status` says otherwise."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a request wants to be sampled, within the run's own limits."""
+
+    n: int = 1
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _StreamOptions(_Body):
+    include_usage: bool = False
+
+
+B = TypeVar("B", bound=_Body)
+
+
+class ChatBody(_Body):
+    """`POST /v1/chat/completions`. Unknown fields are ignored, as OpenAI does."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str = ""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _are_text(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [plain(message) for message in messages]
+
+    def wish(self) -> Wish:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        longest = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return Wish(self.n or 1, longest, tuple(s for s in stop if s), (), self.seed)
+
+    def overruled(self, temperature: float, top_p: float) -> list[str]:
+        """Fields that ask for another sampling than the run's. A greedy ticket (`temperature` 0) says nothing about
+        that: the agent's may well be the one that the run trains at."""
+        asked = {"temperature": (self.temperature, temperature or self.temperature), "top_p": (self.top_p, top_p)}
+        return [name for name, (wanted, given) in asked.items() if wanted is not None and wanted != given]
+
+
+class TokenSampling(_Body):
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    stop_token_ids: list[int] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+
+
+class TokenBody(_Body):
+    """vLLM's `POST /inference/v1/generate`."""
+
+    token_ids: list[int] = Field(min_length=1)
+    sampling_params: TokenSampling = TokenSampling()
+    request_id: str = ""
+    stream: bool | None = None
+
+    @field_validator("token_ids")
+    @classmethod
+    def _are_ids(cls, ids: list[int]) -> list[int]:
+        if min(ids) < 0:
+            raise ValueError("token_ids must not contain negative values")
+        return ids
+
+    def wish(self) -> Wish:
+        s = self.sampling_params
+        stop = (s.stop,) if isinstance(s.stop, str) else tuple(s.stop or ())
+        return Wish(s.n, s.max_tokens, tuple(t for t in stop if t), tuple(s.stop_token_ids or ()), s.seed)
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (0,),
+    "audio": (),
+    "min_p": (0,),
+    "top_k": (0, -1),
+}
+"""Fields that change which tokens are likely, or need what no engine gives, and the values that do not."""
+
+
+def read_chat(body: bytes) -> ChatBody:
+    """Raises BadRequest."""
+    chat = _read(ChatBody, body)
+    _refuse(chat.model_dump(exclude_unset=True))
+    return chat
+
+
+def read_tokens(body: bytes, vocabulary: int) -> TokenBody:
+    """Raises BadRequest."""
+    tokens = _read(TokenBody, body)
+    _refuse(tokens.sampling_params.model_dump(exclude_unset=True))
+    if tokens.stream:
+        raise BadRequest("the token endpoint does not stream: ask without `stream`", param="stream")
+    if tokens.sampling_params.stop:
+        raise BadRequest("the token endpoint knows no text: use stop_token_ids", param="sampling_params.stop")
+    ends = tokens.sampling_params.stop_token_ids or []
+    for name, ids in (("token_ids", tokens.token_ids), ("sampling_params.stop_token_ids", ends)):
+        if wrong := [id for id in ids if not 0 <= id < vocabulary]:
+            raise BadRequest(f"{name} holds {wrong[0]}; the tokenizer has {vocabulary} tokens", param=name)
+    return tokens
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    for name, neutral in _NEUTRAL.items():
+        value = given.get(name)
+        if value is not None and value not in neutral:
+            raise BadRequest(
+                f"{name} is {value!r}, which this endpoint cannot honour: what it samples is trained on, so it samples "
+                "as the run is configured. Leave the field out.",
+                param=name,
+                code="unsupported_value",
+            )
+
+
+def _read(kind: type[B], body: bytes) -> B:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        text = first["msg"].removeprefix("Value error, ")
+        raise BadRequest(f"{field}: {text}" if field else text, param=field or None) from error
+
+
+def plain(message: Any) -> Message:
+    """A message as templates want it: text content, arguments as a dict where they are one; unknown keys left out.
+
+    Raises ValueError for what no chat template of a language model takes.
+
+    >>> plain({"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None})
+    {'role': 'user', 'content': 'Hi'}
+    """
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise ValueError(f"a message has role {role!r}; expected a text")
+    # OpenAI renamed it; no open model's template knows the new name.
+    found: Message = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if isinstance(message.get(name), str):
+            found[name] = message[name]
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_plain_call(call) for call in calls]
+    return found
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        raise ValueError("content must be a text, or a list of parts of type text")
+    return "".join(part["text"] for part in parts)
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError("each of tool_calls needs a function with a name")
+    arguments = arguments_of(call)
+    raw = function.get("arguments", "")
+    return {
+        "id": str(call.get("id", "")),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": raw if arguments is None else arguments},
+    }

@@ -1,0 +1,85 @@
+"""Whether weights suit a model, decided before anything of it is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from asyncrl.actors.engines.protocol import WeightsMismatch
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asyncrl.weights.device.subscriber import LentWeights
+    from asyncrl.weights.protocol import Weights
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Fit:
+    """Whether weights suit one model. Of the same weights it is found out once: that reads every byte."""
+
+    def __init__(self, shapes: Shapes, optional: Collection[str]) -> None:
+        self._shapes, self._optional = shapes, optional
+        self._known: tuple[Weights, dict[str, torch.Tensor]] | None = None
+
+    def tensors(self, weights: Weights) -> dict[str, torch.Tensor]:
+        """Of `weights`, which fit. Raises WeightsMismatch."""
+        if self._known is None or self._known[0] is not weights:
+            self._known = None
+            tensors = dict(weights.tensors())
+            check_fit(tensors, self._shapes, self._optional, str(weights.id))
+            self._known = weights, tensors
+        return self._known[1]
+
+    def shapes(self, weights: LentWeights) -> None:
+        """Of weights whose values another process compares. Raises WeightsMismatch."""
+        given = {entry.name: entry.shape for entry in weights.layout.entries}
+        if problem := _misfit(given, self._shapes, self._optional):
+            raise _mismatch(str(weights.id), problem)
+
+    def forget(self) -> None:
+        """Let go of the weights."""
+        self._known = None
+
+
+def check_fit(given: Mapping[str, torch.Tensor], shapes: Shapes, optional: Collection[str], id: str) -> None:
+    """Raises WeightsMismatch unless `given` has every tensor of `shapes` that is not `optional`, none besides, each of
+    the right shape and finite. `id` names the weights in the error."""
+    problem = _misfit({name: tuple(tensor.shape) for name, tensor in given.items()}, shapes, optional)
+    for name, tensor in given.items() if not problem else ():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            problem = f"{name} holds values that are not finite"
+    if problem:
+        raise _mismatch(id, problem)
+
+
+def _misfit(given: Shapes, shapes: Shapes, optional: Collection[str]) -> str:
+    if missing := sorted(shapes.keys() - given.keys() - set(optional)):
+        return f"{len(missing)} tensors are missing, for instance {missing[0]}"
+    if unknown := sorted(given.keys() - shapes.keys() - set(optional)):
+        return f"{len(unknown)} tensors are unknown, for instance {unknown[0]}"
+    for name, shape in given.items():
+        if name in shapes and shape != shapes[name]:
+            return f"{name} has shape {list(shape)}, the model's has {list(shapes[name])}"
+    return ""
+
+
+def _mismatch(id: str, problem: str) -> WeightsMismatch:
+    return WeightsMismatch(f"weights {id} do not fit the model: {problem}. The old weights stay in use.")
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in the safetensors files of a Hugging Face folder. Raises ConfigError."""
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                shapes[name] = tuple(file.get_slice(name).get_shape())
+    if not shapes:
+        raise ConfigError(f"model.path leads to {folder}, which holds no *.safetensors: convert the model to them.")
+    return shapes

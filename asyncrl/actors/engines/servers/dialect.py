@@ -1,0 +1,68 @@
+"""What tells one kind of server from another: how it is asked, and how new weights reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asyncrl.actors.engines.protocol import Sampling
+from asyncrl.actors.engines.servers.http import Servers
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Mapping[str, "torch.Tensor"]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request has produced so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Mapping[str, Any]] = field(default_factory=list)
+    """{version, start, end} over the ids, in order."""
+    reason: str | None = None
+    why: str = ""
+    """What the server says about an abort."""
+
+
+class Dialect(Protocol):
+    """How one kind of server is asked. Paths are relative to a server's URL; a body is JSON."""
+
+    name: str
+    health: str
+
+    def generate(self, request: str, prompt: list[int], n: int, sampling: Sampling, salt: str) -> tuple[str, Any]:
+        """(path, body) of a streamed request. `salt` keeps cached prefixes of other weights apart."""
+        ...
+
+    def take(self, chunk: Any, answer: Answer) -> None:
+        """Add one event of the stream."""
+        ...
+
+    def abort(self, request: str) -> tuple[str, Any]: ...
+    def pause(self, recompute_kv: bool) -> tuple[str, Any]: ...
+    def resume(self) -> tuple[str, Any]: ...
+    def name_version(self, version: str) -> tuple[str, Any]: ...
+
+    def refused(self, answer: Any) -> str:
+        """Why a command that was answered did not succeed; empty: it did."""
+        ...
+
+
+class Carrier(Protocol):
+    """How new weights reach the servers."""
+
+    async def start(self, servers: Servers) -> None:
+        """Once, when all of them serve."""
+        ...
+
+    async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
+        """Into all of them, while they are paused. `folder` is for this, readable to them, and removed afterwards.
+        Raises EngineDied."""
+        ...
+
+    def close(self) -> None: ...

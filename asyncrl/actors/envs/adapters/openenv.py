@@ -1,0 +1,157 @@
+"""Environments of OpenEnv, over the WebSocket of their server: an observation comes as text, an action goes as JSON.
+
+one socket = one session = one episode
+{"type": "reset" | "step" | "close", "data"} ──> {"type": "observation", "data": {observation, reward, done}}
+                                                 {"type": "error", "data": {message, code}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from asyncrl.actors.envs.adapters.server import check_server, tls, url_of
+from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.tool_env import cut
+from asyncrl.data.sources.seeds import opening
+
+POLICYS_FAULT = "VALIDATION_ERROR"
+"""The action does not fit the schema. Every other code is the server's fault: `env_error`."""
+MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
+"""Titles of schemas that say nothing of what the policy could do."""
+MAX_BYTES = 2**26
+
+
+class OpenEnvEnv:
+    """An environment of OpenEnv, by its server's WebSocket (pip install 'asyncrl[openenv]', the server elsewhere)."""
+
+    tools: Sequence[Tool] = ()
+
+    def __init__(
+        self,
+        server: dict[str, Any],
+        *,
+        reset: dict[str, Any] | None = None,
+        observation: str = "",
+        action: str = "",
+        start_s: float = 120.0,
+        max_chars: int = 4000,
+    ) -> None:
+        """
+        Args:
+            server: `{url: http://...}`, running already, or `{command: [program, ...], env: {...}}`, started by each
+                actor: a word `{python}` is asyncrl's Python, and `{port}` becomes where the server is to listen.
+            reset: what is given to every reset; a task's `seed`, and its mapping `reset`, come on top.
+            observation: the field of an observation that the policy reads; empty: all of it, as JSON.
+            action: the field of an action that is the policy's whole answer; empty: the answer is the action, as JSON.
+            start_s: in which a server that is started must serve; `env.call_s` bounds it too.
+            max_chars: a longer observation is cut, and says so.
+        """
+        self._server, self._reset, self._start_s = server, reset or {}, start_s
+        self._observation, self._action, self._max_chars = observation, action, max_chars
+        self._schema: dict[str, Any] = {}
+        self._socket: Any = None
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Raises ValueError for a server that is neither started nor running, or a missing package."""
+        check_server(options.get("server"), ("websockets", "httpx"), "openenv")
+
+    async def reset(self, task: Task) -> list[Message]:
+        """Raises ConnectionError when the server is not there, RuntimeError when it refuses, ValueError when it has no
+        such field as `observation` or `action`, or tools of MCP instead of actions."""
+        import httpx
+        from websockets.asyncio.client import connect
+
+        url = await url_of(self._server, self._start_s)
+        try:
+            async with httpx.AsyncClient(verify=tls(), timeout=None, trust_env=False) as http:  # env.call_s bounds it
+                schema = (await http.get(f"{url}/schema")).raise_for_status().json()
+            self._socket = await connect(
+                re.sub("^http", "ws", url) + "/ws", open_timeout=None, max_size=MAX_BYTES, proxy=None
+            )
+        except (OSError, httpx.HTTPError) as error:
+            raise ConnectionError(f"OpenEnv server {url}: {type(error).__name__}: {error}") from error
+        if schema["action"].get("title") in MCP_ACTIONS:
+            raise ValueError(f"OpenEnv server {url}: its actions are calls of MCP tools, which asyncrl does not make")
+        self._schema = _shown(schema["action"])
+        if self._action and self._action not in self._schema["properties"]:
+            raise ValueError(f"env.options.action is {self._action!r}; an action has {[*self._schema['properties']]}")
+        seed = {"seed": task["seed"]} if "seed" in task else {}
+        said = await self._ask("reset", {**self._reset, **seed, **task.get("reset", {})})
+        how = f"Answer with one action: a JSON object of this schema.\n{json.dumps(self._schema)}"
+        return opening(task, "" if self._action else how, self._seen(said))
+
+    async def step(self, message: Message) -> Turn:
+        try:
+            said = await self._ask("step", self._parsed(message.get("content") or ""))
+        except _Refused as error:
+            return Turn([{"role": "user", "content": f"error: {error}"}])
+        seen = [] if said["done"] else [{"role": "user", "content": self._seen(said)}]
+        return Turn(seen, float(said["reward"] or 0.0), bool(said["done"]))
+
+    async def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError, _closed()):  # the server may be gone; the session is over either way
+                await self._socket.send(json.dumps({"type": "close"}))
+            await self._socket.close()
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            with contextlib.suppress(_closed()):  # it may have said why before it hung up
+                await self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(await self._socket.recv())
+        except (OSError, _closed()) as error:
+            raise ConnectionError(f"OpenEnv server, {kind}: {type(error).__name__}: {error}") from error
+        if answer["type"] == "error":
+            why, code = answer["data"].get("message"), answer["data"].get("code")
+            if kind == "step" and code == POLICYS_FAULT:
+                raise _Refused(_problems(answer["data"].get("errors", ())) or why)
+            full = ": raise its max_concurrent_envs to actors.slots at least" if code == "CAPACITY_REACHED" else ""
+            raise RuntimeError(f"OpenEnv server, {kind}: {code}: {why}{full}")
+        return {"reward": None, "done": False, **answer["data"]}
+
+    def _seen(self, said: Mapping[str, Any]) -> str:
+        seen = said["observation"]
+        if self._observation:
+            if self._observation not in seen:
+                raise ValueError(f"env.options.observation is {self._observation!r}; an observation has {[*seen]}")
+            seen = seen[self._observation]
+        return cut(seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False), self._max_chars)
+
+    def _parsed(self, text: str) -> dict[str, Any]:
+        text = re.sub(r"^.*</think>", "", text, flags=re.DOTALL).strip()
+        if self._action and self._schema["properties"][self._action].get("type") == "string":
+            return {self._action: text}
+        try:
+            value = json.loads(re.sub(r"^```\w*\n(.*)\n```$", r"\1", text, flags=re.DOTALL))
+        except (ValueError, RecursionError) as error:
+            raise _Refused(f"the answer is no JSON: {error}") from error
+        if self._action:
+            return {self._action: value}
+        if not isinstance(value, dict):
+            raise _Refused("the answer is no JSON object")
+        return value
+
+
+class _Refused(Exception):
+    """What the policy said is no action; it is told why."""
+
+
+def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """An action's schema without what is OpenEnv's own."""
+    properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
+    return {**schema, "properties": properties}
+
+
+def _problems(errors: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(f"{'.'.join(map(str, error['loc'])) or 'action'}: {error['msg']}" for error in errors)
+
+
+def _closed() -> type[Exception]:
+    from websockets.exceptions import ConnectionClosed
+
+    return ConnectionClosed

@@ -1,0 +1,106 @@
+"""Games of text: gem, textarena, skyrl-gym, or a module of one's own with their `reset` and `step`.
+
+They play in a process of their own, `text_gym_worker.py`, under any Python that has the package: one per actor and
+configuration, shared by its episodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.actors.envs.adapters.foreign_process import WorkerProcess, shared
+from asyncrl.actors.envs.adapters.text_gym_worker import GYMS
+from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.tool_env import cut
+from asyncrl.data.sources.seeds import opening
+
+WORKER = str(Path(__file__).with_name("text_gym_worker.py"))
+_numbers = itertools.count()
+
+
+class TextGymEnv:
+    """A game of gem, textarena or skyrl-gym (pip install gem-llm, textarena or skyrl-gym, in any Python)."""
+
+    tools: Sequence[Tool] = ()
+
+    def __init__(
+        self,
+        gym: str,
+        game: str = "",
+        *,
+        options: dict[str, Any] | None = None,
+        opponent: str = "",
+        python: str = "",
+        workers: int = 1,
+        answer_s: float = 20.0,
+        max_chars: int = 4000,
+    ) -> None:
+        """
+        Args:
+            gym: `gem`, `textarena`, `skyrl_gym`, or `module:Name` or `path/to/file.py:Name` of what makes a game with
+                `reset(seed=)` and `step(text)` as gymnasium has them, found by the Python that plays.
+            game: its id there, e.g. `game:GuessTheNumber-v0-easy`.
+            options: keyword arguments of what makes the game.
+            opponent: for games of two, what makes a move of an observation, named as in `gym`. The policy is player 0.
+            python: the interpreter that has the package; empty: the one that asyncrl runs in.
+            workers: processes that the actor's episodes are spread over; in one, a step waits for the step before.
+            answer_s: a call that takes longer ends its process, and the episodes in it are `env_error`. Keep it below
+                `env.call_s`.
+            max_chars: a longer observation is cut, and says so.
+        """
+        n = next(_numbers)
+        self._episode = str(n)
+        config = {"gym": gym, "game": game, "options": options or {}, "opponent": opponent, "worker": n % workers}
+        self._command = [python or sys.executable, "-P", WORKER, json.dumps(config, sort_keys=True)]
+        self._answer_s, self._max_chars = answer_s, max_chars
+        self._worker: WorkerProcess | None = None
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """Raises ValueError for a gym that is none, a Python that is not there, or too few workers."""
+        gym, python = str(options.get("gym")), options.get("python", "")
+        if gym not in GYMS and ":" not in gym:
+            raise ValueError(f"env.options.gym is {gym!r}; expected one of {', '.join(GYMS)} or module:function")
+        if gym in GYMS and not options.get("game"):
+            raise ValueError(f"env.options.game is not set; name a game of {gym}, by the id that it has there")
+        if options.get("opponent", "") and gym != "textarena":
+            raise ValueError(f"env.options.opponent is for games of textarena, and env.options.gym is {gym!r}")
+        if gym in GYMS and _lacks(python or sys.executable, gym):
+            raise ValueError(
+                f"env.options.python is {python!r} and {python or sys.executable} has no package {gym}: pip install "
+                f"{gym.replace('_', '-').replace('gem', 'gem-llm')} there, or name a Python that has it"
+            )
+        if options.get("workers", 1) < 1:
+            raise ValueError(f"env.options.workers is {options['workers']}; expected at least 1")
+
+    async def reset(self, task: Task) -> list[Message]:
+        """Raises what the game raises as RuntimeError, ConnectionError when its process ends or is stuck."""
+        self._worker = shared("text_gym", self._command, answer_s=self._answer_s)
+        said = await self._worker.ask(call="reset", episode=self._episode, task=dict(task))
+        return opening(task, cut(said, self._max_chars)) if isinstance(said, str) else list(said)
+
+    async def step(self, message: Message) -> Turn:
+        assert self._worker is not None, "reset comes first"
+        answer = await self._worker.ask(call="step", episode=self._episode, text=message.get("content") or "")
+        messages = [{**said, "content": cut(said["content"], self._max_chars)} for said in answer["messages"]]
+        return Turn(messages, answer["reward"], answer["done"])
+
+    async def close(self) -> None:
+        if self._worker is not None and self._worker.usable:
+            await self._worker.ask(call="close", episode=self._episode)
+
+
+def _lacks(python: str, package: str) -> bool:
+    """Without importing it, which takes seconds. Raises ValueError for a Python that does not start."""
+    find = "import sys, importlib.util as found; sys.exit(found.find_spec(sys.argv[1]) is None)"
+    try:
+        done = subprocess.run([python, "-P", "-c", find, package], timeout=60, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"env.options.python is {python!r}, which does not start: {error}") from error
+    return done.returncode != 0

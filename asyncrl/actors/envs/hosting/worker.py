@@ -1,0 +1,120 @@
+"""What hosts environments off the actor's event loop: a thread, or `python -m asyncrl.actors.envs.hosting.worker FD`.
+
+takes: {"n", "env", "op": reset | step | close | cancel, "arg"} from the socket, any number at once
+gives: {"n", "begun"} when a call begins, then {"n", "value"} or {"n", "error"}
+ends:  with the socket; a process also with its parent
+
+Both are one event loop each. A call that blocks holds up the calls behind it here, and nothing in the actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+import msgpack
+
+from asyncrl.actors.daemon_threads import use_daemon_threads
+from asyncrl.actors.envs.protocol import Env
+from asyncrl.plugins import resolve
+from asyncrl.process.parent import end_with_parent
+
+LENGTH = 4
+"""Bytes before each message that say how long it is."""
+
+
+async def read(reader: asyncio.StreamReader) -> Any:
+    """The next message. Raises IncompleteReadError at the end."""
+    return msgpack.unpackb(await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH), "big")))
+
+
+def message(content: Any) -> bytes:
+    """Raises TypeError for what is neither plain data nor a number."""
+    packed: bytes = msgpack.packb(content, default=_number)
+    return len(packed).to_bytes(LENGTH, "big") + packed
+
+
+def maker(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
+    """What makes an environment per episode."""
+    from asyncrl.actors.envs import ENVIRONMENTS
+
+    return functools.partial(resolve(name, ENVIRONMENTS, "env.name"), **options)
+
+
+async def serve(ours: socket.socket) -> None:
+    """Plays environments until the other side closes."""
+    use_daemon_threads()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    try:
+        name, options, sys.path[:] = await read(reader)
+        host = _Host(maker(name, options), writer)
+        writer.write(message({"ready": True}))
+        while True:
+            host.take(await read(reader))
+    except (asyncio.IncompleteReadError, OSError):
+        return
+    finally:
+        writer.close()
+
+
+class _Host:
+    def __init__(self, make: Callable[[], Env], writer: asyncio.StreamWriter) -> None:
+        self._make, self._writer = make, writer
+        self._envs: dict[int, Env] = {}
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    def take(self, wish: Mapping[str, Any]) -> None:
+        n = wish["n"]
+        if wish["op"] != "cancel":
+            self._calls[n] = asyncio.ensure_future(self._answer(n, wish))
+        elif n in self._calls:
+            self._calls[n].cancel()
+
+    async def _answer(self, n: int, wish: Mapping[str, Any]) -> None:
+        self._writer.write(message({"n": n, "begun": True}))
+        try:
+            answer = message({"n": n, "value": await self._call(wish["env"], wish["op"], wish["arg"])})
+        except asyncio.CancelledError:
+            answer = message({"n": n, "error": "it was given up"})
+        except Exception as error:
+            answer = message({"n": n, "error": f"{type(error).__name__}: {error}"})
+        finally:
+            del self._calls[n]
+        self._writer.write(answer)
+
+    async def _call(self, number: int, op: str, arg: Any) -> Any:
+        if op == "reset":
+            env = self._envs[number] = self._make()
+            messages = list(await env.reset(arg))
+            return {"messages": messages, "tools": [[tool.name, tool.schema] for tool in env.tools]}
+        if op == "close":
+            if number in self._envs:
+                await self._envs.pop(number).close()
+            return None
+        turn = await self._envs[number].step(arg)
+        return {name: getattr(turn, name) for name in ("messages", "reward", "done", "metrics", "rewards")}
+
+
+def _number(value: Any) -> float:
+    """numpy's numbers, which msgpack does not know."""
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(
+        f"an environment gave a {type(value).__name__}, which cannot leave its worker: expected numbers, text, lists "
+        "and mappings, or env.workers async"
+    )
+
+
+def main() -> None:
+    end_with_parent()
+    ours = socket.socket(fileno=int(sys.argv[1]))
+    asyncio.run(serve(ours))
+
+
+if __name__ == "__main__":
+    main()

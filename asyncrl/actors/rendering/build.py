@@ -1,0 +1,93 @@
+"""Which renderer `actors.renderer` names: the template's, the user's own, or one of the package `renderers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asyncrl.actors.rendering.template import Renderer, TemplateRenderer, ToolSchema
+from asyncrl.config import Config
+from asyncrl.data.base import Message
+from asyncrl.errors import ConfigError
+from asyncrl.model import load_tokenizer
+from asyncrl.plugins import resolve
+
+
+class BridgedRenderer:
+    """A renderer of the package `renderers`, hand-written for one model family, in the place of a chat template."""
+
+    def __init__(self, inner: Any, vocabulary: int, decode: Callable[[Sequence[int]], str]) -> None:
+        """`inner` has `render_ids`, `bridge_to_next_turn`, `parse_response` and `get_stop_token_ids`."""
+        self.stop_token_ids: tuple[int, ...] = tuple(inner.get_stop_token_ids())
+        self.vocabulary = vocabulary
+        self.decode = decode
+        self._inner = inner
+
+    def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        return list(self._inner.render_ids(list(messages), tools=_functions(tools), add_generation_prompt=True))
+
+    def render_tail(
+        self,
+        messages_before: Sequence[Message],
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        closed: bool = True,
+        row: Sequence[int] = (),
+        sampled: int = 0,
+    ) -> list[int] | None:
+        row, at = list(row), len(row) - sampled
+        bridged = self._inner.bridge_to_next_turn(row[:at], row[at:], list(new_messages), tools=_functions(tools))
+        if bridged is None or bridged.token_ids[: len(row)] != row:
+            return None
+        return list(bridged.token_ids[len(row) :])
+
+    def parse(self, sampled_ids: Sequence[int]) -> Message:
+        parsed = self._inner.parse_response(list(sampled_ids))
+        message: Message = {"role": "assistant", "content": parsed.content or ""}
+        if parsed.reasoning_content:
+            message["reasoning_content"] = parsed.reasoning_content
+        if parsed.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id or f"call{index:05d}",
+                    "type": "function",
+                    "function": {
+                        "name": call.name or "",
+                        # A call that could not be read is shown as it was written.
+                        "arguments": call.arguments if call.name and call.arguments is not None else call.raw,
+                    },
+                }
+                for index, call in enumerate(parsed.tool_calls)
+            ]
+        return message
+
+
+RENDERERS: dict[str, Callable[[Config], Renderer]] = {"template": TemplateRenderer.of}
+
+
+def build_renderer(config: Config) -> Renderer:
+    """What `actors.renderer` names. Raises ConfigError."""
+    if config.actors.renderer in RENDERERS:
+        return RENDERERS[config.actors.renderer](config)
+    template = TemplateRenderer.of(config)
+    try:
+        make: Callable[..., Any] = resolve(config.actors.renderer, RENDERERS, "actors.renderer")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    made = make(load_tokenizer(config.model))
+    if hasattr(made, "bridge_to_next_turn"):
+        return BridgedRenderer(made, template.vocabulary, template.decode)
+    if missing := [name for name in ("render_initial", "render_tail", "parse", "decode") if not hasattr(made, name)]:
+        raise ConfigError(
+            f"actors.renderer is {config.actors.renderer!r}, which gives a {type(made).__name__} without "
+            f"{', '.join(missing)}: expected a Renderer (asyncrl/actors/rendering/template.py) "
+            "or one of the package `renderers`."
+        )
+    own: Renderer = made
+    return own
+
+
+def _functions(tools: Sequence[ToolSchema]) -> list[Mapping[str, Any]] | None:
+    """Without OpenAI's envelope, which the package does without."""
+    return [tool.get("function", tool) for tool in tools] or None

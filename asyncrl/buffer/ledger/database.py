@@ -1,0 +1,181 @@
+"""The ledger's SQLite file together with its payloads: opened safely, committed as one.
+
+A commit first writes the payloads, then the rows. With `fsync: commit` both are on the disk when it returns; with
+`interval` a thread brings them there, beginning every `fsync_interval_s`; with `off` they get there when the kernel
+likes, and a power cut may cost the whole ledger (go on from the last checkpoint). `kill -9` never undoes a commit in
+any mode.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import sqlite3
+from collections.abc import Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+from asyncrl.buffer.ledger import schema
+from asyncrl.buffer.ledger.payloads import Payloads
+from asyncrl.errors import ConfigError, RunError
+
+Fsync = Literal["commit", "interval", "off"]
+
+_NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.sshfs", "afs", "ocfs2")
+
+
+class LedgerFailed(RunError):
+    """The disk refused a write, or the file is damaged: nothing since the last commit was acknowledged."""
+
+
+class Database:
+    """Opens `folder`/ledger.sqlite and `folder`/payloads, alone: a second opener is refused.
+
+    Raises ConfigError on a network filesystem, LedgerFailed when the folder cannot be written or the file is damaged.
+    """
+
+    def __init__(self, folder: Path, fsync: Fsync = "interval", fsync_interval_s: float = 1.0) -> None:
+        refuse_network_filesystem(folder)
+        self.path = folder / "ledger.sqlite"
+        self._fsync = fsync
+        self._interval_s = fsync_interval_s
+        self._flushed_at = float("-inf")
+        """When the last flush began."""
+        self._flushing: Future[None] | None = None
+        self._unflushed = False
+        """Something was committed since."""
+        self.dirty = False
+        """Something was changed since the last commit."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LedgerFailed(
+                f"{folder} cannot be written: {error.strerror}. Make it writable, or set buffer.dir."
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise LedgerFailed(f"{folder} is in use by another buffer process: stop that one first.") from None
+        try:
+            self._db = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
+            self._prepare()
+            self.payloads = Payloads(folder / "payloads", flush=fsync == "commit")
+        except (sqlite3.Error, OSError) as error:
+            os.close(self._lock)
+            raise self._failed(error) from error
+
+    def _prepare(self) -> None:
+        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if found not in (0, schema.VERSION) or (found == 0 and tables):
+            raise sqlite3.DatabaseError(f"it has version {found} of the tables, this asyncrl reads {schema.VERSION}")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {'OFF' if self._fsync == 'off' else 'FULL'}")
+        self._db.execute("PRAGMA wal_autocheckpoint = 4000")
+        if not tables:
+            self._db.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version = {schema.VERSION}; COMMIT;")
+        elif (answer := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(answer)
+        if self._fsync == "interval":
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def write(self, sql: str, values: tuple[Any, ...] = ()) -> int:
+        """One changing statement in the open transaction; gives the row's number."""
+        try:
+            if not self.dirty:
+                self._db.execute("BEGIN IMMEDIATE")
+                self.dirty = True
+            return self._db.execute(sql, values).lastrowid or 0
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def read(self, sql: str, values: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
+        try:
+            return self._db.execute(sql, values)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
+    def commit(self, now: float) -> None:
+        """All or nothing. Raises LedgerFailed; the process must then end, since memory is ahead of the disk.
+
+        Under `fsync: interval` a thread flushes what was committed; at `now` = infinity this waits for it.
+        """
+        try:
+            if self.dirty:
+                self.payloads.write(flush=self._fsync == "commit")
+                self._db.execute("COMMIT")
+                self.dirty = False
+                self._unflushed = self._fsync == "interval"
+            last = math.isinf(now)
+            if self._flushing is not None and (last or self._flushing.done()):
+                self._flushing.result()
+                self._flushing = None
+            if self._unflushed and self._flushing is None and now >= self._flushed_at + self._interval_s:
+                self._flushing = self.payloads.flush(self._flush_log)
+                self._flushed_at, self._unflushed = now, False
+                if last:
+                    self._flushing.result()
+                    self._flushing = None
+            self.payloads.rotate_if_full()
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(error) from error
+
+    @property
+    def unflushed(self) -> bool:
+        """Something is committed that a power cut could undo, and `fsync` promises to flush it soon."""
+        return self._unflushed or self._flushing is not None
+
+    def _flush_log(self) -> None:
+        """SQLite's commits only write it under NORMAL. SQLite has no locks on this file that a close would end."""
+        log = os.open(f"{self.path}-wal", os.O_RDONLY)
+        try:
+            os.fsync(log)
+        finally:
+            os.close(log)
+
+    def get(self, key: str) -> str | None:
+        row = next(iter(self.read("SELECT value FROM kv WHERE key = ?", (key,))), None)
+        return None if row is None else str(row[0])
+
+    def set(self, key: str, value: str) -> None:
+        self.write("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
+
+    def unset(self, key: str) -> None:
+        self.write("DELETE FROM kv WHERE key = ?", (key,))
+
+    def close(self) -> None:
+        """What was not committed is forgotten, as in a crash."""
+        self.payloads.close()
+        self._db.close()
+        os.close(self._lock)
+
+    def _failed(self, error: Exception) -> LedgerFailed:
+        return LedgerFailed(
+            f"the ledger {self.path} failed: {error}. Everything acknowledged is kept; check the space and the rights "
+            "of that disk, then start the run again with --resume."
+        )
+
+
+def refuse_network_filesystem(folder: Path, mounts: str = "/proc/self/mounts") -> None:
+    """SQLite's locks and write-ahead log need a local disk. Raises ConfigError."""
+    try:
+        lines = Path(mounts).read_text().splitlines()
+    except OSError:
+        return  # no Linux: nothing can be told about the filesystem
+    points = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+    here = str(folder.resolve())
+    inside = [p for p in points if here == p[0] or here.startswith(p[0].rstrip("/") + "/")]
+    if not inside:
+        return
+    point, kind = max(inside, key=lambda p: len(p[0]))
+    if kind.startswith(_NETWORK):
+        raise ConfigError(
+            f"buffer.dir {folder} lies on {point}, a network filesystem ({kind}); the ledger needs a local disk: "
+            "set buffer.dir to a folder on one."
+        )

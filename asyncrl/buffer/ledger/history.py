@@ -1,0 +1,229 @@
+"""The learner's history as the ledger records it: branches, incarnations, batches and their outcomes, publications.
+
+Batches 0, 1, 2... form one line without gaps. A branch begins where recorded batches are not redone: it releases the
+rest of the line and goes on from there, so versions below the fork are shared and mean the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.group import Outcome
+
+
+class IllegalTransition(RuntimeError):
+    """A change that the ledger does not allow in this state: a defect of the caller, never of a message."""
+
+
+@dataclass(slots=True)
+class Batch:
+    serial: int
+    b: int
+    branch: int
+    version: int
+    """The learner's when it was fixed."""
+    incarnation: int
+    first_uses: int
+    groups: tuple[int, ...]
+    """In training order."""
+    outcome: Outcome | None = None
+
+    @property
+    def version_after(self) -> int:
+        return self.version + (self.outcome == "applied")
+
+
+@dataclass(slots=True)
+class Incarnation:
+    incarnation: int
+    branch: int
+    next_batch: int
+    version: int
+    holds: int | None = None
+    """The batch handed out to it and not finished: when it dies, the suspect."""
+    caused: bool = False
+
+
+class History:
+    """Reads itself from the database, and keeps both in step."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+        if not list(database.read("SELECT 1 FROM branches")):
+            database.write("INSERT INTO branches VALUES (0, NULL, 0, 0, 'the start of the run')")
+        self.branch: int = next(iter(database.read("SELECT max(branch) FROM branches")))[0]
+        self.line: list[Batch] = [
+            Batch(serial, b, branch, version, incarnation, first_uses, self._groups(serial), outcome)
+            for serial, b, branch, version, incarnation, first_uses, outcome in list(
+                database.read(
+                    "SELECT serial, b, branch, version, incarnation, first_uses, outcome FROM batches "
+                    "WHERE released = 0 ORDER BY b"
+                )
+            )
+        ]
+        self.published: int | None = None
+        """Latest version published on this branch."""
+        self._load_published()
+        rows = database.read(
+            "SELECT incarnation, branch, next_batch, version, holds, caused FROM incarnations ORDER BY incarnation"
+        )
+        self.incarnations = [Incarnation(*row) for row in rows]
+
+    @property
+    def current(self) -> Incarnation | None:
+        return self.incarnations[-1] if self.incarnations else None
+
+    @property
+    def version(self) -> int:
+        """Of the learner's weights now; while it redoes recorded batches, behind `recorded_version`."""
+        return self.current.version if self.current else 0
+
+    @property
+    def recorded_version(self) -> int:
+        return self.line[-1].version_after if self.line else 0
+
+    def version_before(self, b: int) -> int:
+        """The version that batch b is, or would be, trained on."""
+        return self.line[b - 1].version_after if b else 0
+
+    def on_line(self, branch: int, b: int) -> bool:
+        """Whether weights of `branch` that have seen the batches before b are a point of the recorded line."""
+        left_at = next(iter(self._db.read("SELECT min(fork_batch) FROM branches WHERE branch > ?", (branch,))))[0]
+        known = b <= len(self.line) and (b == 0 or self.line[b - 1].outcome is not None)
+        return branch <= self.branch and known and (left_at is None or b <= left_at)
+
+    def first_uses_since(self, version: int) -> int:
+        """Groups whose first use is in a batch fixed at `version` or later that is open or applied."""
+        count = 0
+        for batch in reversed(self.line):
+            if batch.version < version:
+                break
+            if batch.outcome in (None, "applied"):
+                count += batch.first_uses
+        return count
+
+    def skipped_in_a_row(self, before: int) -> int:
+        count = 0
+        while count < before and self.line[before - 1 - count].outcome in ("guard", "poison"):
+            count += 1
+        return count
+
+    def deaths_in_a_row(self, b: int) -> int:
+        """Incarnations that died one after the other with batch b in hand; those ended on purpose do not count."""
+        count = 0
+        for incarnation in reversed(self.incarnations):
+            if incarnation.caused:
+                continue
+            if incarnation.holds != b:
+                break
+            count += 1
+        return count
+
+    def start(self, next_batch: int, version: int) -> Incarnation:
+        """A checkpoint at a later batch was announced and never completed: it takes no other's place."""
+        self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (next_batch,))
+        new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version)
+        self._db.write(
+            "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, NULL, 0)",
+            (new.incarnation, new.branch, next_batch, version, next_batch, version),
+        )
+        self.incarnations.append(new)
+        return new
+
+    def move(self, next_batch: int, version: int, holds: int | None) -> None:
+        """Where the current incarnation stands."""
+        current = self._current()
+        if (current.next_batch, current.version, current.holds) != (next_batch, version, holds):
+            current.next_batch, current.version, current.holds = next_batch, version, holds
+            self._db.write(
+                "UPDATE incarnations SET next_batch = ?, version = ?, holds = ? WHERE incarnation = ?",
+                (next_batch, version, holds, current.incarnation),
+            )
+
+    def caused(self) -> None:
+        """The current incarnation ends, or ended, on purpose."""
+        self._current().caused = True
+        self._db.write("UPDATE incarnations SET caused = 1 WHERE incarnation = ?", (self._current().incarnation,))
+
+    def publish(self, version: int, digest: str) -> None:
+        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?)", (self.branch, version, digest))
+        self._load_published()
+
+    def fix(self, b: int, version: int, groups: Sequence[int], first_uses: int) -> Batch:
+        if b != len(self.line) or (self.line and self.line[-1].outcome is None):
+            raise IllegalTransition(f"batch {b} cannot be fixed: the line has {len(self.line)} batches or one is open")
+        incarnation = self._current().incarnation
+        serial = self._db.write(
+            "INSERT INTO batches(b, branch, version, incarnation, first_uses) VALUES (?, ?, ?, ?, ?)",
+            (b, self.branch, version, incarnation, first_uses),
+        )
+        for place, number in enumerate(groups):
+            self._db.write("INSERT INTO uses VALUES (?, ?, ?)", (serial, place, number))
+        batch = Batch(serial, b, self.branch, version, incarnation, first_uses, tuple(groups))
+        self.line.append(batch)
+        return batch
+
+    def finish(self, b: int, outcome: Outcome) -> Batch:
+        batch = self.line[b]
+        if batch.outcome is not None:
+            raise IllegalTransition(f"batch {b} is {batch.outcome} already and cannot become {outcome}")
+        batch.outcome = outcome
+        self._db.write("UPDATE batches SET outcome = ? WHERE serial = ?", (outcome, batch.serial))
+        return batch
+
+    def fork(self, b: int, version: int, why: str) -> list[Batch]:
+        """A new branch whose first batch is b, on weights of `version`; gives the batches released, in order."""
+        released = self.line[b:]
+        for batch in released:
+            self._db.write("UPDATE batches SET released = 1 WHERE serial = ?", (batch.serial,))
+        del self.line[b:]
+        for incarnation in self.incarnations:
+            if incarnation.holds is not None and incarnation.holds >= b:
+                incarnation.holds = None  # the batch of this number is another one now, and no suspect
+        self._db.write("UPDATE incarnations SET holds = NULL WHERE holds >= ?", (b,))
+        self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (b,))
+        self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (self.branch + 1, self.branch, b, version, why))
+        self.branch += 1
+        self.published = None
+        return released
+
+    def checkpoint(self, batch: int, version: int, path: str, keep: int) -> None:
+        """Only the latest `keep` are kept for resuming."""
+        if not list(
+            self._db.read("SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0", (path, batch))
+        ):
+            self._db.write(
+                "INSERT INTO checkpoints(branch, batch, version, path) VALUES (?, ?, ?, ?)",
+                (self.branch, batch, version, path),
+            )
+        self._db.write(
+            "UPDATE checkpoints SET released = 1 WHERE released = 0 AND serial NOT IN "
+            "(SELECT serial FROM checkpoints WHERE released = 0 ORDER BY batch DESC, serial DESC LIMIT ?)",
+            (keep,),
+        )
+
+    def oldest_checkpoint(self) -> int:
+        """Batch number from which a learner may have to resume.
+
+        A single checkpoint may never get its final name, since it is announced before: then the learner goes back to
+        where it started, the initial weights at first.
+        """
+        kept = [batch for (batch,) in self._db.read("SELECT batch FROM checkpoints WHERE released = 0")]
+        if len(kept) < 2:
+            started = self._db.read("SELECT start_batch FROM incarnations ORDER BY incarnation DESC LIMIT 1")
+            kept += [batch for (batch,) in started]
+        return min(kept, default=0)
+
+    def _current(self) -> Incarnation:
+        if self.current is None:
+            raise IllegalTransition("no learner has started")
+        return self.current
+
+    def _groups(self, serial: int) -> tuple[int, ...]:
+        return tuple(row[0] for row in self._db.read("SELECT grp FROM uses WHERE serial = ? ORDER BY place", (serial,)))
+
+    def _load_published(self) -> None:
+        rows = self._db.read("SELECT max(version) FROM published WHERE branch = ?", (self.branch,))
+        self.published = next(iter(rows))[0]

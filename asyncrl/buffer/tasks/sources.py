@@ -1,0 +1,72 @@
+"""The tasks of a run: the source, and the curriculum that says which of its tasks draw 0, 1, 2 ... is.
+
+Both are seeded by `data.seed`, so the ledger keeps the number of the next draw and the curriculum's states, and an
+audit recomputes every task from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from asyncrl.config import Config
+from asyncrl.data import SOURCES
+from asyncrl.data.base import Curriculum, TaskSource
+from asyncrl.data.curriculum import CURRICULA
+from asyncrl.data.group_sizes import GroupSizes
+from asyncrl.data.opening import opened
+from asyncrl.errors import ConfigError
+
+
+def draw_of(index: int, size: int | None) -> tuple[int, int]:
+    """(epoch, position) of the draw at `index`. A source without end stays in epoch 0.
+
+    >>> draw_of(7, 5), draw_of(7, None)
+    ((1, 2), (0, 7))
+    """
+    return (0, index) if size is None else divmod(index, size)
+
+
+def ticket_seed(seed: int, kind: str, branch: int, group: int, index: int, attempt: int) -> int:
+    """Of one attempt's sampling and environment: 0 <= seed < 2**63, the same whenever it is asked for."""
+    text = f"{seed}/{kind}/{branch}/{group}/{index}/{attempt}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def open_source(config: Config) -> TaskSource:
+    """`data.source` with `data.options`; a source that takes `seed` or `model` gets `data.seed` or `model.path`.
+
+    Raises ConfigError.
+    """
+    given = {"seed": config.data.seed, "model": config.model.path}
+    source: TaskSource = opened(config.data.source, SOURCES, "data.source", config.data.options, "data.options", given)
+    if source.train_size is not None and source.train_size < 1:
+        raise ConfigError(
+            f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."
+        )
+    _check_sizes(config, GroupSizes(source, config.learner.group_size))
+    return source
+
+
+def _check_sizes(config: Config, sizes: GroupSizes) -> None:
+    """What spans the configuration and the sizes of groups that only the source knows. Raises ConfigError."""
+    batch = config.learner.groups_per_step * sizes.largest
+    if config.buffer.capacity < batch:
+        raise ConfigError(
+            f"buffer.capacity is {config.buffer.capacity} trajectories but a batch may hold learner.groups_per_step = "
+            f"{config.learner.groups_per_step} groups of {sizes.largest}, the largest group_size in data.options: "
+            f"raise buffer.capacity to at least {batch}."
+        )
+    if config.learner.greedy_baseline and sizes.smallest < 2:
+        raise ConfigError(
+            "learner.greedy_baseline takes one trajectory of every group, and data.options has a group_size of "
+            f"{sizes.smallest}: raise it to at least 2."
+        )
+
+
+def open_curriculum(config: Config, source: TaskSource) -> Curriculum:
+    """`data.curriculum` with `data.curriculum_options`; gets `data.seed` as `seed` and the source's `train_size` if it
+    takes them. Raises ConfigError."""
+    given = {"seed": config.data.seed, "train_size": source.train_size}
+    name, options = config.data.curriculum, config.data.curriculum_options
+    curriculum: Curriculum = opened(name, CURRICULA, "data.curriculum", options, "data.curriculum_options", given)
+    return curriculum

@@ -1,0 +1,115 @@
+"""What interrupted attempts have sampled, kept with their tickets until another attempt has gone on behind it.
+
+    handed back ──> kept ──> continued   a trajectory begins with it
+                       ├──> longer      an attempt that went on behind it was interrupted as well, and handed back more
+                       ├──> stale       its oldest token is past the bound: the ticket is lent without it
+                       ├──> anew        a trajectory came that does not begin with it
+                       ├──> failed      the episode failed behind it
+                       └──> dropped     its group was
+
+    handed back = kept + continued + longer + stale + anew + failed + dropped
+
+An attempt that goes on behind one may have tokens as old as its oldest: the ledger lends it with that version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.record import join, split
+from asyncrl.buffer.tickets.leases import Key
+from asyncrl.trajectory import Row, Trajectory
+from asyncrl.wire import decode_prefixes, encode_row
+
+End = Literal["continued", "longer", "stale", "anew", "failed", "dropped"]
+USED = ("continued", "longer")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    attempt: int
+    """That handed it back."""
+    sampled: int
+    """Tokens."""
+    oldest: int
+    """Version."""
+
+
+class Prefixes:
+    """Changes go through the ledger's open transaction."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        rows = db.read("SELECT grp, idx, attempt, sampled, oldest FROM prefixes WHERE ended IS NULL")
+        self._kept = {(group, index): Kept(*about) for group, index, *about in rows}
+        ended = db.read("SELECT ended, count(*), sum(sampled) FROM prefixes WHERE ended IS NOT NULL GROUP BY 1")
+        self.counts: Counter[str] = Counter()
+        """Of all that were ever handed back, by how they ended; `kept`: not yet."""
+        self.counts["kept"] = len(self._kept)
+        self.wasted = 0
+        """Tokens that no trajectory has."""
+        for how, count, sampled in ended:
+            self.counts[how] = count
+            self.wasted += 0 if how in USED else sampled
+
+    def keep(self, key: Key, attempt: int, prefix: Row) -> None:
+        """Of an attempt that hands it back."""
+        sampled = prefix.versions[prefix.mask]
+        self.end(key, "longer" if self._begins(key, prefix) else "anew")
+        kept = Kept(attempt, len(sampled), int(sampled.min()))
+        row = join(encode_row(prefix))
+        self._db.write(
+            "INSERT INTO prefixes VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            (*key, attempt, len(prefix), kept.sampled, kept.oldest, prefix.digest(), row),
+        )
+        self._kept[key] = kept
+        self.counts["kept"] += 1
+
+    def lend(self, key: Key, version: int, max_staleness: int) -> tuple[Row, int] | None:
+        """The prefix of a ticket that is lent and its oldest version, unless that is past the bound by now."""
+        kept = self._kept.get(key)
+        if kept is None:
+            return None
+        if version - kept.oldest > max_staleness:
+            self.end(key, "stale")
+            return None
+        return self._row(key, kept), kept.oldest
+
+    def stored(self, trajectory: Trajectory) -> None:
+        key = trajectory.id.group, trajectory.id.index
+        if key in self._kept:
+            self.end(key, "continued" if self._begins(key, trajectory.rows[0]) else "anew")
+
+    def end(self, key: Key, how: End) -> None:
+        """Harmless where there is none."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._db.write(
+                "UPDATE prefixes SET ended = ?, row = NULL WHERE grp = ? AND idx = ? AND attempt = ?",
+                (how, *key, kept.attempt),
+            )
+            self.counts["kept"] -= 1
+            self.counts[how] += 1
+            self.wasted += 0 if how in USED else kept.sampled
+
+    def drop(self, group: int, size: int) -> None:
+        """All of a group."""
+        if self._kept:
+            for index in range(size):
+                self.end((group, index), "dropped")
+
+    def groups(self) -> set[int]:
+        """That have one."""
+        return {group for group, _ in self._kept}
+
+    def _begins(self, key: Key, row: Row) -> bool:
+        kept = self._kept.get(key)
+        return kept is not None and row.begins_with(self._row(key, kept))
+
+    def _row(self, key: Key, kept: Kept) -> Row:
+        where = "WHERE grp = ? AND idx = ? AND attempt = ?"
+        (record,) = next(iter(self._db.read(f"SELECT row FROM prefixes {where}", (*key, kept.attempt))))
+        return decode_prefixes(split(record))[0]

@@ -1,0 +1,134 @@
+"""Environments that are lost in the middle of their episode: each one that is under way raises at its next step, as
+when the process that held it was killed. What begins afterwards plays undisturbed.
+
+Processes that environments have started are killed as well, where they can be told from an engine's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.actors.envs import ENVIRONMENTS
+from asyncrl.actors.envs.agent import is_agent
+from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
+from asyncrl.chaos.injector import Means
+from asyncrl.chaos.plan import Fault
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.processes import ROLE_MARKER, RUN_MARKER, kill_all, marked
+from asyncrl.plugins import check_options, resolve
+from asyncrl.run_folder import RunFolder
+
+IN_PROCESS = ("hf",)
+"""Engines that start no processes: an actor's are then its environments'."""
+
+
+class EnvironmentLost(Exception):
+    """On purpose."""
+
+
+class Frail:
+    """The environment `name`, until `sign` is touched."""
+
+    tools: Sequence[Tool] = ()
+
+    def __init__(self, name: str, options: dict[str, Any], sign: str) -> None:
+        """
+        Args:
+            name: as `env.name`.
+            options: as `env.options`.
+            sign: a file; each time that it changes, every environment there is then is lost.
+        """
+        make: Callable[..., Env] = resolve(name, ENVIRONMENTS, "env.options.name")
+        self._env = functools.partial(make, **options)()
+        self._sign, self._began = Path(sign), _changed(Path(sign))
+
+    @staticmethod
+    def check(options: Mapping[str, Any]) -> None:
+        """As of the environment itself. Raises ValueError."""
+        make = resolve(options["name"], ENVIRONMENTS, "env.options.name")
+        check_options(make, options["options"], "env.options.options")
+        if callable(check := getattr(make, "check", None)):
+            check(options["options"])
+
+    @staticmethod
+    def name_of(task: Task) -> str:
+        return str(task.get("env", "frail"))
+
+    async def reset(self, task: Task) -> list[Message]:
+        messages = await self._env.reset(task)
+        self.tools = self._env.tools
+        return messages
+
+    async def step(self, message: Message) -> Turn:
+        """Raises EnvironmentLost."""
+        if _changed(self._sign) != self._began:
+            raise EnvironmentLost("lost by asyncrl chaos")
+        return await self._env.step(message)
+
+    async def close(self) -> None:
+        await self._env.close()
+
+
+class Environments(Means):
+    def __init__(self, config: Config) -> None:
+        """Raises ConfigError where there is nothing that could be lost."""
+        self._agent = is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name"))
+        self._own = config.actors.engine in IN_PROCESS
+        if self._agent and not self._own:
+            raise ConfigError(
+                f"--kill env: env.name is {config.env.name!r}, an agent, whose processes cannot be told from those of "
+                f"actors.engine {config.actors.engine!r}. Leave env out, or take actors.engine hf."
+            )
+
+    def changed(self, config: Config) -> Config:
+        if self._agent:
+            return config
+        self._sign = (Path(config.launch.runs_dir) / f"{config.launch.name}.env-lost").absolute()
+        options = {"name": config.env.name, "options": config.env.options, "sign": str(self._sign)}
+        frail = config.env.model_copy(update={"name": f"{__name__}:Frail", "options": options})
+        return config.model_copy(update={"env": frail})
+
+    def open(self, run: RunFolder) -> None:
+        self._run = run
+        if not self._agent:
+            self._sign.parent.mkdir(parents=True, exist_ok=True)
+            self._sign.touch()
+
+    def begin(self, fault: Fault) -> str:
+        """Raises RunError for an agent that has started no process."""
+        started = self._started() if self._own else []
+        if self._agent and not started:
+            raise RunError("--kill env: env.name is an agent, and it has started no process: leave env out.")
+        kill_all(started)
+        if not self._agent:
+            self._sign.write_text(str(fault.at_s))
+        return f"{len(started)} processes killed"
+
+    def close(self) -> None:
+        if not self._agent:
+            self._sign.unlink(missing_ok=True)
+
+    def _started(self) -> list[psutil.Process]:
+        """What actors have started."""
+        roles = {pid for pid, _ in self._run.record()["processes"].values()}
+        found = []
+        for process in marked(RUN_MARKER, self._run.id):
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                if process.pid not in roles and process.environ().get(ROLE_MARKER, "").startswith("actor-"):
+                    found.append(process)
+        return found
+
+
+def _changed(sign: Path) -> int:
+    """0: it is not there, because chaos has ended."""
+    try:
+        return sign.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,172 @@
+"""The network between the roles of one host, to be cut, silenced and slowed: each connection goes through here.
+
+    role that connects ──tcp──> relay ──tcp──> role that listens
+         looks in RUN/private/buffer              announces itself in RUN/private/buffer.direct (sockets.RELAYED)
+
+What passes is not understood here: it is CURVE's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncrl.chaos.injector import Means
+from asyncrl.chaos.plan import Fault
+from asyncrl.config import Config
+from asyncrl.run_folder import RunFolder, replace
+from asyncrl.sockets import RELAYED
+
+LOOK_S = 0.02
+CHUNK_BYTES = 1 << 16
+LATE_S = (0.005, 0.05)
+LOST_S, LOST_SHARE = 0.5, 0.05
+"""A slow network: how late a chunk is, how late when a packet of it was lost, and how often that is."""
+END_S = 10.0
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(slots=True)
+class _Edge:
+    """All connections to one role that listens."""
+
+    how: str = ""
+    audible: asyncio.Event = field(default_factory=asyncio.Event)
+    where: tuple[str, int] = ("", 0)
+    """Of the role itself."""
+    address: str = ""
+    """Of the relay for it."""
+    open: set[asyncio.StreamWriter] = field(default_factory=set)
+    serving: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.audible.set()
+
+
+class Relay(Means):
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._edges: dict[str, _Edge] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+
+    def changed(self, config: Config) -> Config:
+        """Sockets and weights over tcp, where they were files."""
+        host, channel = config.launch.host or LOOPBACK, config.weights.channel
+        return config.model_copy(
+            update={
+                "launch": config.launch.model_copy(update={"host": host}),
+                "weights": config.weights.model_copy(update={"channel": "zmq" if channel == "shm" else channel}),
+            }
+        )
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {RELAYED: "1"}
+
+    def open(self, run: RunFolder) -> None:
+        self._thread.start()
+        self._loop.call_soon_threadsafe(self._follow, run.private)
+
+    def ready(self, fault: Fault) -> bool:
+        return bool(self._edges.get(_name(fault), _Edge()).address)
+
+    def begin(self, fault: Fault) -> str:
+        self._set(_name(fault), fault.how)
+        return ""
+
+    def end(self, fault: Fault) -> None:
+        self._set(_name(fault), "")
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(END_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_S)
+        self._loop.close()
+
+    def _set(self, name: str, how: str) -> None:
+        def act() -> None:
+            edge = self._edges[name]
+            edge.how = how
+            if how == "silent":
+                edge.audible.clear()
+            else:
+                edge.audible.set()
+            for writer in [*edge.open] if how == "cut" else ():
+                writer.transport.abort()
+
+        self._loop.call_soon_threadsafe(act)
+
+    async def _end(self) -> None:
+        mine = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+
+    def _follow(self, folder: Path) -> None:
+        """Every role that announces itself, also one that was started anew, in a launch that was resumed too."""
+        for file in folder.glob("*.direct"):
+            with contextlib.suppress(OSError):  # the launch has ended meanwhile, and its folder is gone
+                self._announce(file)
+        self._loop.call_later(LOOK_S, self._follow, folder)
+
+    def _announce(self, file: Path) -> None:
+        shown = file.with_suffix("")
+        host, _, port = file.read_text().removeprefix("tcp://").rpartition(":")
+        edge = self._edges.setdefault(shown.name, _Edge())
+        edge.where = (host, int(port))
+        if edge.serving is None:
+            edge.serving = self._loop.create_task(self._serve(edge, host))
+        elif edge.address and not shown.exists():
+            replace(shown, edge.address)
+
+    async def _serve(self, edge: _Edge, host: str) -> None:
+        async with await asyncio.start_server(functools.partial(self._carry, edge), host, 0) as server:
+            edge.address = f"tcp://{host}:{server.sockets[0].getsockname()[1]}"
+            await server.serve_forever()
+
+    async def _carry(self, edge: _Edge, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = {writer}
+        try:
+            if edge.how == "cut":
+                return
+            far_reader, far_writer = await asyncio.open_connection(*edge.where)
+            ends.add(far_writer)
+            edge.open |= ends
+            ways = [
+                asyncio.ensure_future(self._pass(edge, reader, far_writer)),
+                asyncio.ensure_future(self._pass(edge, far_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        except OSError:  # nobody listens there now
+            pass
+        finally:
+            edge.open -= ends
+            for end in ends:
+                end.transport.abort()
+
+    async def _pass(self, edge: _Edge, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(CHUNK_BYTES):
+                await edge.audible.wait()
+                if edge.how == "slow":
+                    lost = self._rng.random() < LOST_SHARE
+                    await asyncio.sleep(LOST_S if lost else self._rng.uniform(*LATE_S))
+                writer.write(chunk)
+                await writer.drain()
+
+
+def _name(fault: Fault) -> str:
+    return fault.target.rpartition(" ")[2]

@@ -1,0 +1,158 @@
+"""Curricula that follow the policy: tasks that it now fails and now solves, levels that rise when it succeeds.
+
+A group whose rewards are all alike teaches a group-relative estimator nothing; both look for groups that are not.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from asyncrl.data.base import GroupResult
+from asyncrl.data.order import EpochOrder
+from asyncrl.data.sources.generated import LEVEL
+from asyncrl.errors import ConfigError
+
+_UNSEEN = 0
+_STEPS = 254
+"""Success is kept in a byte per task: 0 is never measured, 1 to 255 are 0.0 to 1.0."""
+_DRAWS = 64
+
+
+class BySuccess:
+    """Every task once per epoch, except that one found too easy or too hard mostly gives way to one that is not."""
+
+    def __init__(
+        self,
+        *,
+        low: float = 0.05,
+        high: float = 0.95,
+        keep: float = 0.1,
+        decay: float = 0.5,
+        success: float = 1.0,
+        seed: int = 0,
+        train_size: int | None = None,
+    ) -> None:
+        """
+        Args:
+            low, high: a task whose measured success lies in between, or was never measured, is always taken.
+            keep: the chance of another one, so that what was too hard is tried again and what was easy is not
+                forgotten.
+            decay: how much of the old measurement stays when a group of the task is complete; 0: the last one counts.
+            success: reward from which on an episode is one.
+        Raises ConfigError for a source without end, and for bounds that are none.
+        """
+        if train_size is None:
+            raise ConfigError(
+                "data.curriculum is by_success, which measures every task, and data.source has no end: use levels."
+            )
+        if not (0 <= low <= high <= 1 and 0 <= keep <= 1 and 0 <= decay < 1):
+            raise ConfigError(
+                f"data.curriculum_options: low {low}, high {high}, keep {keep}, decay {decay}: expected "
+                "0 <= low <= high <= 1, 0 <= keep <= 1 and 0 <= decay < 1."
+            )
+        self._low, self._high, self._keep, self._decay, self._success = low, high, keep, decay, success
+        self._seed, self._size = seed, train_size
+        self._order = EpochOrder("by_success", seed, train_size)
+        self._measured = bytearray(train_size)
+
+    def draw(self, number: int) -> int:
+        """Only indices of the first epoch: there an index is a task, and the order of an epoch is made here."""
+        rng = random.Random(f"by_success/{self._seed}/{number}")
+        index = self._order.position(number)
+        for _ in range(_DRAWS):
+            if self._wanted(index) or rng.random() < self._keep:
+                break
+            index = rng.randrange(self._size)
+        return index
+
+    def success_of(self, index: int) -> float | None:
+        """Measured so far; None: never."""
+        byte = self._measured[index]
+        return None if byte == _UNSEEN else (byte - 1) / _STEPS
+
+    def update(self, version: int, results: Sequence[GroupResult]) -> None:
+        for result in results:
+            share = sum(reward >= self._success for reward in result.rewards) / len(result.rewards)
+            before = self.success_of(result.index)
+            now = share if before is None else self._decay * before + (1 - self._decay) * share
+            self._measured[result.index] = 1 + round(now * _STEPS)
+
+    def state(self) -> Any:
+        return base64.b64encode(self._measured).decode()
+
+    def restore(self, state: Any) -> None:
+        """Raises ConfigError when the data has another number of tasks than it had."""
+        measured = base64.b64decode(state)
+        if len(measured) != self._size:
+            raise ConfigError(
+                f"the ledger knows the success of {len(measured)} tasks and data.source has {self._size}: the data "
+                "changed since the run began. Bring it back, or start a new run."
+            )
+        self._measured = bytearray(measured)
+
+    def _wanted(self, index: int) -> bool:
+        success = self.success_of(index)
+        return success is None or self._low <= success <= self._high
+
+
+class Levels:
+    """New tasks at a level that rises with success: for sources that make tasks of a level, `generated` and
+    `reasoning_gym` with `levels`."""
+
+    def __init__(
+        self,
+        *,
+        levels: int,
+        start: int = 0,
+        raise_at: float = 0.8,
+        lower_at: float = 0.1,
+        window: int = 64,
+        review: float = 0.2,
+        success: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            levels: how many there are; they are 0 to `levels` - 1.
+            start: the first one.
+            raise_at, lower_at: success in a window from which on the level is one more, or one less.
+            window: groups of the present level that are judged together.
+            review: the share of draws that goes to the levels below, evenly.
+            success: reward from which on an episode is one.
+        Raises ConfigError for numbers that cannot be.
+        """
+        if not (0 <= start < levels and 0 <= lower_at < raise_at <= 1 and window >= 1 and 0 <= review <= 1):
+            raise ConfigError(
+                f"data.curriculum_options: start {start}, levels {levels}, lower_at {lower_at}, raise_at {raise_at}, "
+                f"window {window}, review {review}: expected 0 <= start < levels, 0 <= lower_at < raise_at <= 1, "
+                "window >= 1, 0 <= review <= 1."
+            )
+        self._levels, self._raise_at, self._lower_at = levels, raise_at, lower_at
+        self._window, self._review, self._success, self._seed = window, review, success, seed
+        self.level, self._seen, self._sum = start, 0, 0.0
+
+    def draw(self, number: int) -> int:
+        rng = random.Random(f"levels/{self._seed}/{number}")
+        below = self.level > 0 and rng.random() < self._review
+        return (rng.randrange(self.level) if below else self.level) * LEVEL + number
+
+    def update(self, version: int, results: Sequence[GroupResult]) -> None:
+        for result in results:
+            if result.index // LEVEL != self.level:
+                continue
+            self._seen += 1
+            self._sum += sum(reward >= self._success for reward in result.rewards) / len(result.rewards)
+            if self._seen == self._window:
+                share = self._sum / self._window
+                self._seen, self._sum = 0, 0.0
+                step = int(share >= self._raise_at) - int(share <= self._lower_at)
+                self.level = min(max(self.level + step, 0), self._levels - 1)
+
+    def state(self) -> Any:
+        return {"level": self.level, "seen": self._seen, "sum": self._sum}
+
+    def restore(self, state: Any) -> None:
+        self.level, self._seen, self._sum = state["level"], state["seen"], state["sum"]

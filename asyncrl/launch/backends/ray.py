@@ -1,0 +1,219 @@
+"""`launch.backend: ray`: Ray says on which node a role runs, and notices when a node is gone. The data take no part in
+it: roles speak over ZeroMQ and find each other in the run's folder, which the nodes share.
+
+    Launcher ──start──> Ray ──placement group──> node ──> RoleHost (ray_host.py) ──> the role's process
+        ▲                                          │ is lost
+        └── ended: killed, "its node is lost" <────┘        the launcher starts it again, Ray finds another node
+
+The learner's ranks and the weights server share a node, everything else has a place of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.placement import needs, together
+from asyncrl.launch.processes import Role, alive
+from asyncrl.launch.roles import roles
+from asyncrl.run_folder import RunFolder
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a role that sets no GPU aside sees none
+try:
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError
+    from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+except ImportError as error:
+    raise ConfigError(
+        f"launch.backend is ray, and Ray cannot be imported ({error}): pip install 'asyncrl[ray]'."
+    ) from None
+
+from asyncrl.launch.backends.ray_host import RoleHost, sweep
+
+log = logging.getLogger(__name__)
+
+KILL_S = 5.0
+"""After which a process is ended with its host: the host does not answer."""
+SWEEP_S = 15.0
+KNOCK_S = 10.0
+SPARE_CPUS = 16
+"""Of a cluster that is started for this run alone, where CPUs are only counted: for actors added later."""
+
+
+class Ray:
+    """Joins the cluster, or starts one on this machine and ends it with the run."""
+
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        """Raises RunError when the cluster cannot be reached."""
+        self._run, self._config = run, config
+        self._id = run.id
+        names = [role.name for role in roles(run, config, resume=False)]
+        self._group_of = {name: group for group in together(names) for name in group}
+        self._groups: dict[tuple[str, ...], PlacementGroup] = {}
+        self._processes: dict[str, RayProcess] = {}
+        try:
+            _knock(config.ray.address)
+            ray.init(**_cluster(run, config, names), namespace=f"asyncrl-{self._id}", log_to_driver=False)
+        except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
+            raise RunError(
+                f"ray.address is {config.ray.address!r}, and no cluster answers there: {error}. "
+                "Start one with `ray start --head`, or leave the field empty."
+            ) from error
+
+    def start(self, role: Role, *, again: bool = False) -> RayProcess:
+        group = self._group_of.setdefault(role.name, (role.name,))
+        before = self._processes.get(role.name)
+        if before is not None and before.lost and before.place is self._groups.get(group):
+            remove_placement_group(self._groups.pop(group))  # Ray may not know yet that the node is gone
+        if group not in self._groups:
+            bundles = [needs(name, self._config) or {"CPU": 0.001} for name in group]
+            self._groups[group] = placement_group(bundles, strategy="STRICT_PACK")
+        wanted = needs(role.name, self._config)
+        gpus, cpus = wanted.pop("GPU", 0.0), wanted.pop("CPU", 0.0)
+        where = PlacementGroupSchedulingStrategy(self._groups[group], group.index(role.name))
+        passed = {name: os.environ[name] for name in self._config.ray.environment if name in os.environ}
+        host = (
+            ray.remote(RoleHost)
+            .options(
+                num_cpus=cpus, num_gpus=gpus, resources=wanted, scheduling_strategy=where,
+                max_concurrency=4, max_restarts=0,
+            )
+            .remote(str(self._run.path), self._id, role, passed, os.getcwd(), again)
+        )  # fmt: skip
+        process = RayProcess(role, self._run.log(role.name), host, self._groups[group])
+        self._processes[role.name] = process
+        return process
+
+    def forget(self, name: str) -> None:
+        """Gives the place of a role that will not be started again back to the cluster."""
+        self._processes.pop(name, None)
+        if (group := self._group_of.pop(name, None)) is not None and len(group) == 1:
+            remove_placement_group(self._groups.pop(group))
+
+    def waits(self) -> str:
+        homeless = [name for name, process in self._processes.items() if process.homeless]
+        if not homeless:
+            return ""
+        asked = "; ".join(
+            f"{name} ({', '.join(f'{k} {v:g}' for k, v in needs(name, self._config).items())})" for name in homeless
+        )
+        return f"no node of the cluster has room for {asked}"
+
+    def close(self) -> None:
+        shm = str(self._run.shm)
+        swept = [
+            ray.remote(sweep)
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            .remote(self._id, [shm])
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        for answer in swept:
+            try:
+                ray.get(answer, timeout=SWEEP_S)
+            except (GetTimeoutError, RayError) as error:
+                log.warning("a node was not looked through for what is left of the run: %s", error)
+        for group in self._groups.values():
+            remove_placement_group(group)
+        ray.shutdown()
+
+
+class RayProcess:
+    """The process of one role, seen from the launcher."""
+
+    def __init__(self, role: Role, log: Path, host: Any, place: PlacementGroup) -> None:
+        self.role, self.log, self.place = role, log, place
+        self.killed_for = ""
+        self.node = ""
+        """Its address, once it has one."""
+        self._host = host
+        self._began, self._end = host.began.remote(), host.wait.remote()
+        self.here = self.lost = False
+        self._asked, self._placed = time.monotonic(), float("inf")
+        self._identity: tuple[int, float] | None = None
+        self._code: int | None = None
+        self._kill_at = float("inf")
+
+    @property
+    def homeless(self) -> bool:
+        """It waits for a node."""
+        self._look()
+        return self._code is None and not self.node
+
+    @property
+    def started(self) -> float:
+        """The run goes on without an actor; for the others time counts from when they were asked for."""
+        self._look()
+        return self._placed if self.role.kind == "actor" else self._asked
+
+    @property
+    def identity(self) -> tuple[int, float] | None:
+        self._look()
+        return self._identity
+
+    def ended(self) -> int | None:
+        if self._code is not None:
+            return self._code
+        if time.monotonic() > self._kill_at:
+            ray.kill(self._host, no_restart=True)
+        if ray.wait([self._end], timeout=0)[0]:
+            try:
+                self._code, why = ray.get(self._end)
+                self.killed_for = self.killed_for or why
+            except RayActorError:
+                self._code, self.lost = -9, not self.killed_for
+                self.killed_for = self.killed_for or f"its node ({self.node or 'not yet known'}) is lost"
+            ray.kill(self._host, no_restart=True)
+        return self._code
+
+    def stop(self) -> None:
+        if self.homeless:
+            ray.kill(self._host, no_restart=True)
+        elif self._code is None:
+            self._host.stop.remote()
+
+    def kill(self, why: str) -> None:
+        if self.ended() is not None:
+            return
+        self.killed_for = why
+        self._host.kill.remote(why)
+        self._kill_at = min(self._kill_at, time.monotonic() + (0.0 if self.homeless else KILL_S))
+
+    def _look(self) -> None:
+        if self.node or self._code is not None or not ray.wait([self._began], timeout=0)[0]:
+            return
+        try:
+            pid, created, self.node = ray.get(self._began)
+        except RayError:  # `ended` says it
+            return
+        self._placed = time.monotonic()
+        self._identity = (pid, created) if pid else None
+        self.here = alive(pid, created)
+
+
+def _knock(address: str) -> None:
+    """Raises OSError when nobody listens there, which Ray says after minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        socket.create_connection((host, int(port)), KNOCK_S).close()
+
+
+def _cluster(run: RunFolder, config: Config, names: list[str]) -> dict[str, Any]:
+    """What ray.init is to be called with."""
+    address = config.ray.address or os.environ.get("RAY_ADDRESS", "")
+    if address:
+        return {"address": address}
+    asked = [needs(name, config) for name in names]
+    cpus = max(os.cpu_count() or 1, int(sum(n.get("CPU", 0.0) for n in asked) + SPARE_CPUS))
+    return {
+        "address": "local", "num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
+        "_temp_dir": str(run.sockets / "ray"), "object_store_memory": 80 << 20,
+    }  # fmt: skip

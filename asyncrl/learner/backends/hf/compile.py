@@ -1,0 +1,46 @@
+"""torch.compile of a decoder's layers: what goes element by element (norms, rotation, activation) becomes few kernels.
+
+Compiled once with gradient and once without, for any number of tokens: a change from pass to pass that would compile
+anew over and over ends the learner instead of falling back unnoticed. Attention stays as it is: a loop over rows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import torch
+from transformers import AttentionInterface
+
+from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.hf.scorer import Scorer, layers
+from asyncrl.learner.backends.hf.varlen_attention import NAME, packed
+from asyncrl.learner.backends.protocol import Packed
+
+
+def compile_layers(scorer: Scorer) -> None:
+    """On the device where it computes. Raises ConfigError when nothing can be compiled here."""
+    from torch._dynamo import config as dynamo  # seconds of imports
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor import config as inductor
+
+    compiler = os.environ.get("CXX", "g++")
+    if next(scorer.parameters()).device.type == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"learner.compile is true, and there is no C++ compiler here: {compiler} is not found. Install one (g++), "
+            "name another in the environment variable CXX, or set learner.compile false."
+        )
+    dynamo.fail_on_recompile_limit_hit = True
+    inductor.compile_threads = 1  # in this process: others would have to be ended with it
+    AttentionInterface.register(NAME, torch.compiler.disable(packed))  # type: ignore[no-untyped-call]
+    for layer in layers(scorer.model):
+        layer.compile(dynamic=True)
+    probe = Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,))
+    try:
+        with torch.no_grad():
+            scorer(probe)
+    except (TorchDynamoException, RuntimeError) as error:
+        raise ConfigError(
+            f"learner.compile is true, and the layers of a {type(scorer.model).__name__} cannot be compiled here: "
+            f"{str(error).strip()[:600]}. Set learner.compile false."
+        ) from error

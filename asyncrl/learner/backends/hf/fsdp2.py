@@ -1,0 +1,228 @@
+"""FSDP2: the parameters, gradients and optimizer state of one model sharded over all ranks, on any number of them.
+
+Each rank computes other micro-batches (rounds.py). Each layer is gathered when it is used and its gradient reduced as a
+sum, so that the gradients of the parts add up, whoever computed them.
+With `model.dtype: bfloat16` layers compute in it, gradients are reduced in float32 and shards stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import register_dataclass
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends.distribution import Rounds
+from asyncrl.learner.backends.export import export
+from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_kin, refuse_adapters, weights
+from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
+from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
+from asyncrl.learner.backends.protocol import Packed, Scores
+
+# Sharded modules look for the tensors in what they give out, whose gradients they wait for.
+register_dataclass(Scores)
+
+COLLECTIVES = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
+SHARDS = "dcp"
+"""Folder of a checkpoint in which every rank writes its shards."""
+
+
+class Fsdp2Backend(TorchBackend):
+    """One rank of it. Joins the process group that there is; where there is none it trains alone."""
+
+    def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
+        """As TorchBackend; every rank reads the whole model from the disk and keeps its shards."""
+        if not dist.is_initialized():
+            dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
+        self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
+        self._rounds = Rounds(self.rank, self.dp_size)
+        if device is None and torch.cuda.is_available():
+            there = torch.cuda.device_count()
+            if there < self.dp_size:
+                raise ConfigError(
+                    f"learner.ranks is {self.dp_size} and there are {there} GPUs to see: each rank needs one. "
+                    "Lower learner.ranks, or set CUDA_VISIBLE_DEVICES."
+                )
+            device = f"cuda:{self.rank}"
+            torch.cuda.set_device(device)
+        self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.checkpoint_s))
+        super().__init__(config, model, device=device)
+
+    def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
+        with self._scoring(reference) as scorer:
+            return self._rounds.logprobs(scorer, parts)
+
+    def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
+        self._rounds.accumulate(self._scorer, parts, loss)
+
+    def clip(self, max_norm: float) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)
+        return float(whole(norm))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self._stream(self._dtype)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        state = on_cpu(self._state())
+        names = [name for name, _ in self._model.named_parameters()]
+        # The base under adapters never changes: it is gathered while training goes on.
+        held = [weight.held(on_cpu) for weight in weights(self._model)] if self._adapters else []
+
+        def write(folder: Path) -> None:
+            try:
+                # In a group of its own: training goes on in the others meanwhile.
+                state_dict_saver.save(state, checkpoint_id=folder / SHARDS, process_group=self._writers)
+            except CheckpointException as error:
+                raise _failure(error) from error
+            if self._adapters is not None:
+                self._write_adapted(self._adapters, held, folder)
+            elif self.rank == 0:
+                export(self._model, _read_back(folder / SHARDS, names), folder / "hf")
+
+        return write
+
+    def _write_adapted(self, adapters: Adapters, held: Sequence[Weight], folder: Path) -> None:
+        """Merged and as adapters. Every rank gathers every tensor, one at a time; rank 0 writes."""
+        mesh = DeviceMesh.from_group(self._writers, "cpu")
+
+        def beside(shards: Tensor) -> Tensor:
+            if not isinstance(shards, DTensor):
+                return shards.cpu()
+            mine = shards.to_local().cpu()
+            shape, stride = shards.shape, shards.stride()
+            return DTensor.from_local(mine, mesh, shards.placements, run_check=False, shape=shape, stride=stride)
+
+        def gathered(shards: Tensor) -> Tensor:
+            return whole(beside(shards))
+
+        merged = ((w.name, whole(w.merged(beside))) for w in held)
+        if self.rank == 0:
+            export(self._model, merged, folder / "hf")
+            adapters.write(held, gathered, folder)
+            return
+        for _ in merged:
+            pass
+        for w in held:
+            for matrix in (w.a, w.b):
+                if matrix is not None:
+                    gathered(matrix)
+
+    def load(self, folder: Path) -> None:
+        if self._adapters is not None:
+            self._adapters.check_base(folder)
+        else:
+            refuse_adapters(folder)
+        state = self._state()
+        self._check_kin(folder, state)
+        try:
+            state_dict_loader.load(state, checkpoint_id=folder / SHARDS)
+        except CheckpointException as error:
+            raise _failure(error) from error
+        set_state_dict(
+            self._scorer,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=self._adapters is None),
+        )
+        if "reference" in state and self._reference is not None:
+            self._reference.load_state_dict(state["reference"])
+
+    def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+        scorer = scorer_of(config, model, autocast=False)
+        check(scorer, config)
+        offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(self.device.type, (self.dp_size,)),
+            "mp_policy": MixedPrecisionPolicy(self._dtype, torch.float32) if half else MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy(self.device.type == "cuda") if offload else OffloadPolicy(),
+        }
+        for layer in layers(scorer.model):
+            fully_shard(layer, **options)
+        fully_shard(scorer, **options)
+        for module in scorer.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # a factor of its own is NCCL's alone
+        return scorer
+
+    def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every rank gathers every tensor, one at a time; rank 0 yields it."""
+        for weight in weights(self._model):
+            shards = weight.merged(lambda x: x.to(self.device))
+            full = whole(shards.to(dtype) if shards.is_floating_point() else shards)
+            if self.rank == 0:
+                yield weight.name, full
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds, as shards: filled by `load`."""
+        model, optimizer = get_state_dict(self._scorer, self._optimizer)
+        trained = {f"model.{name}" for name in self._trained()}
+        model = {name: tensor for name, tensor in model.items() if name in trained}
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if self._reference is not None and self._reference_every:
+            state["reference"] = self._reference.state_dict()
+        return state
+
+    def _check_kin(self, folder: Path, state: dict[str, Any]) -> None:
+        """Raises RunError unless the checkpoint is of this backend and of this model."""
+        if not (folder / SHARDS / ".metadata").is_file():
+            raise RunError(
+                f"checkpoint {folder} was not written by learner.backend fsdp2 ({SHARDS}/.metadata is missing): resume "
+                "with the backend that the run was started with, or move the checkpoint away if it is damaged."
+            )
+        saved = FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
+        theirs = {n: tuple(m.size) for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
+        mine = {f"model.{name}": tuple(tensor.shape) for name, tensor in state["model"].items()}
+        theirs = {name: shape for name, shape in theirs.items() if name.startswith("model.")}
+        if self._adapters is not None:
+            check_kin(folder, theirs, mine)
+        different = sorted(n for n in theirs.keys() | mine.keys() if theirs.get(n) != mine.get(n))
+        if different:
+            name = different[0]
+            raise RunError(
+                f"checkpoint {folder} is of another model: {name} is {theirs.get(name)} there and {mine.get(name)} in "
+                "model.path. Resume with the model that the run was started with."
+            )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Of all ranks' shards; collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _read_back(shards: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """The model's parameters, each put together from the shards of all ranks, one at a time."""
+    saved = FileSystemReader(shards).read_metadata().state_dict_metadata
+    for name in names:
+        about = saved[f"model.model.{name}"]
+        assert isinstance(about, TensorStorageMetadata)
+        whole = torch.empty(about.size, dtype=about.properties.dtype)
+        state_dict_loader.load({"model": {f"model.{name}": whole}}, checkpoint_id=shards, no_dist=True)
+        yield name, whole
+
+
+def _failure(error: CheckpointException) -> Exception:
+    """The disk's, whichever rank met it; everything else, such as a rank that is gone, ends this one too."""
+    for failure, _ in error.failures.values():
+        if isinstance(failure, OSError):
+            return failure
+    rank, (failure, _) = next(iter(error.failures.items()))
+    return RuntimeError(f"a checkpoint failed at rank {rank}: {failure}")

@@ -1,0 +1,233 @@
+"""LoRA (2106.09685), through peft: small matrices beside the frozen ones of the layers, which alone are trained.
+
+    W x  +  scaling * B (A x)       W [out, in] frozen;  A [r, in] drawn, B [out, r] zero at the start
+
+What is published and exported is W + scaling * B A, made anew each time: W itself is never touched, so nothing drifts.
+While B is zero the model is its base: that is the reference of the KL term, kept as a copy of the adapters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from asyncrl.learner.backends.hf.scorer import Scorer
+
+FOLDER = "adapter"
+"""Of a checkpoint: what `peft.PeftModel.from_pretrained` loads over the base."""
+_WEIGHTS, _BASE = "adapter_model.safetensors", "base.json"
+_NAME = "default"
+"""peft's name of a model's only adapter."""
+Place = Callable[[Tensor], Tensor]
+"""Brings a tensor, or its shards, to where it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One of the model's weights, and the adapter beside it, where there is one."""
+
+    name: str
+    """Hugging Face's"""
+    base: Tensor
+    a: Tensor | None = None
+    b: Tensor | None = None
+    scaling: float = 0.0
+
+    def merged(self, place: Place) -> Tensor:
+        """A new tensor where there is an adapter; shards stay shards."""
+        base = place(self.base.detach())
+        if self.a is None or self.b is None:
+            return base
+        a, b = place(self.a.detach()), place(self.b.detach())
+        if isinstance(a, DTensor):  # rows of W and of B lie on the same rank; each needs all of A, which is small
+            a = a.redistribute(placements=[Replicate()])
+        return base + self.scaling * (b @ a)
+
+    def held(self, copy: Callable[[Any], Any]) -> Weight:
+        """With a copy of what training changes: the adapter, or the weight itself where there is none."""
+        return replace(self, a=copy(self.a), b=copy(self.b)) if self.a is not None else self
+
+
+def weights(model: nn.Module) -> list[Weight]:
+    """Of all the model's tensors, tied ones once: the very tensors, not copies."""
+    state = model.state_dict(keep_vars=True)
+    found, seen = [], set[int]()
+    for name, tensor in state.items():
+        if id(tensor) in seen or ".lora_" in name:
+            continue
+        seen.add(id(tensor))
+        module, under, _ = name.partition(".base_layer.")
+        if under and name.endswith(".weight"):
+            a, b = (state[f"{module}.lora_{x}.{_NAME}.weight"] for x in "AB")
+            scaling: Any = model.get_submodule(module).scaling
+            found.append(Weight(f"{module}.weight", tensor, a, b, scaling[_NAME]))
+        else:
+            found.append(Weight(name.replace(".base_layer.", "."), tensor))
+    return found
+
+
+class Adapters:
+    """Those of one model: put into it here, and their files."""
+
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
+        """All else in `model`, whole and in float32, is frozen. Raises ConfigError naming the field."""
+        if find_spec("peft") is None:
+            raise ConfigError(
+                f"learner.lora.r is {config.learner.lora.r}, and peft is not installed: pip install 'asyncrl[lora]', "
+                "or set it to 0."
+            )
+        import peft  # a second of imports
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        self._base = _digest(model)
+        given = config.learner.lora
+        self._described = peft.LoraConfig(
+            r=given.r,
+            lora_alpha=given.lora_alpha,
+            use_rslora=given.use_rslora,
+            target_modules=list(given.target_modules) or "all-linear",
+            exclude_modules=list(given.exclude_modules) or None,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=config.model.path,
+        )
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.learner.seed)  # the same on every rank, whatever was drawn before
+                peft.inject_adapter_in_model(self._described, model, _NAME)
+        except ValueError as error:
+            raise ConfigError(
+                f"learner.lora.target_modules is {list(given.target_modules)}, which does not suit a "
+                f"{type(model).__name__}: {error}"
+            ) from error
+        if any(isinstance(x, BaseTunerLayer) for x in (model.get_input_embeddings(), model.get_output_embeddings())):
+            raise ConfigError(
+                f"learner.lora.target_modules is {list(given.target_modules)}, which takes in the embeddings or the "
+                "head: those stay frozen. Name matrices of the layers, such as q_proj, or leave it empty for all."
+            )
+
+    def write(self, held: Sequence[Weight], place: Place, folder: Path) -> None:
+        """`adapter/` of a checkpoint's folder."""
+        self._described.save_pretrained(folder / FOLDER)
+        matrices = {
+            key: place(x.detach()).to("cpu").contiguous()
+            for w in held
+            if w.a is not None and w.b is not None
+            for key, x in zip(_keys(w.name), (w.a, w.b), strict=True)
+        }
+        save_file(matrices, folder / FOLDER / _WEIGHTS, metadata={"format": "pt"})
+        (folder / FOLDER / _BASE).write_text(json.dumps({"base": self._base}))
+
+    def check_base(self, folder: Path) -> None:
+        """Raises RunError unless the checkpoint has adapters of the same base."""
+        if not (folder / FOLDER / _BASE).is_file():
+            raise RunError(
+                f"checkpoint {folder} has no adapters: it was not written with learner.lora. Resume with "
+                "learner.lora.r 0, as the run was started."
+            )
+        if json.loads((folder / FOLDER / _BASE).read_text())["base"] != self._base:
+            raise RunError(
+                f"checkpoint {folder} holds adapters of another model than the one in model.path: resume with the "
+                "model that the run was started with."
+            )
+
+    def read(self, folder: Path, into: Sequence[Weight]) -> None:
+        """The inverse of `write`. Raises RunError for adapters of other matrices or another rank, or another base."""
+        self.check_base(folder)
+        saved = load_file(folder / FOLDER / _WEIGHTS)
+        mine = {
+            key: x
+            for w in into
+            if w.a is not None and w.b is not None
+            for key, x in zip(_keys(w.name), (w.a, w.b), strict=True)
+        }
+        check_kin(folder, {n: tuple(x.shape) for n, x in saved.items()}, {n: tuple(x.shape) for n, x in mine.items()})
+        with torch.no_grad():
+            for name, x in mine.items():
+                x.copy_(saved[name])
+
+
+class Reference:
+    """The reference model of the KL term: other adapters over the same base. At the start they add nothing."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._held = self._copied()
+
+    @contextmanager
+    def scoring(self) -> Iterator[Scorer]:
+        """The scorer, with the reference's adapters in the place of the policy's."""
+        policy = self._copied()
+        self._put(self._held)
+        try:
+            yield self._scorer
+        finally:
+            self._put(policy)
+
+    def refresh(self) -> None:
+        self._held = self._copied()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._held
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._held = {name: state[name].clone() for name in self._held}
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {n: p.detach().clone() for n, p in self._scorer.model.named_parameters() if p.requires_grad}
+
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        parameters = dict(self._scorer.model.named_parameters())
+        with torch.no_grad():
+            for name, value in values.items():
+                parameters[name].copy_(value)
+
+
+def refuse_adapters(folder: Path) -> None:
+    """For a learner that trains all weights. Raises RunError where a checkpoint holds adapters."""
+    if (folder / FOLDER).is_dir():
+        rank = json.loads((folder / FOLDER / "adapter_config.json").read_text())["r"]
+        raise RunError(
+            f"checkpoint {folder} was written with learner.lora.r {rank}: resume with it, as the run was started. To "
+            f"train all weights from there, begin a run with model.path {folder / 'hf'}."
+        )
+
+
+def check_kin(folder: Path, theirs: Mapping[str, Sequence[int]], mine: Mapping[str, Sequence[int]]) -> None:
+    """Raises RunError unless names and shapes of adapters are the same."""
+    different = sorted(n for n in theirs.keys() | mine.keys() if theirs.get(n) != mine.get(n))
+    if different:
+        name = different[0]
+        raise RunError(
+            f"checkpoint {folder} has other adapters: {name} is {theirs.get(name)} there and {mine.get(name)} here. "
+            "Resume with the learner.lora that the run was started with."
+        )
+
+
+def _keys(name: str) -> tuple[str, str]:
+    """As peft writes them."""
+    module = name.removesuffix(".weight")
+    return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
+
+
+def _digest(model: nn.Module) -> str:
+    digest = xxhash.xxh3_128()
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,206 @@
+"""One process, plain torch: float32 master weights, packed rows, AdamW.
+
+With `model.dtype: bfloat16` matrix products run in bfloat16 (autocast) and weights are published in it; what the
+optimizer updates stays float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.learner.backends.export import export
+from asyncrl.learner.backends.hf.compile import compile_layers
+from asyncrl.learner.backends.hf.lora import Adapters, Reference, refuse_adapters, weights
+from asyncrl.learner.backends.hf.scorer import Scorer, adamw, check, scorer_of
+from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.model import load_folder
+
+
+class TorchBackend:
+    dp_size = 1
+
+    def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
+        """Builds from `config.model`, or around `model`, which it then owns. Raises ConfigError for a model whose
+        packed rows do not score as its own forward pass does."""
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._scorer = self._made(config, model)
+        self._model = self._scorer.model
+        self._adapters = self._scorer.adapters
+        self._reference: SecondModel | Reference | None = None
+        self._reference_every = config.learner.reference_every
+        if config.learner.kl_coef > 0 and self._adapters is not None:
+            self._reference = Reference(self._scorer)
+        elif config.learner.kl_coef > 0:
+            self._reference = SecondModel(self._made(config, None), self._scorer)
+        self._optimizer = adamw(self._scorer, config)
+        self._marked: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+
+    def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
+        with torch.no_grad(), self._scoring(reference) as scorer:
+            return [scorer(part) for part in parts]
+
+    def refresh_reference(self) -> None:
+        if self._reference is None:
+            raise ValueError("there is no reference model: learner.kl_coef is 0")
+        self._reference.refresh()
+
+    def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
+        for i, part in enumerate(parts):
+            loss(i, self._scorer(part)).backward()  # type: ignore[no-untyped-call]
+
+    def clip(self, max_norm: float) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
+
+    def apply(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self.discard()
+
+    def discard(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def mark(self) -> None:
+        self._marked = copy.deepcopy((self._trained(), self._optimizer.state_dict()))
+
+    def rollback(self) -> None:
+        if self._marked is None:
+            raise ValueError("rollback without mark")
+        self._model.load_state_dict(self._marked[0], strict=self._adapters is None)
+        self._optimizer.load_state_dict(self._marked[1])
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for weight in weights(self._model):
+            tensor = weight.merged(lambda x: x)
+            yield weight.name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def save(self, folder: Path) -> None:
+        self.snapshot()(folder)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        optimizer = on_cpu(self._optimizer.state_dict())
+        model = self._snapshot_of_adapters(self._adapters) if self._adapters else self._snapshot_of_model()
+        reference = None
+        if self._reference is not None and self._reference_every:
+            reference = on_cpu(self._reference.state_dict())
+
+        def write(folder: Path) -> None:
+            model(folder)
+            torch.save(optimizer, folder / "optimizer.pt")
+            if reference is not None:
+                torch.save(reference, folder / "reference.pt")
+
+        return write
+
+    def _snapshot_of_model(self) -> Callable[[Path], None]:
+        state = on_cpu(self._model.state_dict())
+        return lambda folder: self._model.save_pretrained(folder / "hf", state_dict=state)
+
+    def _snapshot_of_adapters(self, adapters: Adapters) -> Callable[[Path], None]:
+        # The base never changes: it is read while training goes on.
+        held = [weight.held(on_cpu) for weight in weights(self._model)]
+
+        def write(folder: Path) -> None:
+            export(self._model, ((w.name, w.merged(Tensor.cpu)) for w in held), folder / "hf")
+            adapters.write(held, Tensor.cpu, folder)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        if self._adapters is not None:
+            self._adapters.read(folder, weights(self._model))
+        else:
+            refuse_adapters(folder)
+            self._load_model(folder)
+        if not (folder / "optimizer.pt").is_file():
+            raise RunError(
+                f"checkpoint {folder} was not written by learner.backend torch (optimizer.pt is missing): resume with "
+                "the backend that the run was started with, or move the checkpoint away if it is damaged."
+            )
+        self._optimizer.load_state_dict(torch.load(folder / "optimizer.pt", self.device, weights_only=True))
+        if self._reference is not None and self._reference_every:
+            self._reference.load_state_dict(torch.load(folder / "reference.pt", self.device, weights_only=True))
+
+    def _load_model(self, folder: Path) -> None:
+        saved = load_folder(folder / "hf", torch.float32, f"the checkpoint {folder} is asked for").state_dict()
+        mine = self._model.state_dict()
+        different = sorted(n for n in saved.keys() | mine.keys() if _shape(saved, n) != _shape(mine, n))
+        if different:
+            raise RunError(
+                f"checkpoint {folder} is of another model: {different[0]} is {_shape(saved, different[0])} there and "
+                f"{_shape(mine, different[0])} in model.path. Resume with the model that the run was started with."
+            )
+        self._model.load_state_dict(saved)
+
+    def _scoring(self, reference: bool) -> AbstractContextManager[Scorer]:
+        if not reference:
+            return nullcontext(self._scorer)
+        if self._reference is None:
+            raise ValueError("there is no reference model: learner.kl_coef is 0")
+        return self._reference.scoring()
+
+    def _trained(self) -> dict[str, Tensor]:
+        """What training changes of the model's state."""
+        state: dict[str, Tensor] = self._model.state_dict()
+        if self._adapters is None:
+            return state
+        return {name: state[name] for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+        scorer = scorer_of(config, model, autocast=self._dtype == torch.bfloat16)
+        check(scorer, config)
+        scorer.to(self.device)
+        if config.learner.compile:
+            compile_layers(scorer)
+        return scorer
+
+
+class SecondModel:
+    """The reference model of the KL term: a frozen copy of the whole model."""
+
+    def __init__(self, copy: Scorer, policy: Scorer) -> None:
+        self._copy, self._policy = copy.requires_grad_(False), policy
+
+    def scoring(self) -> AbstractContextManager[Scorer]:
+        return nullcontext(self._copy)
+
+    def refresh(self) -> None:
+        self._copy.load_state_dict(self._policy.state_dict())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self._copy.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._copy.load_state_dict(state)
+
+
+def on_cpu(state: Any) -> Any:
+    """A copy of every tensor in it; those that share memory share it in the copy too."""
+    copies: dict[Any, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        key: Any = id(tensor)
+        if type(tensor) is Tensor and tensor.numel():
+            key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
+        if key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    return tree_map_only(Tensor, copied, state)
+
+
+def _shape(state: dict[str, Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(state[name].shape) if name in state else None

@@ -1,0 +1,118 @@
+"""Causal attention over rows laid end to end, for any transformers model: no mask of T x T, no padding.
+
+Transformers looks an attention up by name; importing this file registers `varlen_sdpa`. It does not depend on how a
+transformers version detects packed rows from position ids, which goes silently wrong with caches and masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from asyncrl.learner.backends.shared_prefixes import Segment
+
+NAME = "varlen_sdpa"
+ROUND = 64
+"""Masks are views of one for the longest row and the longest prefix, both rounded up to this."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How the rows of a pass lie. One object, so that torch.compile sees nothing that differs from pass to pass."""
+
+    segments: Sequence[Segment]
+    seen: Tensor | None
+
+
+def varlen_sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: Sequence[Segment],
+    seen: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [1, heads, U, d], key and value [1, kv heads, U, d] -> [1, U, heads, d].
+
+    A loop over rows: measured on CPU as fast as batches of rows of like length, at any length. A row that shares its
+    beginning with others reads the keys and values that were computed there (`segments`, `seen`: prefixes.py).
+    """
+    if attention_mask is not None:
+        raise ValueError("varlen_sdpa takes no attention_mask: the segments say who sees whom")
+    longest = max(s.prefix + s.length for s in segments)
+    if sliding_window is not None and longest > sliding_window:
+        raise ValueError(
+            f"a row of {longest} tokens meets a layer with a sliding window of {sliding_window}, which "
+            "the torch backend does not compute: lower env.max_tokens to the window."
+        )
+    if seen is not None:
+        key, value = _gather(key, seen), _gather(value, seen)
+    sees = _sees([s for s in segments if s.prefix], query)
+    queries = torch.split(query, [s.length for s in segments], dim=2)
+    keys, values = (torch.split(x, [s.prefix + s.length for s in segments], dim=2) for x in (key, value))
+    outputs = []
+    for s, q, k, v in zip(segments, queries, keys, values, strict=True):
+        mask = sees(s) if s.prefix else None
+        if mask is not None and query.device.type != "cpu":
+            k, v, mask = for_fused_kernels(q, k, v, mask)
+        grouped = q.shape[1] != k.shape[1]
+        outputs.append(
+            F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout, enable_gqa=grouped
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def for_fused_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Key, value and mask as a GPU's fused kernels take them: with a mask they share no heads, and want it aligned.
+    Without those kernels torch makes all scores of every head."""
+    heads = query.shape[1] // key.shape[1]
+    return key.repeat_interleave(heads, dim=1), value.repeat_interleave(heads, dim=1), mask.contiguous()
+
+
+def _gather(x: Tensor, seen: Tensor) -> Tensor:
+    """[1, kv heads, U, d] -> [1, kv heads, len(seen), d]. An embedding, whose backward is fast and deterministic."""
+    _, heads, total, d = x.shape
+    table = x[0].transpose(0, 1).reshape(total, heads * d)
+    return F.embedding(seen, table).view(len(seen), heads, d).transpose(0, 1)[None]
+
+
+def _sees(sharing: Sequence[Segment], like: Tensor) -> Callable[[Segment], Tensor]:
+    """Of a segment among `sharing`: [length, prefix + length], added to scores. A token sees what stands before it."""
+    if not sharing:
+        return lambda _: like
+    own, prefix = (-(-max(n) // ROUND) * ROUND for n in ([s.length for s in sharing], [s.prefix for s in sharing]))
+    whole = _hidden(own, prefix, like.dtype, like.device)
+    return lambda s: whole[: s.length, prefix - s.prefix : prefix + s.length]
+
+
+@lru_cache(maxsize=1)
+def _hidden(own: int, prefix: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[own, prefix + own]: minus infinity behind the diagonal that follows `prefix`."""
+    return torch.full((own, prefix + own), -torch.inf, dtype=dtype, device=device).triu(prefix + 1)
+
+
+def packed(module: torch.nn.Module, *states: Tensor | None, layout: Layout, **given: Any) -> tuple[Tensor, None]:
+    """`varlen_sdpa` as transformers calls it: query, key, value and mask, and what the model was called with."""
+    query, key, value, mask = states
+    assert query is not None
+    assert key is not None
+    assert value is not None
+    return varlen_sdpa(module, query, key, value, mask, segments=layout.segments, seen=layout.seen, **given)
+
+
+AttentionInterface.register(NAME, packed)

@@ -1,0 +1,274 @@
+"""Megatron-core: matrices shared by `tensor_parallel` ranks, layers by `pipeline_parallel` groups of them, and as many
+such models as learner.ranks has room for (megatron_groups.py).
+
+Every weight, moment and gradient has its Hugging Face name and shape once it is put together, one at a time; a
+checkpoint holds them so, spread over files of all ranks, and is loaded at any other number and any other options.
+With `model.dtype: bfloat16` layers compute in it; gradients are summed in float32, and the optimizer's weights are it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.distribution import Rounds
+from asyncrl.learner.backends.hf.fsdp2 import COLLECTIVES
+from asyncrl.learner.backends.hf.scorer import differs
+from asyncrl.learner.backends.megatron import checkpoint
+from asyncrl.learner.backends.megatron.groups import Options, join, options_of
+from asyncrl.learner.backends.megatron.model import Decoder, build, layout_of
+from asyncrl.learner.backends.megatron.pieces import Pieces
+from asyncrl.learner.backends.megatron.pipeline import Pipeline
+from asyncrl.learner.backends.megatron.scorer import Scorer
+from asyncrl.learner.backends.megatron.shards import MOMENTS, Shards
+from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.model import load_model
+
+
+class MegatronBackend:
+    """One rank of it. Joins the process group that there is; where there is none it trains alone."""
+
+    def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
+        """Builds from `config.model`, or from `model`, which it takes apart; every rank reads all of it and keeps its
+        pieces. Raises ConfigError for options that do not fit ranks or model."""
+        options = options_of(config)
+        if not dist.is_initialized():
+            dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        waits = timedelta(seconds=config.learner.collective_s), timedelta(seconds=config.learner.checkpoint_s)
+        self._groups = groups = join(options, *waits)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(groups.rank % torch.cuda.device_count())
+            model_parallel_cuda_manual_seed(config.learner.seed)
+        else:
+            from asyncrl.learner.backends.megatron.cpu import stand_in  # nobody else shall meet it
+
+            stand_in()
+        self._config, self._options = config, options
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        rounds = Rounds(groups.data.rank(), groups.data.size(), groups.data)
+        self._passes = rounds if options.pipeline_parallel == 1 else Pipeline(rounds, groups, self._on_device)
+        # As many as there are stages keep a pipeline busy.
+        self.dp_size = groups.data.size() * options.pipeline_parallel
+
+        source = model or load_model(config.model, torch.float32)
+        self._form = checkpoint.Form.of(source)
+        self._layout = layout_of(source.config, options)
+        decoder = self._built(source)
+        self._pieces = Pieces(decoder, self._layout, groups)
+        self._fill(decoder, source)
+        buckets = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=False,
+            use_distributed_optimizer=options.distributed_optimizer,
+        )
+        self._ddp = DistributedDataParallel(decoder.config, buckets, decoder)
+        scorer = partial(Scorer, layout=self._layout, temperature=config.actors.temperature, group=groups.tensor)
+        self._scorer = scorer(decoder, self._ddp)
+        self._check(source)
+        self._reference: Scorer | None = None
+        if config.learner.kl_coef > 0:
+            # What it began as is the run's first model, whatever `model` holds.
+            first = load_model(config.model, torch.float32)
+            frozen = self._built(first).requires_grad_(False)
+            self._fill(frozen, first)
+            self._reference = scorer(frozen, frozen)
+        with self._on_device():
+            self._optimizer = get_megatron_optimizer(_adamw(config, options), [self._ddp])
+        (self._inner,) = self._optimizer.chained_optimizers
+        if not isinstance(self._inner.optimizer, torch.optim.AdamW):
+            raise ConfigError(
+                f"learner.backend megatron met {type(self._inner.optimizer).__module__}'s Adam, whose state it does "
+                "not read: uninstall Apex or Transformer Engine there, or use learner.backend fsdp2."
+            )
+        self._shards = Shards(decoder, self._inner, groups.data)
+        self._write_weights(source.state_dict().__getitem__)
+        self._whole_gradient = False
+        self._put_back: Callable[[], None] | None = None
+
+    def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
+        scorer = self._reference if reference else self._scorer
+        if scorer is None:
+            raise ValueError("there is no reference model: learner.kl_coef is 0")
+        return self._passes.logprobs(scorer, parts)
+
+    def refresh_reference(self) -> None:
+        if self._reference is None:
+            raise ValueError("there is no reference model: learner.kl_coef is 0")
+        self._reference.decoder.load_state_dict(self._scorer.decoder.state_dict())
+
+    def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
+        self._passes.accumulate(self._scorer, parts, loss)
+
+    def clip(self, max_norm: float) -> float:
+        self._sum_gradients()
+        with self._on_device():
+            self._optimizer.prepare_grads()
+            return float(self._inner.clip_grad_norm(max_norm))
+
+    def apply(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._sum_gradients()
+        with self._on_device():
+            self._optimizer.prepare_grads()
+            self._optimizer.step_with_ready_grads()
+        self.discard()
+
+    def discard(self) -> None:
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        self._whole_gradient = False
+
+    def mark(self) -> None:
+        self._put_back = self._shards.copied()
+
+    def rollback(self) -> None:
+        if self._put_back is None:
+            raise ValueError("rollback without mark")
+        self._put_back()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._named(self._scorer.decoder):
+            if self._groups.rank == 0:
+                yield name, tensor
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole, as accumulated by all ranks, float32; on every rank."""
+        self._sum_gradients()
+        return self._pieces.whole(
+            self._shards.together(lambda s: s.parameter.main_grad.flatten()[s.start : s.end]),  # type: ignore[attr-defined]
+            torch.float32,
+        )
+
+    def save(self, folder: Path) -> None:
+        self.snapshot()(folder)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        rank, ranks = self._groups.rank, self._groups.size
+        shards = self._shards
+        weights = checkpoint.mine(self._pieces.whole(shards.together(lambda s: s.main), torch.float32), rank, ranks)
+        state = {
+            moment: self._pieces.whole(
+                shards.together(lambda s, moment=moment: shards.state(s).get(moment)),  # type: ignore[misc]
+                torch.float32,
+            )
+            for moment in MOMENTS
+        }
+        if self._reference is not None and self._config.learner.reference_every:
+            state["reference"] = self._named(self._reference.decoder)
+        beside = checkpoint.mine(((f"{kind}/{n}", t) for kind, named in state.items() for n, t in named), rank, ranks)
+        step = shards.step()
+        return lambda folder: checkpoint.write(
+            folder, self._form, weights, beside, step=step, rank=rank, group=self._groups.writers
+        )
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        with checkpoint.opened(folder, self._form) as saved:
+            self._write_weights(saved.weight)
+            step = torch.tensor(float(saved.step))
+            for shard in self._shards:
+                if shard.main is None:
+                    continue
+                moments = {
+                    m: self._pieces.piece(shard.name, lambda n, m=m: saved.beside(f"{m}/{n}")).flatten()  # type: ignore[misc]
+                    for m in MOMENTS
+                }
+                kept = {
+                    m: t[shard.start : shard.end].view_as(shard.main).to(self.device, copy=True)
+                    for m, t in moments.items()
+                }
+                self._shards.set_state(shard, {"step": step.clone()} | kept)
+            if self._reference is not None and self._config.learner.reference_every:
+                for name, parameter in self._reference.decoder.named():
+                    parameter.copy_(self._pieces.piece(name, lambda n: saved.beside(f"reference/{n}")))
+
+    def _built(self, source: PreTrainedModel) -> Decoder:
+        checkpointing = self._config.learner.activation_checkpointing
+        with self._on_device():
+            decoder = build(
+                source.config, self._layout, self._options, self._groups, self._dtype, checkpointing=checkpointing
+            )
+        decoder.to(self.device)
+        return decoder
+
+    @torch.no_grad()
+    def _fill(self, decoder: Decoder, source: PreTrainedModel) -> None:
+        state = source.state_dict()
+        for name, parameter in decoder.named():
+            parameter.copy_(self._pieces.piece(name, state.__getitem__))
+
+    def _check(self, source: PreTrainedModel) -> None:
+        """As scorer.check: what a family does that this model does not shows before anything is trained."""
+        model = self._config.model
+        worst = differs(source, lambda part: self.logprobs([part])[0], self._config.actors.temperature)
+        if not worst < (0.3 if model.dtype == "bfloat16" else 1e-2):
+            raise ConfigError(
+                f"model.path is {model.path!r}, a {type(source).__name__}: as a model of Megatron-core its rows "
+                f"differ from its own forward pass by {worst:.2g} nats. Use learner.backend fsdp2."
+            )
+
+    def _sum_gradients(self) -> None:
+        """Over ranks, once for each update: what norms of heads and of sequence-parallel layers lack comes in here, and
+        of an embedding that is the head too, what the other stage found."""
+        if not self._whole_gradient:
+            with self._on_device():
+                finalize_model_grads([self._ddp])
+            self._whole_gradient = True
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Around what of Megatron's names the GPU."""
+        if self.device.type == "cuda":
+            return nullcontext()
+        from asyncrl.learner.backends.megatron.cpu import OnCpu
+
+        return OnCpu()
+
+    def _named(self, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+        """Whole, in the model's dtype."""
+        held = dict(decoder.named())
+        return self._pieces.whole(lambda name: held[name].detach(), self._dtype)
+
+    @torch.no_grad()
+    def _write_weights(self, get: Callable[[str], Tensor]) -> None:
+        """Into the model and, without rounding, into what the optimizer updates."""
+        for shard in self._shards:
+            piece = self._pieces.piece(shard.name, get)
+            shard.parameter.copy_(piece)
+            if shard.main is not None:
+                shard.main.copy_(piece.flatten()[shard.start : shard.end].view_as(shard.main))
+
+
+def _adamw(config: Config, options: Options) -> OptimizerConfig:
+    half = config.model.dtype == "bfloat16"
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=config.learner.lr,
+        weight_decay=config.learner.weight_decay,
+        adam_beta1=config.learner.betas[0],
+        adam_beta2=config.learner.betas[1],
+        adam_eps=1e-8,
+        bf16=half,
+        params_dtype=torch.bfloat16 if half else torch.float32,
+        use_distributed_optimizer=options.distributed_optimizer,
+        clip_grad=0.0,
+    )

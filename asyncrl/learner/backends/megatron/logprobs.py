@@ -1,0 +1,106 @@
+"""selected_logprobs over a vocabulary of which each tensor-parallel rank holds a part (logprobs.py is of the whole).
+
+A chunk of tokens at a time: each rank makes the logits of its part of the vocabulary, and three numbers a token go
+round. The values and the gradient of `hidden` are whole and equal on every rank, that of `weight` is of its part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncrl.learner.backends.logprobs import CHUNK_LOGITS, CHUNK_TOKENS
+
+
+def parallel_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    first: int,
+    vocabulary: int,
+    group: dist.ProcessGroup,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """logprobs, entropy and, without gradient, the sum of squared probabilities: each [N], at least float32.
+
+    hidden [N, H], the same on all ranks of `group`; weight [V', H], rows `first` and following of `vocabulary`; targets
+    [N] int64 in the whole. Every rank calls it, and its backward.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}, expected above 0: greedy samples have no logprob to train on")
+    found: tuple[Tensor, Tensor, Tensor] = _Parallel.apply(
+        hidden, weight, targets, temperature, first, vocabulary, group
+    )  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Parallel(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        first: int,
+        vocabulary: int,
+        group: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        # The same on all ranks, whatever part of the vocabulary each has.
+        chunk = max(CHUNK_TOKENS, CHUNK_LOGITS // vocabulary)
+        logprobs = hidden.new_empty(len(hidden), dtype=exact)
+        entropy, squares, log_z = (torch.empty_like(logprobs) for _ in range(3))
+        for at in range(0, len(hidden), chunk):
+            part = slice(at, at + chunk)
+            logits = _logits(hidden[part], weight, temperature, exact)
+            top = logits.max(1).values
+            dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+            below = logits - top[:, None]
+            p = below.exp()
+            here, column = _here(targets[part], first, weight.shape[0])
+            target = torch.where(here, below.gather(1, column[:, None])[:, 0], 0.0)
+            sums = torch.stack([p.sum(1), (p * below).sum(1), target, (p * p).sum(1)])
+            dist.all_reduce(sums, group=group)
+            z = sums[0].log()
+            logprobs[part] = sums[2] - z
+            entropy[part] = z - sums[1] / sums[0]
+            squares[part] = sums[3] / sums[0] ** 2
+            log_z[part] = top + z
+        ctx.save_for_backward(hidden, weight, targets, entropy, log_z)
+        ctx.temperature, ctx.first, ctx.group, ctx.chunk, ctx.exact = temperature, first, group, chunk, exact
+        ctx.mark_non_differentiable(squares)
+        return logprobs, entropy, squares
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, entropy, log_z = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=ctx.exact)
+        for at in range(0, len(hidden), ctx.chunk):
+            part = slice(at, at + ctx.chunk)
+            log_p = _logits(hidden[part], weight, ctx.temperature, ctx.exact) - log_z[part, None]
+            p = log_p.exp()
+            g = grad_logprobs[part, None]
+            grad_logits = -p * (log_p + entropy[part, None]) * grad_entropy[part, None] - p * g
+            here, column = _here(targets[part], ctx.first, weight.shape[0])
+            grad_logits.scatter_add_(1, column[:, None], torch.where(here[:, None], g, 0.0))
+            grad_logits = (grad_logits / ctx.temperature).to(hidden.dtype)
+            grad_hidden[part] = grad_logits @ weight
+            grad_weight += grad_logits.t() @ hidden[part]
+        dist.all_reduce(grad_hidden, group=ctx.group)
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
+    return (hidden @ weight.t()).to(exact) / temperature
+
+
+def _here(targets: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Which targets are of this rank's part, and their column in it; 0 where they are not."""
+    here = (targets >= first) & (targets < first + count)
+    return here, torch.where(here, targets - first, 0)

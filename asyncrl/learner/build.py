@@ -1,0 +1,58 @@
+"""What a learner's config names: its objective and its backend, without a model, data or processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from asyncrl.config import Config
+from asyncrl.config.rules import uncorrected
+from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.hf.torch import TorchBackend
+from asyncrl.learner.backends.protocol import Backend
+from asyncrl.learner.losses.clipped import LOSSES, corrected_where
+from asyncrl.learner.objective.objective import Objective
+from asyncrl.plugins import resolve
+
+
+def fsdp2(config: Config) -> Backend:
+    from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend  # a second of imports
+
+    return Fsdp2Backend(config)
+
+
+def megatron(config: Config) -> Backend:
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        raise ConfigError("learner.backend is megatron, which is not installed: pip install 'asyncrl[megatron]'.")
+    from asyncrl.learner.backends.megatron.backend import MegatronBackend  # seconds of imports
+
+    return MegatronBackend(config)
+
+
+BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp2": fsdp2, "megatron": megatron}
+
+
+def builder_of(config: Config) -> Callable[[Config], Backend]:
+    """Raises ConfigError for a name that means nothing."""
+    try:
+        build: Callable[[Config], Backend] = resolve(config.learner.backend, BACKENDS, "learner.backend")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return build
+
+
+def objective_of(config: Config) -> Objective:
+    """Rehearsed: its functions take what they are given. Raises ConfigError."""
+    refuse_uncorrected(config)
+    return Objective(config.learner)
+
+
+def refuse_uncorrected(config: Config) -> None:
+    """The config refused the losses that come with asyncrl; of the user's own, the signature says how it corrects.
+    Raises ConfigError."""
+    try:
+        loss = resolve(config.learner.loss, LOSSES, "learner.loss")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if corrected_where(loss) != "itself" and (problem := uncorrected(config)):
+        raise ConfigError(problem)

@@ -1,0 +1,174 @@
+"""Corrections that only reject: a token stays as it is, or leaves the loss. The table is in `corrections.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from asyncrl.learner.corrections.correction import Correction, correction, log_weights, within
+from asyncrl.learner.ragged import (
+    check_flat,
+    clamped_exp,
+    log_ratio,
+    masked,
+    require,
+    row_ids,
+    row_mean,
+    row_sum,
+    share,
+    spread,
+)
+
+
+def kl_reject(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    *,
+    kind: Literal["k1", "k2", "k3"] = "k3",
+    level: Literal["token", "seq_sum", "seq_mean", "seq_max"] = "token",
+    low: float | None = None,
+    high: float | None = None,
+    variant: Literal["kl", "ratio"] = "kl",
+) -> Correction:
+    """Keep where low <= estimate of KL(behaviour || proximal) <= high, per token or per row (its sum, mean or largest).
+
+    k1 = -log w, k2 = (log w)² / 2, k3 = w - 1 - log w. verl (rollout rejection), AReaL (`kl_k1` to `kl_k3`).
+    `variant: ratio`, for k1: the bounds are of the ratio behaviour / proximal, so compared as logarithms, and one
+    `high` u alone means [1/u, u]; that is verl's reading of its "0.5_2".
+    """
+    if low is None and high is None:
+        raise ValueError("kl_reject: neither low nor high is set. Set at least one.")
+    log_w = log_weights("kl_reject", proximal, behaviour, mask, lengths)
+    estimate = {"k1": -log_w, "k2": 0.5 * log_w.square(), "k3": clamped_exp(log_w) - 1 - log_w}[kind]
+    if variant == "ratio":
+        if kind != "k1" or (low is not None and low <= 0) or (high is not None and high <= 0):
+            raise ValueError(f"kl_reject: kind {kind}, bounds {low} to {high}: 'ratio' needs k1 and bounds above 0.")
+        low = 1 / high if low is None and high is not None else low
+        low, high = (None if low is None else math.log(low)), (None if high is None else math.log(high))
+    if level != "token":
+        estimate = spread(_per_row(estimate, mask, lengths, level), lengths, mask.numel())
+    return correction("kl_reject", torch.ones_like(log_w), within("kl_reject", estimate, low, high), mask)
+
+
+def veto(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    *,
+    low: float | None = 1e-4,
+    high: float | None = None,
+) -> Correction:
+    """One policy token with w < low or w > high drops its whole row. slime (`rs_veto_threshold`), SkyRL (low, 100)."""
+    w = clamped_exp(log_weights("veto", proximal, behaviour, mask, lengths))
+    outside = mask & ~within("veto", w, low, high)
+    keep = spread(row_sum(outside.long(), lengths) == 0, lengths, mask.numel())
+    return correction("veto", torch.ones_like(w), keep, mask)
+
+
+def opsm(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    *,
+    advantages: Tensor,
+    current: Tensor,
+    delta: float = 1e-4,
+    anchor: Literal["proximal", "behaviour"] = "proximal",
+    variant: Literal["token", "sequence"] = "token",
+) -> Correction:
+    """Off-policy sequence masking (DeepSeek-V3.2, 2512.02556, eq. 9): where A < 0, drop a row that the policy has moved
+    away from, mean(anchor - current) > delta: bad samples that it would no longer draw teach nothing good.
+
+    `variant`: the sign of A of each token (slime, delta 1e-4), or of the row's mean A (TRL, delta 0.5). `anchor`:
+    slime's is the proximal policy, from which the current one differs only where a step has several updates; TRL's and
+    the paper's is the behaviour policy.
+    """
+    require("opsm", advantages=advantages, current=current)
+    log_weights("opsm", proximal, behaviour, mask, lengths)
+    check_flat("opsm", mask, lengths, advantages=advantages, current=current)
+    start = proximal if anchor == "proximal" else behaviour
+    moved = row_mean(-log_ratio(current.detach(), start.detach(), mask), mask, lengths) > delta
+    a = masked(advantages.detach(), mask)
+    negative = a < 0 if variant == "token" else spread(row_mean(a, mask, lengths) < 0, lengths, mask.numel())
+    return correction("opsm", torch.ones_like(a), ~(negative & spread(moved, lengths, mask.numel())), mask)
+
+
+def m2po(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    *,
+    tau: float = 0.04,
+    variant: Literal["paper", "cap", "all"] = "paper",
+    advantages: Tensor | None = None,
+    current: Tensor | None = None,
+    min_clip_low: float = 0.3,
+    min_clip_high: float = 0.5,
+) -> Correction:
+    """M2PO (2510.01161): bound the second moment of the log-ratio, and reject only what exceeds it.
+
+    With x = current - behaviour, the tokens in question are those whose update moves further away: A > 0 with x > 0,
+    A < 0 with x < 0. `paper` (Algorithm 1): drop their largest x² until the mean of the rest is at most tau. `cap`
+    (the authors' code): the c at which the mean of min(|x|, c)² is tau gives one clip range for the ratio, [e^-c, e^c],
+    never tighter than [1 - min_clip_low, 1 + min_clip_high]; tokens beyond it are dropped, as PPO's clip would.
+    `all` (AReaL): x = behaviour - proximal of every policy token; drop the largest until the mean is below tau, keep
+    one. Use an objective without a clip of its own for `paper`. All look at the whole batch.
+    """
+    log_w = log_weights("m2po", proximal, behaviour, mask, lengths)
+    if variant == "all":
+        x, concerned = log_w, mask
+    else:
+        require("m2po", advantages=advantages, current=current)
+        assert advantages is not None
+        assert current is not None
+        check_flat("m2po", mask, lengths, advantages=advantages, current=current)
+        x = log_ratio(current.detach(), behaviour.detach(), mask)
+        concerned = mask & (((advantages > 0) & (x > 0)) | ((advantages < 0) & (x < 0)))
+    square, order = x[concerned].square().sort()
+    if variant == "cap":
+        c = _second_moment_cap(square, tau)
+        clip_low = (1 - (-c).exp()).clamp(min=min_clip_low)
+        clip_high = c.exp().sub(1).clamp(min=min_clip_high)
+        ratio = clamped_exp(x)
+        keep = mask & ~(concerned & ((ratio > 1 + clip_high) | (ratio < 1 - clip_low)))
+        metrics = {"clip_low": clip_low, "clip_high": clip_high}
+    else:
+        # Means of the k smallest squares never fall as k grows: keep the longest prefix within the bound.
+        means = square.cumsum(0) / torch.arange(1, square.numel() + 1, device=square.device)
+        kept = (means < tau) if variant == "all" else (means <= tau)
+        if variant == "all" and kept.numel():
+            kept[0] = True
+        keep = mask.clone()
+        keep[concerned] = torch.empty_like(kept).scatter(0, order, kept)
+        metrics = {"concerned": share(concerned, mask)}
+    return correction("m2po", torch.ones_like(log_w), keep, mask, metrics)
+
+
+def _second_moment_cap(ascending: Tensor, tau: float) -> Tensor:
+    """The c at which the mean of min(x², c²) over `ascending` x² is tau, a scalar; infinite if their mean is below."""
+    n = ascending.numel()
+    if n == 0 or bool(ascending.mean() <= tau):
+        return ascending.new_full((), torch.inf)
+    index = torch.arange(n, device=ascending.device)
+    below = ascending.cumsum(0) - ascending
+    capped = (n * tau - below) / (n - index)
+    # With the first k squares below c² and the rest at it, c² = capped[k]; k is the first whose own square reaches it.
+    first = int((ascending >= capped).long().argmax())
+    return capped[first].clamp(min=0).sqrt()
+
+
+def _per_row(x: Tensor, mask: Tensor, lengths: Tensor, level: str) -> Tensor:
+    if level == "seq_sum":
+        return row_sum(x, lengths)
+    if level == "seq_mean":
+        return row_mean(x, mask, lengths)
+    lowest = torch.full((lengths.numel(),), -torch.inf, dtype=x.dtype, device=x.device)
+    return lowest.scatter_reduce(0, row_ids(lengths, x.numel())[mask], x[mask], "amax")

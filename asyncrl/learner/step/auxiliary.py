@@ -1,0 +1,69 @@
+"""What lives beside the policy from step to step, and is saved with it: the critic, the coefficient of the KL term."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends.protocol import Backend
+from asyncrl.learner.objective.kl import CONTROLLERS, Controller, FixedKL
+from asyncrl.learner.step.critic import Critic, leads
+from asyncrl.plugins import check_options, resolve
+
+_KL = "kl.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    kl: Controller
+    critic: Critic | None = None
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """As `Backend.snapshot`."""
+        steered = not isinstance(self.kl, FixedKL) and leads()
+        kl = json.dumps({"coefficient": self.kl.value})
+        critic = None if self.critic is None else self.critic.snapshot()
+
+        def write(folder: Path) -> None:
+            if steered:
+                (folder / _KL).write_text(kl)
+            if critic is not None:
+                critic(folder)
+
+        return write
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `snapshot`. Raises RunError for a checkpoint of a run without these companions."""
+        if not isinstance(self.kl, FixedKL):
+            if not (folder / _KL).is_file():
+                raise RunError(
+                    f"checkpoint {folder} has no {_KL}, which learner.kl_controller goes on from. Resume with "
+                    "learner.kl_controller fixed, as the run was started."
+                )
+            self.kl.value = float(json.loads((folder / _KL).read_text())["coefficient"])
+        if self.critic is not None:
+            self.critic.load(folder)
+
+
+def companions(config: Config, policy: Backend, another: Callable[[Config], Backend] | None = None) -> Companions:
+    """As the config asks for them. `another` builds a second backend. Raises ConfigError, naming the field."""
+    learner = config.learner
+    try:
+        controller = resolve(learner.kl_controller, CONTROLLERS, "learner.kl_controller")
+        check_options(controller, learner.kl_controller_options, "learner.kl_controller_options", ("value",))
+        kl = controller(learner.kl_coef, **learner.kl_controller_options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if learner.critic == "none":
+        return Companions(kl)
+    if learner.critic == "shared":
+        return Companions(kl, Critic(learner, policy))
+    if another is None:
+        raise ValueError("learner.critic is separate, and nothing was given that builds its model")
+    # It scores for nobody else, so it keeps no reference model of its own.
+    alone = config.model_copy(update={"learner": learner.model_copy(update={"kl_coef": 0.0})})
+    return Companions(kl, Critic(learner, policy, another(alone)))

@@ -1,0 +1,141 @@
+"""A training step in numbers: the series that the learner reports (asyncrl/tracking/series.py)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.learner.batch import Batch
+from asyncrl.learner.losses.value import explained_variance
+from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
+from asyncrl.learner.step.diagnostics import engine_mismatch, mismatch, off_policy, sequence_effective_sample_size
+from asyncrl.learner.step.record import Record
+from asyncrl.learner.step.train_step import StepResult
+from asyncrl.tracking.series import BUCKET_EDGES, histogram
+from asyncrl.trajectory import Trajectory, succeeded
+
+
+def step_metrics(
+    objective: Objective,
+    batch: Batch,
+    trajectories: Sequence[Trajectory],
+    result: StepResult,
+    *,
+    version: int,
+    success: str,
+) -> dict[str, float]:
+    """`version`: the learner's before the step, from which staleness counts. `success`: the reward that says so."""
+    record, mask = result.record, batch.mask
+    staleness = version - batch.versions
+    log_w = log_ratio(record.proximal, batch.behaviour, mask)
+    ratio = clamped_exp(log_w)
+    values = {
+        "throughput/compute_s": result.compute_s,
+        "throughput/proximal_s": record.proximal_s,
+        "throughput/real_token_share": 1.0,
+        "weights/loss": record.loss,
+        "weights/policy_loss": record.policy_loss,
+        "weights/grad_norm": record.grad_norms[-1],
+        "weights/lr": record.lr,
+        "weights/lr_scale": record.lr_scale,
+        "weights/entropy": float(masked_mean(record.entropy, mask)),
+        "weights/reference_kl": float(masked_mean(record.reference_kl, mask)),
+        "correction/weights_mean": float(masked_mean(record.weights, mask)),
+        "correction/sequence_ess": float(
+            sequence_effective_sample_size(record.proximal, batch.behaviour, mask, batch.lengths)
+        ),
+        "correction/kept": float(share(record.keep, mask)),
+        "correction/ratio_mean": float(masked_mean(ratio, mask)),
+        "correction/ratio_p99": float(_quantile(ratio[mask], 0.99)),
+        "correction/approx_kl": float(mismatch(record.current, record.proximal, mask)["mismatch_kl"]),
+    }
+    if mask.any():
+        values["staleness/mean"] = float(staleness[mask].float().mean())
+        values["staleness/max"] = float(staleness[mask].max())
+        values["reward/advantage_std"] = float(record.advantages[mask].std(correction=0))
+    found = off_policy(
+        record.weights,
+        record.proximal,
+        batch.behaviour,
+        mask,
+        staleness=staleness,
+        clipped=record.clipped,
+        buckets=BUCKET_EDGES,
+    )
+    values |= histogram("staleness/trained_tokens", {})
+    for name, value in found.items():
+        part, _, what = name.rpartition("/")
+        of_bucket = part.removeprefix("staleness_")
+        if what == "tokens":
+            values[f"staleness/trained_tokens/{of_bucket}"] = float(value / mask.sum())
+        else:
+            values[f"correction/{what}/{of_bucket}".rstrip("/")] = float(value)
+    apart = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
+    values |= {f"correction/{name}": float(value) for name, value in apart.items()}
+    said = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
+    return values | said | _beside(record, mask) | _rewards(trajectories, success)
+
+
+def _beside(record: Record, mask: Tensor) -> dict[str, float]:
+    """Of the critic, the KL term's weight and the shaping, where there are any."""
+    found = {} if record.kl_coef == 0 else {"weights/kl_coef": record.kl_coef}
+    if record.shaped_reward is not None:
+        found["reward/shaped"] = record.shaped_reward
+    if record.values is None:
+        return found
+    return found | {
+        "weights/value_loss": record.value_loss,
+        "weights/explained_variance": explained_variance(record.values, record.returns, mask),
+        "weights/value_mean": float(masked_mean(record.values, mask)),
+        "weights/critic_grad_norm": record.critic_grad_norms[-1],
+    }
+
+
+def _quantile(x: Tensor, q: float) -> Tensor:
+    """The smallest value that at least the share q is at or below; torch.quantile refuses large inputs."""
+    if not len(x):
+        return x.new_ones(())
+    return x.kthvalue(math.ceil(q * len(x)))[0]
+
+
+def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, float]:
+    rewards = [t.reward for t in trajectories]
+    values = {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/turns": statistics.fmean(t.turns for t in trajectories),
+        "reward/length": statistics.fmean(t.num_policy_tokens for t in trajectories),
+        "reward/truncated": statistics.fmean(
+            t.stop_reason in ("max_turns", "max_tokens", "length") for t in trajectories
+        ),
+        "staleness/versions_per_episode": statistics.fmean(_versions(t) for t in trajectories),
+    }
+    groups: defaultdict[tuple[int, int], set[float]] = defaultdict(set)
+    by_name: defaultdict[str, list[float]] = defaultdict(list)
+    by_env: defaultdict[str, list[Trajectory]] = defaultdict(list)
+    for t in trajectories:
+        groups[t.id.branch, t.id.group].add(t.reward)
+        by_env[t.env].append(t)
+        for name, value in t.rewards.items():
+            by_name[name].append(value)
+    values["reward/zero_variance_groups"] = statistics.fmean(len(distinct) == 1 for distinct in groups.values())
+    values |= {f"reward/by_name/{name}": statistics.fmean(found) for name, found in by_name.items()}
+    for env, played in by_env.items():
+        values[f"reward/mean/{env}"] = statistics.fmean(t.reward for t in played)
+        values[f"reward/success/{env}"] = _success(played, success)
+    values["reward/success"] = _success(trajectories, success)
+    return values
+
+
+def _success(trajectories: Sequence[Trajectory], name: str) -> float:
+    return statistics.fmean(succeeded(t.reward, t.rewards, name) for t in trajectories)
+
+
+def _versions(t: Trajectory) -> int:
+    return len({int(v) for row in t.rows for v in set(row.versions[row.mask].tolist())})

@@ -1,0 +1,75 @@
+"""Scores that see all episodes of a group at once, to compare them: `env.group_score`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from asyncrl.config import Config
+from asyncrl.data.base import Message, Task
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import check_options, resolve
+from asyncrl.rewards.score import call, name_of
+from asyncrl.rewards.scores.listwise import ListwiseJudge
+
+GroupScore = Callable[..., Any]
+"""`(task: Mapping, answers: Sequence[Answer], **options) -> a number for each answer, in their order`; a coroutine
+function, or a plain one, which runs in a thread. A class is made once per actor, with its options."""
+
+GROUP_SCORES: dict[str, GroupScore] = {"listwise_judge": ListwiseJudge}
+"""A config names one of these, or gives an import path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One episode, as the score sees it."""
+
+    messages: Sequence[Message]
+    """The whole conversation, the task's messages first."""
+    reward: float
+    """That the environment gave."""
+    rewards: Mapping[str, float]
+
+    @property
+    def text(self) -> str:
+        """Of the last assistant message."""
+        return next((str(m.get("content") or "") for m in reversed(self.messages) if m["role"] == "assistant"), "")
+
+
+def open_group_score(config: Config) -> GroupScore | None:
+    """Raises ConfigError."""
+    env = config.env
+    if not env.group_score:
+        return None
+    try:
+        score = resolve(env.group_score, GROUP_SCORES, "env.group_score")
+        check_options(score, env.group_score_options, "env.group_score_options", ("task", "answers"))
+        return _Optioned(score, env.group_score_options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+class _Optioned:
+    def __init__(self, score: GroupScore, options: Mapping[str, Any]) -> None:
+        """`score`: a function, or a class whose objects are called."""
+        made: Any = score(**options) if inspect.isclass(score) else functools.partial(score, **options)
+        self._score: GroupScore = made
+        self.__name__ = name_of(self._score)
+
+    async def __call__(self, task: Task, answers: Sequence[Answer]) -> Any:
+        return await call(self._score, {"task": task, "answers": answers})
+
+
+def checked(values: Any, answers: int, name: str) -> list[float]:
+    """What a group score returned, a finite number for each answer. Raises TypeError or ValueError."""
+    found = list(values)
+    if len(found) != answers:
+        raise ValueError(f"group score {name} returned {len(found)} numbers for {answers} answers")
+    if not all(isinstance(v, Real) and math.isfinite(v) for v in found):
+        raise ValueError(f"group score {name} returned {found!r:.200}; expected finite numbers")
+    return [float(v) for v in found]

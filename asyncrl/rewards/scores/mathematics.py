@@ -1,0 +1,38 @@
+"""Mathematical equality, by the package math-verify (extra `rewards`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.rewards.isolation.processes import InProcesses
+
+
+class Math:
+    """1 when the text's last \\boxed{} (or last expression) equals the truth as mathematics, else 0."""
+
+    def __init__(self, *, timeout_s: float = 10.0, processes: int = 2) -> None:
+        """Both as in `in_processes`: simplifying what a policy wrote may take for ever, so it is done in a process that
+        can be killed."""
+        self._check = InProcesses(equal, timeout_s=timeout_s, processes=processes)
+
+    async def __call__(
+        self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
+    ) -> Any:
+        try:
+            return await self._check(solution_str=solution_str, ground_truth=str(ground_truth))
+        except TimeoutError:
+            # An expression that cannot be simplified in time is the policy's doing, not an outage.
+            return {"score": 0.0, "answered": 1.0, "timed_out": 1.0}
+
+
+def equal(solution_str: str, ground_truth: str) -> dict[str, float]:
+    """Metric `answered`: something to compare was found. Raises ValueError when the truth is no mathematics."""
+    from math_verify import parse, verify
+
+    truth = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None) or parse(ground_truth, parsing_timeout=None)
+    if not truth:
+        raise ValueError(f"math: the ground truth {ground_truth!r} is no mathematical expression")
+    answer = parse(solution_str, parsing_timeout=None)
+    same = bool(answer) and bool(verify(truth, answer, timeout_seconds=None))
+    return {"score": float(same), "answered": float(bool(answer))}

@@ -1,0 +1,154 @@
+"""`report.html` of a run, made from its metrics.jsonl alone: numbers, what dropping does to the data, and curves."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.tracking.report.panels import DASHBOARD, Panel
+from asyncrl.tracking.report.plots import draw, names
+from asyncrl.tracking.series import FATES
+from asyncrl.tracking.sinks import jsonl
+from asyncrl.tracking.state import GREEDY, SAMPLED, Record
+
+if TYPE_CHECKING:
+    from asyncrl.run_folder import RunFolder
+
+FIRST = ("reward", "throughput", "staleness", "ess", "waits_learner", "waits_actor")
+"""The curves on the first screen."""
+
+
+def write_report(run: RunFolder) -> Path:
+    """Writes `report.html` and `plots/*.png`; the page holds its pictures, so it can be sent on its own.
+
+    Raises ValueError when metrics.jsonl cannot be read.
+    """
+    records = jsonl.by_step(run.metrics)
+    run.plots.mkdir(exist_ok=True)
+    known = names(records)
+    pictures: dict[str, str] = {}
+    for panels in DASHBOARD.values():
+        for panel in panels:
+            png = draw(panel, records, known)
+            if png is not None:
+                (run.plots / f"{panel.slug}.png").write_bytes(png)
+                pictures[panel.slug] = base64.b64encode(png).decode()
+    temporary = run.report.with_suffix(".html.part")
+    temporary.write_text(page(run.name, records, pictures))
+    temporary.replace(run.report)
+    return run.report
+
+
+def page(name: str, records: Sequence[Record], pictures: dict[str, str]) -> str:
+    """The whole page. `pictures`: base64 PNG by panel."""
+    by_slug = {panel.slug: panel for panels in DASHBOARD.values() for panel in panels}
+    body = [f"<h1><span>asyncrl</span> {html.escape(name)}</h1>"]
+    if not records:
+        body.append("<p>No training step was recorded.</p>")
+    else:
+        body.append(_numbers(records))
+        body.append(_bias(records[-1] if "buffer/count/generated" in records[-1] else _merged(records)))
+        body.append(_grid([by_slug[slug] for slug in FIRST], pictures))
+    for title, panels in DASHBOARD.items():
+        rest = [p for p in panels if p.slug not in FIRST and p.slug in pictures]
+        if rest:
+            body.append(f"<h2>{html.escape(title)}</h2>" + _grid(rest, pictures))
+    body.append("<footer>Every series is explained in docs/series.md. Data: metrics.jsonl.</footer>")
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>asyncrl {html.escape(name)}</title>"
+        f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style><main>{''.join(body)}</main></html>\n"
+    )
+
+
+def _numbers(records: Sequence[Record]) -> str:
+    last = _merged(records)
+    wall_s = max(last["wall_s"], 1e-9)
+    tiles = []
+    evaluated = [r for r in records if SAMPLED in r]
+    for title, key in (("held-out success, sampled", SAMPLED), ("held-out success, greedy", GREEDY)):
+        values = [r[key] for r in evaluated if key in r]
+        if values:
+            arrow = f"{values[0]:.1%} &rarr; " if len(values) > 1 else ""
+            tiles.append((title, f"{arrow}<b>{values[-1]:.1%}</b>"))
+    tiles.append(("training steps", f"<b>{records[-1]['step']:.0f}</b>"))
+    tiles.append(("wall clock", f"<b>{wall_s / 60:.1f}</b> min"))
+    for title, key in (("generated", "throughput/tokens_generated"), ("trained", "throughput/tokens_trained")):
+        if key in last:
+            tiles.append((f"tokens/s {title}", f"<b>{last[key] / wall_s:,.0f}</b>"))
+    stale = [r["staleness/max"] for r in records if math.isfinite(r.get("staleness/max", math.nan))]
+    if stale:
+        tiles.append(("largest staleness", f"<b>{max(stale):.0f}</b> of {last.get('staleness/bound', math.nan):.0f}"))
+    return "<div class=tiles>" + "".join(f"<div><small>{t}</small>{v}</div>" for t, v in tiles) + "</div>"
+
+
+def _bias(last: Record) -> str:
+    """Generated vs trained vs dropped. A policy that starves long episodes shows here."""
+    counts = {fate: last.get(f"buffer/count/{fate}", 0.0) for fate in FATES}
+    if not counts["generated"]:
+        return ""
+    rows = [_row("trajectories", [f"{counts[fate]:,.0f}" for fate in FATES], "")]
+    for what, unit, digits in (("length", "tokens", 1), ("turns", "", 2), ("reward", "", 3)):
+        values = [last.get(f"buffer/{what}/{fate}", math.nan) if counts[fate] else math.nan for fate in FATES]
+        label = f"{what}, {unit}" if unit else what
+        rows.append(_row(label, ["-" if math.isnan(v) else f"{v:.{digits}f}" for v in values], _shift(*values[:2])))
+    prefix = "buffer/env_count/generated/"
+    for env in sorted(n.removeprefix(prefix) for n in last if n.startswith(prefix)):
+        shares = [last.get(f"buffer/env_count/{fate}/{env}", 0.0) / max(counts[fate], 1.0) for fate in FATES]
+        shown = [f"{share:.1%}" if counts[fate] else "-" for share, fate in zip(shares, FATES, strict=True)]
+        rows.append(_row(f"environment {html.escape(env)}", shown, _shift(*shares[:2])))
+    head = "".join(f"<th>{h}</th>" for h in ("", *FATES, "trained against generated"))
+    return (
+        "<h2>What dropping does to the data</h2><p>Means over the run. If what is trained differs from what was "
+        f"generated, the staleness policy chooses the data.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
+    )
+
+
+def _row(label: str, values: Sequence[str], shift: str) -> str:
+    return f"<tr><td>{label}</td>" + "".join(f"<td>{v}</td>" for v in values) + f"<td>{shift}</td></tr>"
+
+
+def _shift(generated: float, trained: float) -> str:
+    if not generated or math.isnan(generated) or math.isnan(trained):
+        return ""
+    change = trained / generated - 1
+    return f"<span class={'bad' if abs(change) > 0.05 else 'good'}>{change:+.1%}</span>"
+
+
+def _merged(records: Sequence[Record]) -> Record:
+    """The latest value of every series."""
+    merged: Record = {}
+    for record in records:
+        merged |= record
+    return merged
+
+
+def _grid(panels: Sequence[Panel], pictures: dict[str, str]) -> str:
+    return (
+        "<div class=grid>"
+        + "".join(
+            f"<img alt='{html.escape(p.title)}' src='data:image/png;base64,{pictures[p.slug]}'>"
+            for p in panels
+            if p.slug in pictures
+        )
+        + "</div>"
+    )
+
+
+_STYLE = """
+body{margin:0;background:#f6f7f9;color:#1d2330;font:15px/1.5 system-ui,-apple-system,'DejaVu Sans',sans-serif}
+main{max-width:1240px;margin:0 auto;padding:24px}
+h1{font-size:26px;margin:0 0 16px}h1 span{color:#0072b2}h2{font-size:18px;margin:28px 0 6px}p{margin:0 0 8px;color:#566}
+.tiles{display:flex;flex-wrap:wrap;gap:12px}
+.tiles div{background:#fff;border:1px solid #e3e6ea;border-radius:10px;padding:8px 16px;font-size:17px}
+.tiles small{display:block;color:#667;font-size:12px}.tiles b{font-size:20px}
+table{border-collapse:collapse;background:#fff;border:1px solid #e3e6ea;border-radius:10px}
+td{font-variant-numeric:tabular-nums}
+th,td{padding:5px 18px;text-align:right;border-bottom:1px solid #eef0f3}th{font-weight:600;color:#566}
+td:first-child,th:first-child{text-align:left}.good{color:#00794f}.bad{color:#c0392b;font-weight:600}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(380px,1fr));gap:14px;margin-top:14px}
+.grid img{width:100%;background:#fff;border:1px solid #e3e6ea;border-radius:10px}footer{margin:30px 0;color:#778}
+"""

@@ -1,0 +1,61 @@
+"""Records to trackio: a local database and dashboard that need no account.
+
+The database lies in `<launch.runs_dir>/.trackio`, beside the run folders, so that one dashboard compares runs.
+Imported only when the sink is asked for: `pip install 'asyncrl[trackio]'`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.tracking.state import Event, Record
+
+if TYPE_CHECKING:
+    from asyncrl.config import Config
+    from asyncrl.run_folder import RunFolder
+
+
+log = logging.getLogger(__name__)
+
+
+def _log(*words: object, **_: object) -> None:
+    log.debug("%s", " ".join(map(str, words)))
+
+
+def folder(run: RunFolder) -> Path:
+    """Where trackio's database of this run and its neighbours lies."""
+    return run.path.parent / ".trackio"
+
+
+def load(run: RunFolder) -> Any:
+    """The package, with its database where this run's is. Raises ModuleNotFoundError where it is not installed."""
+    os.environ["TRACKIO_DIR"] = str(folder(run))  # read once, when it is imported
+    import trackio
+
+    # It announces itself with print; the terminal belongs to the launcher.
+    for module in (trackio, trackio.run, trackio.utils):
+        module.print = _log
+    return trackio
+
+
+class Trackio:
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        self._run = load(run).init(
+            project=config.tracking.project, name=run.name, config=config.model_dump(mode="json"), resume="allow",
+            embed=False, auto_log_cpu=False, auto_log_gpu=False,
+        )  # fmt: skip
+
+    def record(self, record: Record) -> None:
+        values = {name: value for name, value in record.items() if math.isfinite(value)}
+        self._run.log(values, step=int(values.pop("step")))
+
+    def event(self, event: Event) -> None:
+        """Events stay in events.jsonl."""
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        self._run.finish()

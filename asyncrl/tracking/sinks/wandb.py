@@ -1,0 +1,60 @@
+"""Records to Weights & Biases: online, or offline into the run folder (`wandb sync` sends them later, no account now).
+
+Imported only when the sink is asked for: `pip install 'asyncrl[wandb]'`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import wandb
+
+from asyncrl.errors import ConfigError
+from asyncrl.tracking.series import AXES, SECTIONS
+from asyncrl.tracking.state import Event, Record
+
+if TYPE_CHECKING:
+    from asyncrl.config import Config
+    from asyncrl.run_folder import RunFolder
+
+
+class Wandb:
+    def __init__(self, run: RunFolder, config: Config) -> None:
+        """Raises ConfigError when `tracking.wandb_mode` is online and wandb knows no API key; wandb would ask for one
+        on the terminal, where nobody answers."""
+        mode = config.tracking.wandb_mode
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise ConfigError(
+                "tracking.wandb_mode is online but wandb has no API key: run `wandb login`, or set it to offline and "
+                "send the run later with `wandb sync`."
+            )
+        # The console belongs to the launcher, and so do the machine's figures: wandb takes neither.
+        settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
+        self._run = wandb.init(
+            project=config.tracking.project, name=run.name, id=_id(run), resume="allow", mode=mode,
+            dir=str(run.path), config=config.model_dump(mode="json"), settings=settings,
+        )  # fmt: skip
+        for axis in AXES:
+            self._run.define_metric(axis)
+        for section in SECTIONS:
+            self._run.define_metric(f"{section}/*", step_metric="step")
+
+    def record(self, record: Record) -> None:
+        self._run.log({name: value for name, value in record.items() if math.isfinite(value)})
+
+    def event(self, event: Event) -> None:
+        """Events stay in events.jsonl: wandb has no place for them on a time axis."""
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        for name, value in summary.items():
+            self._run.summary[name] = value
+        self._run.finish()
+        wandb.teardown()  # its service ends now: when the launcher exits, the run's other processes are gone already
+
+
+def _id(run: RunFolder) -> str:
+    """One id per run folder, over every resume of it."""
+    return hashlib.sha256(str(run.path).encode()).hexdigest()[:12]

@@ -1,0 +1,114 @@
+"""One policy version on the device where it was trained, apart from the parameters that training goes on with.
+
+    chunk 0 [ tensor | tensor | tensor ... ]   chunk 1 [ one large tensor ]   chunk 2 ...
+
+Chunks are written again by the next version, so that a handle of their memory stays good, and are what is sent at once.
+An Entry's offset counts over all chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asyncrl.errors import RunError
+from asyncrl.weights.device.checksum import named, sums
+from asyncrl.weights.local.file import ALIGN, ITEM_BYTES, Entry, digest_of
+from asyncrl.weights.protocol import WeightsCorrupt
+
+CHUNK_BYTES = 256 << 20
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+Views = list[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What lies where."""
+
+    sizes: tuple[int, ...]
+    """Bytes of each chunk."""
+    entries: tuple[Entry, ...]
+
+    def views(self, index: int, chunk: Tensor) -> Views:
+        """The tensors of chunk `index`, which is here `chunk`, when they are those of their sums. Raises
+        WeightsCorrupt."""
+        base = sum(self.sizes[:index])
+        mine = [e for e in self.entries if base <= e.offset < base + self.sizes[index]]
+        raw = [chunk[e.offset - base : e.end - base] for e in mine]
+        for entry, now in zip(mine, named([sums(data) for data in raw]), strict=True):
+            if now != entry.digest:
+                raise WeightsCorrupt(f"the bytes of {entry.name} are not those of its checksum")
+        return [(e.name, data.view(DTYPES[e.dtype]).view(e.shape)) for e, data in zip(mine, raw, strict=True)]
+
+
+class Snapshot:
+    def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._device, self._chunk_bytes = device, chunk_bytes
+        self.chunks: list[Tensor] = []
+        """Each [bytes], uint8."""
+        self.layout = Layout((), ())
+
+    def fill(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> str:
+        """The digest of `tensors`, which are copied. Raises RunError for values that are not finite."""
+        places: list[_Place] = []
+        found: list[Tensor] = []
+        bad: list[Tensor] = []
+        chunk, at = 0, 0
+        for name, tensor in tensors:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in DTYPES:
+                raise ValueError(f"{name} has dtype {dtype}, expected one of {', '.join(DTYPES)}")
+            size = tensor.nbytes
+            if at and at + size > len(self.chunks[chunk]):
+                chunk, at = chunk + 1, 0
+            self._room(chunk, at + size)
+            to = self.chunks[chunk][at : at + size]
+            to.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+            found.append(sums(to))
+            if tensor.is_floating_point() and tensor.itemsize > 1:
+                bad.append((~torch.isfinite(tensor)).sum().to(self._device))
+            else:
+                bad.append(torch.zeros((), dtype=torch.int64, device=self._device))
+            places.append(_Place(name, dtype, tuple(tensor.shape), chunk, at))
+            at += -(-max(size, 1) // ALIGN) * ALIGN
+        if any(wrong := torch.stack(bad).tolist() if bad else []):
+            name = next(place.name for place, count in zip(places, wrong, strict=True) if count)
+            raise RunError(f"weights of version {version} are not published: {name} holds values that are not finite.")
+        del self.chunks[chunk + 1 :]
+        self.layout = self._laid_out(places, named(found))
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return digest_of(self.layout.entries)
+
+    def _room(self, chunk: int, size: int) -> None:
+        """A chunk with something in it has room for what comes: `fill` looked."""
+        if chunk == len(self.chunks):
+            self.chunks.append(torch.empty(0, dtype=torch.uint8, device=self._device))
+        if size > len(self.chunks[chunk]):
+            self.chunks[chunk] = torch.empty(max(size, self._chunk_bytes), dtype=torch.uint8, device=self._device)
+
+    def _laid_out(self, places: Sequence[_Place], digests: Sequence[str]) -> Layout:
+        sizes = tuple(len(chunk) for chunk in self.chunks)
+        entries = (
+            Entry(p.name, p.dtype, p.shape, sum(sizes[: p.chunk]) + p.at, digest)
+            for p, digest in zip(places, digests, strict=True)
+        )
+        return Layout(sizes, tuple(entries))
+
+
+class _Place(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunk: int
+    at: int
+
+
+def all_views(layout: Layout, chunks: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Chunk by chunk: a chunk's tensors are good until the next one is asked for. Raises WeightsCorrupt."""
+    for index, chunk in enumerate(chunks):
+        yield from layout.views(index, chunk)

@@ -1,0 +1,150 @@
+"""How the bytes of a snapshot get from the learner to an engine: mapped by it, or broadcast to its processes."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from asyncrl.errors import RunError
+from asyncrl.weights.device.cuda_ipc import export
+from asyncrl.weights.device.process_group import Group
+from asyncrl.weights.device.snapshot import Snapshot
+from asyncrl.wire import WireError
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 60.0
+"""Seconds in which the processes of an engine meet the learner, and in which a chunk must have arrived."""
+
+
+class Way(Protocol):
+    def lend(self, snapshot: Snapshot) -> Mapping[str, Any]:
+        """What a reader must know besides the layout."""
+        ...
+
+    def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
+        """Where `ranks` processes of the reader meet the learner. Raises WireError."""
+        ...
+
+    def send(self, reader: str, snapshot: Snapshot) -> None:
+        """To those that met; returns at once. Raises WireError."""
+        ...
+
+    def forget(self, reader: str) -> None:
+        """It has gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Mapped:
+    """`export`: what a reader needs to map a chunk."""
+
+    def __init__(self, export: Callable[[Tensor], dict[str, Any]] = export) -> None:
+        self._export = export
+        # Torch keeps something of every export for as long as the memory is there, and chunks stay for the run.
+        self._exported: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def lend(self, snapshot: Snapshot) -> Mapping[str, Any]:
+        return {"handles": [self._handle(chunk) for chunk in snapshot.chunks]}
+
+    def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
+        raise WireError("weights are mapped here: there is no group to join")
+
+    def send(self, reader: str, snapshot: Snapshot) -> None:
+        raise WireError("weights are mapped here: nothing is sent")
+
+    def forget(self, reader: str) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _handle(self, chunk: Tensor) -> dict[str, Any]:
+        handle: dict[str, Any] | None = self._exported.get(chunk)  # type: ignore[no-untyped-call]
+        if handle is None:
+            handle = self._exported[chunk] = self._export(chunk)
+        return handle
+
+
+class Broadcast:
+    """A process group and a thread for each reader. `folder`: where they meet, seen by all."""
+
+    def __init__(self, kind: str, folder: Path, wait_s: float = JOIN_S) -> None:
+        self._kind, self._folder, self._wait_s = kind, folder, wait_s
+        self._readers: dict[str, _Reader] = {}
+
+    def lend(self, snapshot: Snapshot) -> Mapping[str, Any]:
+        return {"handles": []}
+
+    def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
+        meet = self._folder / f"weights.{uuid.uuid4().hex}"
+        if reader not in self._readers:
+            self._readers[reader] = _Reader(reader)
+        self._readers[reader].join(lambda: Group(self._kind, meet, 0, 1 + ranks, self._wait_s))
+        return {"kind": self._kind, "meet": str(meet), "size": 1 + ranks, "wait_s": self._wait_s}
+
+    def send(self, reader: str, snapshot: Snapshot) -> None:
+        if reader not in self._readers:
+            raise WireError(f"{reader} asks for weights without having joined")
+        self._readers[reader].send(list(snapshot.chunks))
+
+    def forget(self, reader: str) -> None:
+        if (gone := self._readers.pop(reader, None)) is not None:
+            gone.end(0.0)
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.end(1.0)
+
+
+class _Reader:
+    """One engine's group, used by one thread: in the order in which it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self._group: Group | None = None
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(name,), name=f"weights of {name}", daemon=True)
+        self._thread.start()
+
+    def join(self, meet: Callable[[], Group]) -> None:
+        def joins() -> None:
+            self._leave()
+            self._group = meet()
+
+        self._asked.put(joins)
+
+    def send(self, chunks: list[Tensor]) -> None:
+        def sends() -> None:
+            if self._group is None:
+                raise RunError("its group has failed before")
+            self._group.send(chunks)
+
+        self._asked.put(sends)
+
+    def end(self, wait_s: float) -> None:
+        """When it has done what it was asked; waited for so long."""
+        self._asked.put(None)
+        self._thread.join(wait_s)
+
+    def _run(self, name: str) -> None:
+        while (act := self._asked.get()) is not None:
+            try:
+                act()
+            except RunError as error:  # the reader finds out by its own deadline
+                log.error("%s does not get its weights: %s", name, error)
+                self._leave()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None

@@ -1,0 +1,285 @@
+"""Hands the versions of one folder to other hosts.
+
+    learner ──> folder (shared memory) ──> Server ──chunks──> Mirror ──> folder of that host ──> its actors
+                                             one per run      one per host
+
+    takes      `latest`: what do you have that is newer than what I hold; `chunk`: these bytes of it; `join`: here I
+               hand it on myself, from whom do I fetch (tree.py)
+    gives      the name and size of the next thing to fetch: what changed since then, or the whole file; and bytes
+    unblocks   a held `latest`: a publication, or its wait_s being over
+
+It reads what the learner left in shared memory, so that the last version can be had while the learner is down. Whoever
+fetches asks for each chunk, and checks everything: the server remembers nothing about it.
+
+A new version is offered once it is known what changed. A thread finds that out (changes.py), while the version before
+is still served.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+import zmq
+
+from asyncrl.sockets import Endpoint, Listener
+from asyncrl.weights.local.folder import File, Watch
+from asyncrl.weights.network.changes import Changes, Coming, Delta
+from asyncrl.weights.network.fanout import Tree
+from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.wire import Frame, WireError, pack, unpack
+
+log = logging.getLogger(__name__)
+
+MAX_CHUNK_BYTES = 4 << 20
+MAX_REQUEST_BYTES = 64 << 10
+MAX_HELD = 4096
+CHAIN = 4
+"""Deltas kept: who is further behind fetches the whole file."""
+WORTH = 0.25
+"""A delta larger than this share of the file is not worth its work; all that are kept are one file's size at most."""
+IDLE_S = 10.0
+"""An old version stays while somebody fetched a chunk of it within so many seconds."""
+FORGET_S = 20.0
+"""A host that has not asked for so long from whom it fetches has no place in the tree any more."""
+AGAIN_S = 1.0
+"""A file that is damaged is looked at again after so long: its publisher may write it anew."""
+LOOK_MS = 20
+
+
+@dataclass(slots=True)
+class _Payload:
+    """What can be fetched."""
+
+    name: str
+    id: WeightsVersion
+    data: Any
+    base: str = ""
+    """The digest that it is a delta against; empty: the whole file."""
+    sum: str = ""
+    """Digest of a delta's bytes; the whole file has digests inside."""
+    file: File | None = None
+    asked: float = 0.0
+
+
+class Server:
+    """`clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        folder: Path,
+        where: Endpoint | str,
+        full_every: int,
+        fanout: int = 0,
+        relays: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`relays`: of a host that hands on what it fetched (relay.py). It takes nothing from the folder until somebody
+        asks, and takes nobody back to a version before the one held: who asks may have been ahead of it."""
+        self._watch = Watch(folder)
+        self._full_every, self._clock = full_every, clock
+        self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
+        self._socket = self._listener.socket
+        self._current: _Payload | None = None
+        self._previous: list[_Payload] = []
+        self._deltas: deque[_Payload] = deque(maxlen=CHAIN)
+        self._seen: WeightsVersion | None = None
+        self._since_full = 0
+        self._changes = Changes()
+        self._coming: Coming | None = None
+        self._told, self._look_at = "", -math.inf
+        self._relays = self._idle = relays
+        self.tree = Tree(fanout, FORGET_S)
+        self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
+        self.counts: Counter[str] = Counter()
+        """chunks, sent_bytes, refused, gone, full (offered), delta (offered): since this process began."""
+        self.delta_bytes = 0
+        """Of the latest version; 0: there was none."""
+
+    @property
+    def latest(self) -> WeightsVersion | None:
+        """What it hands on."""
+        return self._current.id if self._current is not None else None
+
+    def run(self, stop: Callable[[], bool], every_s: float, report: Callable[[], None]) -> None:
+        next_report = self._clock()
+        while not stop():
+            self.turn()
+            if self._clock() >= next_report:
+                next_report = self._clock() + every_s
+                report()
+
+    def turn(self) -> None:
+        """Waits for a request, at most `LOOK_MS`; answers what is there, and looks whether there is a new version."""
+        if self._socket.poll(LOOK_MS):
+            for _ in range(64):
+                try:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                self._handle(frames)
+        self._look()
+        now = self._clock()
+        for peer, (request, until) in list(self._held.items()):
+            offer = self._offer(request)
+            if offer is not None or now >= until:
+                del self._held[peer]
+                self._send(peer, request, _described(offer))
+
+    def close(self) -> None:
+        self._changes.close()
+        if self._coming is not None:
+            self._coming.file.close()
+        for payload in (self._current, *self._previous):
+            if payload is not None and payload.file is not None:
+                payload.file.close()
+        self._listener.close()
+
+    def _handle(self, frames: Sequence[bytes]) -> None:
+        peer = frames[0]
+        header: dict[str, Any] = {}
+        try:
+            if len(frames) != 2:
+                raise WireError(f"a request has one frame, got {len(frames) - 1}")
+            header = unpack(frames[1])
+            if header.get("op") == "chunk":
+                self._chunk(peer, header)
+            elif header.get("op") == "latest":
+                _check_latest(header)
+                self._idle = False
+                if len(self._held) >= MAX_HELD and peer not in self._held:
+                    raise WireError(f"{MAX_HELD} requests are waiting already")
+                self._held[peer] = header, self._clock() + min(float(header["wait_s"]), 60.0)
+            elif header.get("op") == "join":
+                self._join(peer, header)
+            else:
+                raise WireError("op is none of latest, chunk, join")
+        except WireError as error:
+            self.counts["refused"] += 1
+            log.debug("refused a request: %s", error)
+            self._send(peer, header, {"ok": False, "code": "malformed", "message": str(error)})
+
+    def _chunk(self, peer: bytes, header: Mapping[str, Any]) -> None:
+        name, offset, length = header.get("payload"), header.get("offset"), header.get("length")
+        if type(name) is not str or type(offset) is not int or type(length) is not int:
+            raise WireError("a chunk has a payload, an offset and a length")
+        payload = next((p for p in (self._current, *self._deltas, *self._previous) if p and p.name == name), None)
+        if payload is None:
+            self.counts["gone"] += 1
+            self._send(peer, header, {"ok": False, "code": "gone", "message": f"{name[:200]} is no longer here"})
+            return
+        if not 0 <= offset < len(payload.data) or not 0 < length <= MAX_CHUNK_BYTES:
+            raise WireError(f"no {length} bytes at {offset} of {len(payload.data)}")
+        payload.asked = self._clock()
+        data = memoryview(payload.data)[offset : offset + length]
+        self.counts["chunks"] += 1
+        self.counts["sent_bytes"] += len(data)
+        # Not copied: should the version be replaced before it has left, the sum tells.
+        said = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
+        self._send(peer, header, said, data)
+
+    def _join(self, peer: bytes, header: Mapping[str, Any]) -> None:
+        relay, lost = header.get("relay"), header.get("lost")
+        if type(relay) is not str or type(lost) is not str or not 0 < len(relay) < 500 or len(lost) > 500:
+            raise WireError("relay and lost are addresses")
+        if self.tree.hosts >= MAX_HELD:
+            raise WireError(f"{MAX_HELD} hosts are in the tree already")
+        parent = self.tree.join(relay, lost, self._clock())
+        id = self._current.id if self._current is not None else None
+        newest = [id.branch, id.version, id.digest] if id else []
+        self._send(peer, header, {"ok": True, "parent": parent, "newest": newest})
+
+    def _offer(self, request: Mapping[str, Any]) -> _Payload | None:
+        if self._current is None:
+            return None
+        branch, version, held = request["held"]
+        here = self._current.id
+        if (branch, version) >= here.order and held == here.digest:
+            return None
+        if self._relays and (branch, version) > here.order:
+            return None
+        if not request["full"]:
+            for payload in reversed(self._deltas):
+                if payload.base == held:
+                    self.counts["delta"] += 1
+                    return payload
+        self.counts["full"] += 1
+        return self._current
+
+    def _look(self) -> None:
+        now = self._clock()
+        if self._coming is not None and self._coming.known:
+            coming, self._coming = self._coming, None
+            self._take(coming.file, coming.changes())
+        if self._coming is None and now >= self._look_at and not self._idle:
+            try:
+                latest = self._watch.latest()
+                if latest is not None and latest != self._seen:
+                    self._begin(self._watch.file(verify_bytes=False))
+            except WeightsCorrupt as error:
+                self._look_at = now + AGAIN_S
+                if str(error) != self._told:
+                    self._told = str(error)
+                    log.error("a version is not handed on: %s", error)
+        for old in [p for p in self._previous if now - p.asked > IDLE_S]:
+            self._forget(old)
+
+    def _begin(self, file: File) -> None:
+        old = self._current.file if self._current is not None else None
+        if self._full_every and self._since_full + 1 >= self._full_every:
+            old = None
+        self._coming = self._changes.between(old, file, WORTH)
+
+    def _take(self, file: File, made: Delta | None) -> None:
+        new = _Payload(f"{file.id.branch}-{file.id.version}-{file.id.digest}", file.id, file.map, file=file)
+        old, self._current, self._seen = self._current, new, file.id
+        self._since_full += 1
+        self.delta_bytes = 0
+        if old is not None and made is not None:
+            name = f"{new.name}<{old.id.digest}"
+            self._deltas.append(_Payload(name, new.id, made.data, old.id.digest, made.sum))
+            self.delta_bytes = len(made.data)
+        else:
+            self._deltas.clear()
+            self._since_full = 0
+        if old is not None:
+            self._previous.append(old)
+            while len(self._previous) > 2:
+                self._forget(self._previous[0])
+
+    def _forget(self, old: _Payload) -> None:
+        self._previous.remove(old)
+        if old.file is not None:
+            old.file.close()
+
+    def _send(self, peer: bytes, request: Mapping[str, Any], said: Mapping[str, Any], data: Frame = b"") -> None:
+        n = request.get("n")
+        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **said})
+        try:
+            self._socket.send_multipart([peer, header, data], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            log.debug("an answer could not be delivered: %s", error)  # it asks again
+
+
+def _described(offer: _Payload | None) -> dict[str, Any]:
+    if offer is None:
+        return {"ok": True, "payload": ""}
+    id = [offer.id.branch, offer.id.version, offer.id.digest]
+    return {
+        "ok": True, "payload": offer.name, "id": id, "bytes": len(offer.data), "base": offer.base, "sum": offer.sum,
+    }  # fmt: skip
+
+
+def _check_latest(header: Mapping[str, Any]) -> None:
+    held, wait_s = header.get("held"), header.get("wait_s")
+    if not isinstance(held, list) or [type(x) for x in held] != [int, int, str]:
+        raise WireError("held is not [branch, version, digest]")
+    if type(wait_s) not in (int, float) or not 0 <= float(wait_s or 0) < 1e9 or type(header.get("full")) is not bool:
+        raise WireError("wait_s are seconds >= 0, full is true or false")

@@ -1,0 +1,134 @@
+"""Weights into real vLLM's workers through its weight-transfer API, over a process group; gloo, because vLLM runs on a
+CPU here. Over NCCL and CUDA IPC the same code runs on a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
+
+from engine_conformance import Subject, judge, play, prompts, sampling
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, WeightsMismatch
+from asyncrl.actors.engines.vllm.engine import VLLMEngine, _generation
+from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests
+from asyncrl.actors.engines.vllm.settings import VLLMSettings, require_versions
+from asyncrl.actors.weight_updates import Updates
+from asyncrl.errors import ConfigError
+from asyncrl.weights.device.publisher import DevicePublisher
+from asyncrl.weights.device.subscriber import DeviceSubscriber
+from asyncrl.weights.device.transports import Broadcast
+
+pytestmark = pytest.mark.timeout(300)
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+VOCAB, MAX_TOKENS = 64, 256
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": MAX_TOKENS, "initializer_range": 0.3,
+}  # fmt: skip
+
+
+def tiny(seed: int) -> Any:
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)).eval()
+
+
+def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
+    """In one test, because vLLM takes seconds to start: versions between two tokens of running requests; weights that
+    do not fit, refused; a chunk with a wrong checksum, which ends the engine rather than being served."""
+    tiny(0).save_pretrained(tmp_path / "model")
+    settings = VLLMSettings(
+        tmp_path / "model", "float32", slots=64, max_tokens=MAX_TOKENS, kv_gb=0.25, transfer=True, record=False
+    )
+    engine = VLLMEngine(settings)
+    models = [tiny(seed) for seed in range(3)]
+    subject = Subject(lambda: engine, models[0], models[1], VOCAB, MAX_TOKENS)
+    learner = DevicePublisher(f"ipc://{tmp_path}/w", Broadcast("gloo", tmp_path, wait_s=20.0), CPU, chunk_bytes=30_000)
+    subscriber = DeviceSubscriber(f"ipc://{tmp_path}/w", "actor-0", lambda: CPU)
+    asked = prompts(subject, 8)
+
+    async def taken(updates: Updates, version: int) -> bool:
+        async with asyncio.timeout(30):
+            while (latest := subscriber.latest()) is None or latest.version != version:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return await updates.look()
+
+    async def scenario(_: Engine) -> list[Generation]:
+        updates = Updates(engine, subscriber, recompute_kv=True)
+        running = [asyncio.ensure_future(engine.generate(f"r{i}", p, sampling(i, n=200))) for i, p in enumerate(asked)]
+        for version in (1, 2):
+            while engine.load_stats()["generated"] < 200 * version:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            learner.publish(0, version, models[version].named_parameters())
+            assert await taken(updates, version)
+            assert engine.held == (0, version)
+        outs = await asyncio.gather(*running)
+        outs.append(await engine.generate("fresh", asked[0], sampling(9)))
+
+        learner.publish(0, 3, [("model.norm.weight", torch.ones(64))])
+        with pytest.raises(WeightsMismatch, match="missing"):
+            await taken(updates, 3)
+        assert engine.held == (0, 2)
+        outs.append(await engine.generate("still", asked[0], sampling(9)))
+
+        learner.publish(0, 4, models[1].named_parameters())
+        slot = learner._lending.newest
+        assert slot is not None
+        learner._slots[slot].chunks[-1][200] ^= 1
+        with pytest.raises(EngineDied):
+            await taken(updates, 4)
+        assert engine.held == (0, 2)
+        return outs
+
+    try:
+        *begun, fresh, still = play(subject, scenario)
+    finally:
+        subscriber.close()
+        learner.close()
+    met_versions = set()
+    for prompt, out in zip(asked, begun, strict=True):
+        for version in sorted(set(out.versions.tolist())):
+            met_versions.add(version)
+            mine = out.versions == version
+            expected = judge(models[version], prompt, out.token_ids, 1.0)
+            np.testing.assert_allclose(out.logprobs[mine], expected[mine], atol=1e-4)
+    assert met_versions == {0, 1, 2}
+    for out in (fresh, still):
+        np.testing.assert_allclose(out.logprobs, judge(models[2], asked[0], out.token_ids, 1.0), atol=1e-4)
+
+
+def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As 0.24 is: what a request is stamped with is what was held when it began, and must be held at its end."""
+    require_versions(drain=False)
+    monkeypatch.setattr("asyncrl.actors.engines.vllm.settings.names_versions", lambda: False)
+    with pytest.raises(ConfigError, match=r"weights\.drain is false and vLLM .*set weights\.drain true"):
+        require_versions(drain=False)
+    require_versions(drain=True)
+    step = SimpleNamespace(
+        request_id="0", new_token_ids=[4], prefill_stats=None, events=None, finish_reason=None,
+        new_logprobs=SimpleNamespace(logprobs=np.array([[-1.0]])),
+    )  # fmt: skip
+
+    async def scenario() -> Generation:
+        requests: Any = Requests.__new__(Requests)
+        mine = Request(asyncio.get_running_loop().create_future())
+        requests.counts, requests._sent = Counts(), {"0": mine}
+        for reason in (None, "stop"):
+            step.finish_reason, mine.id = reason, "0"
+            requests._take(SimpleNamespace(outputs=[step], scheduler_stats=None))
+        return _generation(mine, await mine.over, 7, None)
+
+    generation = asyncio.run(scenario())
+    assert generation.versions.tolist() == [7, 7]
+    assert (generation.token_ids.tolist(), generation.logprobs.tolist()) == ([4, 4], [-1.0, -1.0])

@@ -1,0 +1,128 @@
+"""Environments in threads and processes: they play the same episodes, and what they do to themselves stays theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
+from asyncrl.actors.player import Play, player
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.trajectory import Trajectory
+from tests.actors.fakes import STOP, FakeEngine, FakeRenderer, ticket
+from tests.children import children
+
+ENV = "tests.actors.envs.hosting.hosted_envs:HostedCounter"
+
+
+def config(workers: str, count: int = 2, call_s: float = 20.0, name: str = ENV, **options: Any) -> Config:
+    env = {"name": name, "options": options, "workers": workers, "worker_count": count, "call_s": call_s}
+    return Config.model_validate({"env": env})
+
+
+def stage(config: Config, scenario: Callable[[Play], Awaitable[Any]]) -> Any:
+    async def played() -> Any:
+        engine: Any = FakeEngine(lambda *_: [65, STOP])
+        async with player(config, engine, FakeRenderer(), actor="actor-0") as play:
+            return await asyncio.wait_for(scenario(play), 60)
+
+    return asyncio.run(played())
+
+
+async def one(play: Play, group: int = 0, **task: Any) -> Trajectory:
+    return await play(ticket(group=group, **task), Progress(time.monotonic()))
+
+
+@pytest.mark.parametrize("workers", ["async", "threads", "processes"])
+def test_a_thousand_episodes_at_once_end_as_on_the_loop(workers: str) -> None:
+    async def scenario(play: Play) -> list[Trajectory]:
+        return list(await asyncio.gather(*(one(play, group=i) for i in range(1000))))
+
+    found = stage(config(workers, turns=3), scenario)
+    assert {(t.reward, t.turns, t.stop_reason) for t in found} == {(1.0, 3, "done")}
+    assert {t.task_id for t in found} == {f"task{i}" for i in range(1000)}
+    assert len({t.digest() for t in found}) == 1000
+    places = {(t.metrics["pid"], t.metrics["thread"]) for t in found}
+    assert len(places) == (1 if workers == "async" else 2)
+    assert ({pid for pid, _ in places} == {os.getpid()}) == (workers != "processes")
+
+
+@pytest.mark.parametrize("workers", ["async", "threads", "processes"])
+def test_what_blocks_in_a_worker_does_not_hold_up_the_loop(workers: str) -> None:
+    """The loop that generates turns meanwhile; on it, it stands still for as long as the environment blocks."""
+    blocks_s = 1.2
+
+    async def scenario(play: Play) -> float:
+        playing = asyncio.gather(*(one(play, group=i) for i in range(2)))
+        worst, last = 0.0, time.monotonic()
+        while not playing.done():
+            await asyncio.sleep(0.001)
+            worst, last = max(worst, time.monotonic() - last), time.monotonic()
+        await playing
+        return worst
+
+    lag = stage(config(workers, blocks_s=blocks_s), scenario)
+    assert (lag >= blocks_s) == (workers == "async"), lag
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_one_that_never_returns_misses_its_deadline_and_its_worker_is_replaced(workers: str) -> None:
+    async def scenario(play: Play) -> None:
+        with pytest.raises(EpisodeFailed, match=r"step did not return within 0.5 s \(env.call_s\)") as failed:
+            await one(play, what="hang")
+        assert failed.value.reason == "env_error"
+        while True:  # meanwhile calls wait for the worker, and miss their own deadline
+            (end,) = await asyncio.gather(one(play), return_exceptions=True)
+            if isinstance(end, Trajectory):
+                return
+            assert isinstance(end, EpisodeFailed)
+            assert end.reason == "env_error"
+
+    stage(config(workers, count=1, call_s=0.5), scenario)
+
+
+def test_a_worker_that_dies_costs_the_episodes_in_it_and_no_others() -> None:
+    async def scenario(play: Play) -> None:
+        here = children("envs.hosting")
+        ends = await asyncio.gather(one(play, what="die"), one(play, group=1), return_exceptions=True)
+        assert isinstance(ends[0], EpisodeFailed)
+        assert ends[0].reason == "env_error"
+        assert "its worker ended" in ends[0].detail
+        assert isinstance(ends[1], Trajectory), "it lives in the other one"
+        found = await asyncio.gather(*(one(play, group=i) for i in range(4)))
+        assert len(found) == 4
+        await asyncio.sleep(1.5)
+        now = children("envs.hosting")
+        assert len(now) == len(here) == 2
+        assert now != here, "another took its place"
+
+    stage(config("processes"), scenario)
+    assert not children("envs.hosting")
+
+
+@pytest.mark.parametrize("workers", ["async", "threads", "processes"])
+def test_what_it_raises_is_told_alike(workers: str) -> None:
+    async def scenario(play: Play) -> None:
+        with pytest.raises(EpisodeFailed) as failed:
+            await one(play, what="raise")
+        assert failed.value.detail == "environment.step: ValueError: boom"
+
+    stage(config(workers, count=1), scenario)
+
+
+def test_what_cannot_be_hosted_is_refused() -> None:
+    async def scenario(play: Play) -> None:
+        raise AssertionError("it must not come this far")
+
+    with pytest.raises(ConfigError, match=r"env.workers is threads and env.name .* an agent"):
+        stage(config("threads", name=f"{__name__}:agent"), scenario)
+
+
+async def agent(task: Any, client: Any) -> float:
+    return 0.0

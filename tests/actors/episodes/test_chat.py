@@ -1,0 +1,60 @@
+"""Episodes with a served model: what its service says no room for ends them as the run's own limits do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from asyncrl.actors.envs.protocol import Turn
+from asyncrl.actors.episodes import chat as chat_module
+from asyncrl.actors.episodes.chat import Chatted, ContextFull, Served, chat
+from asyncrl.actors.episodes.episode import EpisodeFailed, Limits
+from asyncrl.rewards.http import ServiceFailed
+from tests.actors.fakes import FakeEnv, ticket
+
+LIMITS = Limits(max_turns=4, max_tokens=100, max_new_tokens=40, call_s=1.0)
+FULL = 'refused: 400 Bad Request: {"error":{"message":"This model\'s maximum context length is 100 tokens. However, ...'
+
+
+def chatted(monkeypatch: pytest.MonkeyPatch, *answers: int | str) -> tuple[Chatted, list[Mapping[str, Any]]]:
+    """An answer is the tokens of the whole conversation, or why there is none."""
+    coming, asked = iter(answers), []
+
+    async def fake_post(url: str, body: Mapping[str, Any], **_: Any) -> Any:
+        asked.append(body)
+        answer = next(coming)
+        if isinstance(answer, str):
+            raise ServiceFailed(f"{url} {answer}")
+        usage = {"completion_tokens": 3, "total_tokens": answer}
+        return {"choices": [{"message": {"content": "a"}}], "usage": usage}
+
+    monkeypatch.setattr(chat_module, "post", fake_post)
+    served = Served("http://127.0.0.1:9/v1", "model", {}, 1.0)
+    says = Turn(messages=[{"role": "user", "content": "more"}], reward=0.5)
+    return asyncio.run(chat(ticket(), lambda: FakeEnv([says] * 4), served, LIMITS)), asked
+
+
+def test_a_conversation_that_grew_too_long_counts_with_what_it_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked = chatted(monkeypatch, 50, 80, FULL)
+    assert found.reward == 1.0
+    assert [body["max_tokens"] for body in asked] == [40, 40, 20], "what env.max_tokens leaves"
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ((FULL,), ContextFull),
+        ((50, "refused: 401 Unauthorized: no context length for you"), EpisodeFailed),
+        ((50, "gave no answer in 4 attempts"), EpisodeFailed),
+    ],
+)
+def test_every_other_refusal_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[int | str, ...], error: type[EpisodeFailed]
+) -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        chatted(monkeypatch, *answers)
+    assert type(caught.value) is error
+    assert caught.value.reason == "endpoint"

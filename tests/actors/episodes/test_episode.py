@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncrl.actors.envs.protocol import Env, Turn
+from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress, play
+from asyncrl.trajectory import CONTEXT, Trajectory
+from asyncrl.wire import decode_trajectory, encode_trajectory
+from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
+
+LIMITS = Limits(max_turns=4, max_tokens=200, max_new_tokens=10, call_s=0.5)
+
+
+def run(env: Env | Callable[[], Env], engine: FakeEngine, limits: Limits = LIMITS, **options: Any) -> Trajectory:
+    make: Any = env if callable(env) else lambda: env
+
+    async def episode() -> Trajectory:
+        progress = Progress(0.0, clock=options.pop("clock", lambda: 0.0))
+        return await play(
+            options.pop("ticket", ticket(2, group=5)), make, engine, options.pop("renderer", FakeRenderer()), limits,
+            progress, actor="actor-0", env_name="fake",
+        )  # fmt: skip
+
+    return asyncio.run(asyncio.wait_for(episode(), 20))
+
+
+def saying(*outputs: str) -> FakeEngine:
+    """Each output ends with the stop token, unless it ends with `~`: then it is cut."""
+    texts = iter(outputs)
+
+    def script(request: str, prompt: Sequence[int], sampling: Any) -> list[int]:
+        text = next(texts)
+        ids = [ord(c) for c in text.rstrip("~")]
+        return ids if text.endswith("~") else [*ids, STOP]
+
+    return FakeEngine(script, LIMITS.max_tokens)
+
+
+def test_the_environment_is_told_which_message_is_the_last() -> None:
+    env = FakeEnv([tool_says("1")] * 4)
+    assert run(env, saying("a", "b", "c", "d")).stop_reason == "max_turns"
+    assert [m["last"] for m in env.heard] == [False, False, False, True]
+
+
+def test_two_turns_become_one_row() -> None:
+    env = FakeEnv([tool_says("42"), Turn(reward=1.0, done=True, rewards={"success": 1.0}, metrics={"turns": 2.0})])
+    engine = saying("call", "42!")
+    t = run(env, engine)
+    assert [m["content"] for m in env.heard] == ["call", "42!"]
+    assert env.task["episode"] == 2
+    assert env.closed == 1
+    (row,) = t.rows
+    text = "".join(chr(i) if i else "$" for i in row.token_ids)
+    assert text == "<system>Hello>call$<tool>42>42!$"
+    assert "".join(c for c, m in zip(text, row.mask, strict=True) if m) == "call$42!$"
+    np.testing.assert_allclose(row.logprobs[row.mask], -np.arange(9) / 1000)
+    assert row.versions[row.mask].tolist() == [0] * 9
+    assert set(row.versions[~row.mask]) == {CONTEXT}
+    assert set(row.logprobs[~row.mask]) == {0.0}
+    assert (t.reward, t.rewards, t.metrics) == (1.0, {"success": 1.0}, {"turns": 2.0})
+    assert (t.turns, t.stop_reason, t.task_id, t.actor) == (2, "done", "task5", "actor-0")
+    # The second turn's prompt is the first one's, what was sampled, and the tail: nothing was encoded again.
+    assert engine.calls[1][1][: len(engine.calls[0][1]) + 5] == [*engine.calls[0][1], *map(ord, "call"), STOP]
+    assert decode_trajectory([bytes(f) for f in encode_trajectory(t)]).digest() == t.digest()
+
+
+def test_a_broken_prefix_starts_a_new_row() -> None:
+    user = Turn(messages=[{"role": "user", "content": "more"}])
+    t = run(FakeEnv([tool_says("1"), user, Turn(done=True)]), saying("a", "b", "c"))
+    texts = ["".join(chr(i) if i else "$" for i in row.token_ids) for row in t.rows]
+    assert texts == ["<system>Hello>a$<tool>1>b$", "<system>Hello<assistant>a<tool>1<assistant>b<user>more>c$"]
+    assert [int(row.mask.sum()) for row in t.rows] == [4, 2]
+
+
+def test_versions_are_those_of_each_turn() -> None:
+    class Swapping(FakeEnv):
+        async def step(self, message: Any) -> Turn:
+            engine.held = (0, 3)
+            return await super().step(message)
+
+    engine = saying("a", "b")
+    t = run(Swapping([tool_says("1"), Turn(done=True)]), engine)
+    assert t.rows[0].versions[t.rows[0].mask].tolist() == [0, 0, 3, 3]
+    assert (t.oldest_version, t.newest_version) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "turns", "expected", "count"),
+    [
+        (["a", "b", "c", "d"], [tool_says("1")] * 4, "max_turns", 4),
+        (["0123456789~"], [Turn(done=True)], "length", 1),
+        (["0123456789~", "a"], [tool_says("1"), Turn(done=True)], "done", 2),
+        (["a"], [tool_says("x" * 300)], "max_tokens", 1),
+        (["a", "0123456789~"], [tool_says("x" * 170), Turn(done=True)], "max_tokens", 2),
+    ],
+)
+def test_every_limit_has_its_stop_reason(outputs: list[str], turns: list[Turn], expected: str, count: int) -> None:
+    env = FakeEnv(turns)
+    t = run(env, saying(*outputs))
+    assert (t.stop_reason, t.turns, len(env.heard)) == (expected, count, count)
+    assert t.num_tokens <= LIMITS.max_tokens
+    assert t.rows[-1].mask[-1], "what stands behind the last sampled token is cut off"
+
+
+def test_a_turn_that_was_cut_is_closed_as_context() -> None:
+    t = run(FakeEnv([tool_says("1"), Turn(done=True)]), saying("0123456789~", "a"))
+    text = "".join(chr(i) if i else "$" for i in t.rows[0].token_ids)
+    assert text == "<system>Hello>0123456789$<tool>1>a$"
+    assert not t.rows[0].mask[text.index("$")]
+
+
+class Raises(FakeEnv):
+    async def reset(self, task: Any) -> Any:
+        raise KeyError("prompt")
+
+
+class Stuck(FakeEnv):
+    async def step(self, message: Any) -> Turn:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if self.closed:
+                    raise
+
+
+def refuses() -> Env:
+    raise OSError("no licence")
+
+
+class Plain(FakeEnv):
+    """As users write it who forget `async`, or what to return."""
+
+    def __init__(self, method: str, does: Callable[[], Any]) -> None:
+        super().__init__([])
+        setattr(self, method, lambda _: does())
+
+
+class Functions(FakeEnv):
+    tools: Any = (len,)
+
+
+def later(value: Any) -> Any:
+    async def say() -> Any:
+        return value
+
+    return say()
+
+
+async def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("env", "detail"),
+    [
+        (Raises([]), "environment.reset: KeyError: 'prompt'"),
+        (FakeEnv([ValueError("boom")]), "environment.step: ValueError: boom"),
+        (FakeEnv([TimeoutError("tool f did not answer")]), "tool f did not answer"),
+        (FakeEnv([Turn()]), "no messages"),
+        (FakeEnv([Turn(reward=math.nan, done=True)]), "not finite"),
+        (Stuck([]), r"did not return within 0.5 s \(env.call_s\)"),
+        (FakeEnv([], prompt="x" * 500), "task5: prompt has"),
+        (refuses, "OSError: no licence"),
+        (Plain("reset", lambda: {}["prompt"]), "environment.reset: KeyError: 'prompt'"),
+        (Plain("reset", lambda: later(None)), "environment.reset gave None; expected messages"),
+        (Plain("step", lambda: Turn(done=True)), "environment.step: TypeError"),
+        (Plain("step", lambda: later(None)), "environment.step returned None; expected a Turn"),
+        (Plain("step", lambda: later(Turn(reward="1", done=True))), "reward='1'.*expected a Turn of numbers"),  # type: ignore[arg-type]
+        (Plain("step", lambda: later(Turn(messages=["Hi"]))), r"environment.step gave \['Hi'\]; expected messages"),  # type: ignore[list-item]
+        (Plain("step", lambda: later(Turn(done=True, metrics={3: 1.0}))), "expected a Turn of numbers, by name"),  # type: ignore[dict-item]
+        (Plain("step", lambda: later(Turn(done=True, rewards={"\ud800": 1.0}))), "surrogates not allowed"),
+        (FakeEnv([ValueError("no tool \ud800")]), r"environment.step: ValueError: no tool \?"),
+        (Plain("step", cancelled), "it raised CancelledError"),
+        (Plain("step", lambda: sys.exit(3)), r"it called sys.exit\(3\)"),
+        (Functions([]), "environment.tools, expected Tools"),
+    ],
+)
+def test_what_goes_wrong_in_the_environment_fails_the_episode(env: Any, detail: str) -> None:
+    with pytest.raises(EpisodeFailed, match=detail) as caught:
+        run(env, saying("a"))
+    assert caught.value.reason == "env_error"
+    if isinstance(env, FakeEnv):
+        assert env.closed == 1
+
+
+@pytest.mark.parametrize("method", ["render_initial", "render_tail", "parse"])
+def test_a_renderer_may_raise_anything_over_what_was_said(method: str) -> None:
+    class Refuses(FakeRenderer):
+        pass
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TypeError("Can only get item pairs from a mapping.")
+
+    setattr(Refuses, method, refuse)
+    with pytest.raises(EpisodeFailed, match="TypeError: Can only get item pairs") as caught:
+        run(FakeEnv([tool_says("1")]), saying("a"), renderer=Refuses())
+    assert caught.value.reason == "env_error"
+
+
+def test_a_failure_to_close_costs_nothing() -> None:
+    class Clingy(FakeEnv):
+        async def close(self) -> None:
+            raise OSError("still busy")
+
+    assert run(Clingy([Turn(reward=2.0, done=True)]), saying("a")).reward == 2.0
+
+
+def test_turns_are_sampled_with_seeds_of_their_own() -> None:
+    seeds = []
+    for number in (7, 8):
+        engine = saying("a", "b")
+        run(FakeEnv([tool_says("1"), Turn(done=True)]), engine, ticket=ticket(seed=number))
+        seeds += [sampling.seed for _, _, sampling in engine.calls]
+    assert len(set(seeds)) == 4
+    assert len({name for name, _, _ in engine.calls}) == 2
+
+
+def test_timings_and_progress_follow_the_phases() -> None:
+    times = iter(range(1, 100))
+    t = run(FakeEnv([tool_says("1"), Turn(done=True)]), saying("a", "b"), clock=lambda: float(next(times)))
+    assert t.timings["generate"] == 2.0
+    assert t.timings["environment"] + t.timings["generate"] == t.timings["total"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(1, 120), min_size=0, max_size=14),
+            st.booleans(),
+            st.sampled_from(["tool", "user"]),
+            st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=30),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_no_sampled_token_is_missing_repeated_or_encoded_again(turns: list[tuple[list[int], bool, str, str]]) -> None:
+    outputs = iter([[*ids, STOP] if stops or not ids else ids for ids, stops, _, _ in turns] + [[STOP]])
+    answers = [Turn(messages=[{"role": role, "content": text}]) for _, _, role, text in turns]
+    engine = FakeEngine(lambda *_: next(outputs), LIMITS.max_tokens)
+    t = run(FakeEnv([*answers, Turn(done=True)]), engine, Limits(20, LIMITS.max_tokens, 10, 1.0))
+    sampled = np.concatenate([row.token_ids[row.mask] for row in t.rows])
+    assert sampled.tolist() == engine.said
+    logprobs = np.concatenate([row.logprobs[row.mask] for row in t.rows])
+    np.testing.assert_allclose(logprobs, -np.arange(len(engine.said)) / 1000, rtol=1e-6)
+    for row in t.rows:
+        assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.versions) <= LIMITS.max_tokens
+        assert row.mask.any()
+    assert decode_trajectory([bytes(f) for f in encode_trajectory(t)]).digest() == t.digest()

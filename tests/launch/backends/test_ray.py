@@ -1,0 +1,212 @@
+"""The launcher's loop with Ray: real Ray nodes on one machine, one of them lost; the whole loop over two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.audit.command import audit
+from asyncrl.config import Config
+from asyncrl.errors import RunError
+from asyncrl.launch.preflight import living
+from asyncrl.launch.processes import kill_all, of_run
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.sinks.jsonl import by_step
+from tests.launch.backends.ray_nodes import Nodes, ray_nodes
+from tests.launch.fakes import pids_of, running
+from tests.waiting import until
+
+HERE = Path(__file__).parent
+LIMITS = {"restarts": 2, "stop_s": 10.0, "start_s": 60.0, "stall_s": 5.0}
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with ray_nodes() as opened:
+        opened.add(home=8)
+        yield opened
+
+
+@pytest.fixture
+def run(tmp_path: Path, nodes: Nodes) -> Iterator[RunFolder]:
+    given = {
+        "launch": LIMITS | {"backend": "ray", "host": "127.0.0.1"},
+        "ray": {"address": nodes.address, "resources": {"buffer": {"home": 1}, "learner": {"home": 1}}},
+        "weights": {"channel": "zmq"},
+        "actors": {"drain_s": 0.0},
+        "eval": {"tasks": 0},
+    }
+    folder = RunFolder.create(tmp_path / "run", Config.model_validate(given))
+    yield folder
+    kill_all(of_run(folder.id))
+    folder.remove_temporary()
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        # Its own group, so that Ray's signal handling in the launcher is not that of the tests.
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, cwd=HERE.parents[2], env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def fakes(launch: Launch, run: RunFolder, **behaviours: str) -> subprocess.Popen[str]:
+    words = [f"{name.replace('_', '-')}={behaviour}" for name, behaviour in behaviours.items()]
+    return launch(str(HERE.parent / "fake_launcher.py"), str(run.path), *words)
+
+
+def gone(run: RunFolder) -> list[int]:
+    pids = [pid for note in run.path.glob("*.pids") for pid in map(int, note.read_text().split())]
+    assert pids, "no role ever started"
+    until(lambda: not any(map(running, pids)), 10.0)
+    return [pid for pid in pids if running(pid)]
+
+
+def lineage(pids: list[int]) -> list[str]:
+    """Each that runs, with whose child it is, whose child that is, ..."""
+    return [f"{p.pid} {' '.join(p.cmdline())[:80]}" for pid in filter(running, pids)
+            for p in (psutil.Process(pid), *psutil.Process(pid).parents())]  # fmt: skip
+
+
+def output(process: subprocess.Popen[str]) -> str:
+    process.kill()
+    return process.communicate(timeout=10)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_lost_node_s_role_starts_anew_on_another_and_nothing_is_left(
+    nodes: Nodes, run: RunFolder, launch: Launch
+) -> None:
+    config = run.load_config()
+    spot = {**config.ray.resources, "actor": {"spot": 1}}
+    run.save_config(config.model_copy(update={"ray": config.ray.model_copy(update={"resources": spot})}))
+    node = nodes.add(spot=1)
+    launcher = fakes(launch, run, buffer="stay", learner="done", learner_1="stay", actor_0="stay")
+    names = ("buffer", "learner", "learner-1", "actor-0")
+    assert until(lambda: all(pids_of(run, name) for name in names), 60.0), output(launcher)
+    first = pids_of(run, "actor-0")
+    shm = run.shm
+    nodes.lose(node)
+    assert until(lambda: not any(map(running, first)), 30.0), f"outlived its node: {lineage(first)}"
+    until(lambda: False, 2.0)
+    assert launcher.poll() is None, "the run can do without an actor"
+    assert len(pids_of(run, "actor-0")) == 2, "there is no node with room for it"
+    other = nodes.add(spot=1)
+    assert until(lambda: len(pids_of(run, "actor-0")) == 4, 60.0), output(launcher)
+    assert all(len(pids_of(run, name)) == 2 for name in names[:3]), "nobody else was touched"
+    os.kill(pids_of(run, "learner-1")[0], signal.SIGKILL)
+    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in names[1:3]), 30.0), "ranks start anew together"
+    (run.path / "done").touch()
+    out, _ = launcher.communicate(timeout=60)
+    assert "finished 0" in out, out
+    assert gone(run) == []
+    assert (run.path / "stopped").read_text().split()[-1] == "buffer"
+    assert not shm.exists()
+    nodes.lose(other)
+
+
+@pytest.mark.timeout(120)
+def test_nothing_outlives_a_launcher_killed_dead(run: RunFolder, launch: Launch) -> None:
+    launcher = fakes(launch, run, buffer="deaf", learner="stay")
+    assert until(lambda: bool(pids_of(run, "buffer") and pids_of(run, "learner")), 60.0), output(launcher)
+    launcher.kill()
+    launcher.wait()
+    assert gone(run) == []
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_stops_in_order_and_a_fatal_end_is_final(run: RunFolder, launch: Launch) -> None:
+    launcher = fakes(launch, run, buffer="stay", learner="stay", actor_0="stay")
+    names = ("buffer", "learner", "actor-0")
+    assert until(lambda: all(pids_of(run, name) for name in names), 60.0), output(launcher)
+    launcher.send_signal(signal.SIGINT)
+    out, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130, out
+    assert (run.path / "stopped").read_text().split() == ["actor-0", "learner", "buffer"]
+    assert gone(run) == []
+    run.open()
+    out, _ = fakes(launch, run, buffer="fatal").communicate(timeout=60)
+    assert "failed 1 buffer: the disk is full." in out
+
+
+def test_a_cluster_that_is_not_there_is_said(run: RunFolder) -> None:
+    from asyncrl.launch.backends.ray import Ray
+
+    config = run.load_config()
+    nowhere = config.ray.model_copy(update={"address": "127.0.0.1:1"})
+    with pytest.raises(RunError, match=r"ray\.address is '127\.0\.0\.1:1', and no cluster answers there"):
+        Ray(run, config.model_copy(update={"ray": nowhere}))
+
+
+def quickstart(launch: Launch, nodes: Nodes, folder: Path, **fields: object) -> subprocess.Popen[str]:
+    """An actor on each node, everything else on one."""
+    values = {
+        "launch.runs_dir": folder, "launch.name": "run", "launch.backend": "ray", "launch.host": "127.0.0.1",
+        "weights.channel": "zmq", "actors.count": 2, "ray.address": nodes.address,
+        "ray.resources": {
+            "buffer": {"home": 1}, "learner": {"home": 1}, "weights": {"home": 1},
+            "actor-0": {"home": 1}, "actor-1": {"far": 1},
+        },
+    } | {name.replace("__", "."): value for name, value in fields.items()}  # fmt: skip
+    words = [word for name, value in values.items() for word in (f"--{name}", _said(value))]
+    return launch("-m", "asyncrl", "launch", "--config", str(HERE.parents[2] / "configs" / "quickstart.yaml"), *words)
+
+
+def _said(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+@pytest.mark.timeout(200)
+def test_the_whole_loop_on_two_nodes_one_of_them_lost(nodes: Nodes, tmp_path: Path, launch: Launch) -> None:
+    node = nodes.add(far=1)
+    small = {
+        "learner__groups_per_step": 4, "learner__group_size": 4, "buffer__capacity": 64, "actors__slots": 8,
+        "eval__tasks": 0, "learner__steps": 900, "learner__checkpoint_every": 10, "buffer__lease_s": 6.0,
+    }  # fmt: skip
+    launcher, run = quickstart(launch, nodes, tmp_path, **small), RunFolder(tmp_path / "run")
+    assert until(lambda: run.metrics.is_file() and len(by_step(run.metrics)) >= 3, 150.0), output(launcher)
+    before, first = len(by_step(run.metrics)), run.record()["processes"]["actor-1"]
+    nodes.lose(node)
+    assert until(lambda: len(by_step(run.metrics)) >= before + 5, 60.0), "the learner waited for the node that is lost"
+    other = nodes.add(far=1)
+    assert until(lambda: run.record()["processes"]["actor-1"] != first, 60.0), output(launcher)
+    launcher.send_signal(signal.SIGINT)
+    out, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 130, out
+    assert json.loads(run.summary.read_text())["restarts"]["actor-1"] >= 1
+    nodes.lose(other)
+    assert living(run) == {}
+    assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_quickstart_on_two_nodes(nodes: Nodes, tmp_path: Path, launch: Launch) -> None:
+    node = nodes.add(far=1)
+    out, _ = quickstart(launch, nodes, tmp_path).communicate(timeout=1400)
+    run = RunFolder(tmp_path / "run")
+    assert json.loads(run.summary.read_text())["held_out_success_end"] >= 0.9, out
+    assert {path.stem for path in run.acks.glob("*.jsonl")} == {"actor-0", "actor-1"}
+    assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
+    nodes.lose(node)

@@ -1,0 +1,146 @@
+"""What the loss's ratio is against, which losses may go uncorrected, and how large a step a stale batch gets."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.config import Config
+from asyncrl.config.rules import SELF_CORRECTING
+from asyncrl.errors import ConfigError
+from asyncrl.learner.batch import Batch
+from asyncrl.learner.build import refuse_uncorrected
+from asyncrl.learner.losses.clipped import LOSSES, corrected_where
+from asyncrl.learner.losses.policy_loss import PolicyLoss
+from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.step.diagnostics import effective_sample_size, mismatch, sequence_effective_sample_size
+from asyncrl.learner.step.metrics import step_metrics
+from asyncrl.learner.step.proximal import approximate_proximal
+from asyncrl.learner.step.train_step import StepResult, train_step
+from asyncrl.tracking.series import check
+from tests.learner.step.test_train_step import _Counting, a_batch, differ, episodes
+from tests.learner.tiny import tiny_config, tiny_model
+
+PLAIN_PPO = {"loss": "ppo", "proximal": "behaviour", "corrections": (), "unsafe": True}
+
+
+def one_step(config: Config, batch: Batch | None = None) -> tuple[dict[str, Tensor], StepResult, int]:
+    """Weights after it, the result, and the calls that scored without gradient."""
+    backend = _Counting(config, tiny_model(), device="cpu")
+    backend.extra = 0
+    result = train_step(backend, Objective(config.learner), batch or a_batch(), config.learner, version=3)
+    return {n: t.clone() for n, t in backend.weights()}, result, backend.extra
+
+
+def test_approximated_proximal_logprobs_cost_no_forward() -> None:
+    batch = a_batch()
+    exact, _, scored = one_step(tiny_config(minibatches=2))
+    got, result, extra = one_step(tiny_config(minibatches=2, proximal="approximate"))
+    assert (scored, extra) == (1, 0)
+    record = result.record
+    expected = approximate_proximal(batch.behaviour, record.current, batch.versions, 3)
+    assert torch.equal(record.anchor[batch.mask], expected[batch.mask])
+    assert torch.equal(record.proximal, record.anchor)
+    assert 0 < differ(got, exact) < 1e-2
+
+
+def test_with_one_update_nothing_is_approximated() -> None:
+    exact, _, _ = one_step(tiny_config())
+    got, _, extra = one_step(tiny_config(proximal="approximate"))
+    assert extra == 0
+    assert differ(got, exact) == 0.0
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_plain_ppo_is_anchored_to_who_sampled(minibatches: int) -> None:
+    config, batch = tiny_config(**PLAIN_PPO, minibatches=minibatches), a_batch()
+    _, result, extra = one_step(config, batch)
+    record = result.record
+    assert extra == 0
+    assert torch.equal(record.anchor[batch.mask], batch.behaviour[batch.mask])
+    assert torch.equal(record.weights[batch.mask], torch.ones(int(batch.mask.sum())))
+    if minibatches == 1:
+        plain = LOSSES["ppo"](record.current, batch.behaviour, record.advantages, batch.mask, batch.lengths)
+        torch.testing.assert_close(record.loss, float(plain.per_token.sum() / batch.mask.sum()))
+    # The diagnostics still compare the learner with who sampled.
+    values = step_metrics(Objective(config.learner), batch, episodes(), result, version=3, success="success")
+    check(values)
+    expected = mismatch(record.current, batch.behaviour, batch.mask)["mismatch_kl"]
+    assert values["correction/mismatch_kl"] == pytest.approx(float(expected))
+    assert values["correction/mismatch_kl"] > 0.01
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("learner", [{"proximal": "approximate"}, PLAIN_PPO], ids=["approximate", "behaviour"])
+def test_how_the_batch_is_cut_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, learner: dict[str, Any], minibatches: int
+) -> None:
+    few = tiny_config(tokens_per_micro_batch=100_000, minibatches=minibatches, **learner)
+    many = tiny_config(tokens_per_micro_batch=60, minibatches=minibatches, **learner)
+    expected, _, _ = one_step(few)
+    assert differ(one_step(many)[0], expected) < 1e-5
+    monkeypatch.setattr("asyncrl.learner.objective.objective.ROW_BY_ROW_LOSSES", frozenset())
+    assert differ(one_step(many)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize(("rule", "power"), [("sqrt", 0.5), ("linear", 1.0)])
+def test_a_stale_batch_takes_a_smaller_step(rule: str, power: float) -> None:
+    batch = a_batch()
+    _, full, _ = one_step(tiny_config())
+    _, scaled, _ = one_step(tiny_config(ess_lr=rule, ess_lr_base=0.8))
+    ess = float(sequence_effective_sample_size(full.record.current, batch.behaviour, batch.mask, batch.lengths))
+    assert ess < 0.8
+    assert (full.record.lr, full.record.lr_scale) == (1e-3, 1.0)
+    assert scaled.record.lr_scale == pytest.approx((ess / 0.8) ** power)
+    assert scaled.record.lr == pytest.approx(1e-3 * scaled.record.lr_scale)
+    config = tiny_config(ess_lr=rule, ess_lr_base=0.8)
+    values = step_metrics(Objective(config.learner), batch, episodes(), scaled, version=3, success="success")
+    assert values["weights/lr_scale"] == scaled.record.lr_scale
+    assert values["correction/sequence_ess"] == pytest.approx(ess)
+
+
+def test_a_fresh_batch_takes_the_whole_step() -> None:
+    """Behaviour logprobs that are the learner's own: the weights are 1, and so is the scale."""
+    config = tiny_config(ess_lr="linear")
+    batch = a_batch()
+    _, result, _ = one_step(config, batch)
+    own = batch.behaviour.clone()
+    own[batch.mask] = result.record.current[batch.mask]
+    fresh = {n: getattr(batch, n) for n in Batch.__slots__} | {"behaviour": own}
+    _, result, _ = one_step(config, Batch(**fresh))
+    assert math.isclose(result.record.lr_scale, 1.0, rel_tol=1e-4)
+    assert float(effective_sample_size(result.record.weights, batch.mask)) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_config_knows_the_losses_that_correct_themselves() -> None:
+    assert {n for n, loss in LOSSES.items() if corrected_where(loss) == "itself"} == SELF_CORRECTING
+
+
+def takes_behaviour(
+    current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, *, behaviour: Tensor
+) -> PolicyLoss:
+    return PolicyLoss(-current * advantages, {}, torch.zeros_like(mask))
+
+
+def takes_nothing(current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor) -> PolicyLoss:
+    return PolicyLoss(-current * advantages, {}, torch.zeros_like(mask))
+
+
+def test_of_the_users_own_loss_the_learner_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_losses", sys.modules[__name__])
+
+    def config(**learner: Any) -> Config:
+        return Config.model_validate({"learner": {"corrections": ()} | learner})
+
+    refuse_uncorrected(config(loss="my_losses:takes_behaviour"))
+    refuse_uncorrected(config(loss="my_losses:takes_nothing", unsafe=True))
+    refuse_uncorrected(config(loss="my_losses:takes_nothing", corrections=({"name": "icepop"},)))
+    with pytest.raises(ConfigError, match=r"learner.corrections is empty.*max_staleness is 2"):
+        refuse_uncorrected(config(loss="my_losses:takes_nothing"))
+    with pytest.raises(ConfigError, match=r"learner.proximal is behaviour"):
+        refuse_uncorrected(config(loss="my_losses:takes_nothing", proximal="behaviour", corrections=({"name": "tis"},)))
