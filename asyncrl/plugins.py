@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
+from asyncrl.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -161,3 +163,23 @@ def _load_file(where: str, name: str, field: str) -> ModuleType:
 def _nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def opened(
+    name: str,
+    table: Mapping[str, Callable[..., Any]],
+    field: str,
+    options: Mapping[str, Any],
+    options_field: str,
+    given: Mapping[str, Any],
+) -> Any:
+    """What `name`, the value of `field`, means, called with `options` and with those of `given` that it has parameters
+    for and that are no options. Raises ConfigError."""
+    try:
+        make: Callable[..., Any] = resolve(name, table, field)
+        parameters = inspect.signature(make).parameters
+        provided = {n: value for n, value in given.items() if n in parameters and n not in options}
+        check_options(make, options, options_field, provided)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    return make(**provided, **options)

@@ -1,7 +1,7 @@
 """What must hold between the witnesses of a run. Pure: every check yields a sentence for each contradiction.
 
 draws             each draw was made once, none was skipped, and each is the task that the data seed says
-curriculum        each draw, and each state, is what the curriculum makes of what was before it (drawing.py)
+curriculum        each draw, and each state, is what the curriculum makes of what was before it (curriculum.py)
 rows              the ledger names no trajectory, attempt or use of a group that it does not have
 equation          every group is in the one state that its trajectories and batches say
 uses              batches are whole, in one line, and hold no group more often than allowed

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from asyncrl.audit import export
 from asyncrl.audit.checks import Violation, violations
-from asyncrl.audit.parquet import write_parquet
+from asyncrl.audit.export import write_parquet
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.summary import Figures, figures
 from asyncrl.audit.witnesses import gather

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.snapshot import restore
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.metrics import series
-from asyncrl.buffer.restore import restore
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.data.added_tasks import open_on_step_end

@@ -14,7 +14,7 @@ from asyncrl.buffer.ledger.group import Group, Outcome
 from asyncrl.buffer.ledger.history import Batch, Incarnation
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
-from asyncrl.buffer.sampling import choose
+from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import Deadline, due, verdict
 from asyncrl.buffer.tasks.drawing import Drawing
 from asyncrl.buffer.tickets.tickets import Tickets

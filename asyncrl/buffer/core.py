@@ -1,6 +1,6 @@
 """The buffer without sockets: what it decides on every request, with time as an argument.
 
-    tickets.py      which tickets are lent (free.py: in what order), what becomes of a put
+    tickets.py      which tickets are lent (queue.py: in what order), what becomes of a put
     batches.py      which groups make batch b, what its outcome means
     evaluation.py   the evaluation sets
     retention.py    which payloads stay
@@ -28,14 +28,14 @@ from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.ledger.snapshot import Snapshot
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
-from asyncrl.buffer.shares import share
+from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tasks.drawing import Drawing
 from asyncrl.buffer.tickets.leases import Leases
 from asyncrl.buffer.tickets.tickets import Put, Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
-from asyncrl.data.curriculum import InOrder
+from asyncrl.data.curricula import InOrder
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame
 

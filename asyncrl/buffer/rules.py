@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.buffer.sampling import SAMPLERS, Sampler, fifo
-from asyncrl.buffer.selection import FILTERS, Filter
+from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation import wilson
-from asyncrl.launch.placement import together
+from asyncrl.launch.roles import together
 
 KINDS = {
     "actor": "killed",

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: defaults, a YAML file over them, flags (config_flags.py) over both.
+"""Where a configuration comes from: defaults, a YAML file over them, flags (flags.py) over both.
 
 File and flags meet in one mapping and are validated together, strictly and once, so that an error reads the same
 wherever the value came from: the field with its full path, the value, what was expected.

@@ -1,4 +1,6 @@
-"""Curricula that follow the policy: tasks that it now fails and now solves, levels that rise when it succeeds.
+"""Which task comes next. `CURRICULA` names the curricula that come with asyncrl.
+
+Two of them follow the policy: tasks that it sometimes solves and sometimes fails, levels that rise when it succeeds.
 
 A group whose rewards are all alike teaches a group-relative estimator nothing; both look for groups that are not.
 """
@@ -7,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncrl.data.base import GroupResult
+from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.data.order import EpochOrder
 from asyncrl.data.sources.generated import LEVEL
 from asyncrl.errors import ConfigError
@@ -156,3 +158,28 @@ class Levels:
 
     def restore(self, state: Any) -> None:
         self.level, self._seen, self._sum = state["level"], state["seen"], state["sum"]
+
+
+class InOrder:
+    """Every task once per epoch, in the source's order, whatever is measured."""
+
+    def draw(self, number: int) -> int:
+        return number
+
+    def update(self, version: int, results: Sequence[GroupResult]) -> None:
+        pass
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        pass
+
+
+CURRICULA: dict[str, Callable[..., Curriculum]] = {
+    "by_success": BySuccess,
+    "in_order": InOrder,
+    "levels": Levels,
+}
+"""A config names one of these, or gives an import path `package.module:Name`. Called with the options, and with `seed`
+(`data.seed`) and `train_size` (of the source; None: without end) where it takes them."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.data.base import Task, TaskSource
-from asyncrl.data.opening import opened
 from asyncrl.errors import ConfigError
+from asyncrl.plugins import opened
 
 CYCLE = 1000
 """Tasks after which every source has had exactly its share: weights count to a thousandth."""

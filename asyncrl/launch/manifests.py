@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config import Config
-from asyncrl.launch.placement import needs, together
+from asyncrl.launch.roles import needs, together
 
 NODE_GPUS = 8
 """Of a node, unless roles that must share one need more."""

@@ -1,7 +1,7 @@
 """One process of the run, and how to find and end all of them, grandchildren too.
 
 A process leads a session of its own, carries the run's id in its environment, and holds the reading end of a pipe
-(lifeline.py) whose writing end only the launcher has.
+(process/lifeline.py) whose writing end only the launcher has.
 """
 
 from __future__ import annotations

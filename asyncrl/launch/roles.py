@@ -1,16 +1,19 @@
-"""Which processes a run consists of, and the command of each."""
+"""Which processes a run consists of: the command of each, what it needs, and which share a host. Pure."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from asyncrl.config import Config
-from asyncrl.launch.placement import of
 from asyncrl.launch.processes import Role, python
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
+
+T = TypeVar("T")
 
 
 def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
@@ -49,3 +52,37 @@ def _threads(n: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     # Progress bars would fill the logs.
     return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}
+
+
+def needs(role: str, config: Config) -> dict[str, float]:
+    """What one process of `role` (`actor-0`) sets aside: CPU, GPU, and resources that the cluster's nodes name.
+
+    GPUs of an actor are its tensor-parallel size, unless `launch.gpus` says otherwise.
+    """
+    cpus = of(config.ray.cpus, role)
+    found = {"CPU": 1.0 if cpus is None else cpus}
+    gpus = of(config.launch.gpus, role)
+    if gpus is None and role.startswith("actor"):
+        parallel = config.actors.engine_options.get("tensor_parallel", 1)
+        gpus = float(parallel) if parallel > 1 else None
+    found["GPU"] = gpus or 0.0
+    return {name: amount for name, amount in {**found, **(of(config.ray.resources, role) or {})}.items() if amount}
+
+
+def of(values: Mapping[str, T], role: str) -> T | None:
+    """What is said of this role, else of its kind."""
+    return values.get(role, values.get(role.partition("-")[0]))
+
+
+def together(roles: Iterable[str]) -> list[tuple[str, ...]]:
+    """The groups of roles that share a host: the learner's ranks, and what hands their weights on, which reads them
+    from shared memory.
+
+    >>> together(["buffer", "weights", "learner", "learner-1", "actor-0", "actor-1"])
+    [('buffer',), ('weights', 'learner', 'learner-1'), ('actor-0',), ('actor-1',)]
+    """
+    groups: dict[str, list[str]] = {}
+    for role in roles:
+        kind = role.partition("-")[0]
+        groups.setdefault("learner" if kind in ("learner", "weights") else role, []).append(role)
+    return [tuple(group) for group in groups.values()]

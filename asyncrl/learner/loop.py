@@ -28,12 +28,12 @@ from typing import TypeVar
 from torch import Tensor
 
 from asyncrl.buffer.client import BatchReply, BufferClient
+from asyncrl.buffer.client.retry import through_outages
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.advantages.episodes import trajectory_weights
 from asyncrl.learner.checkpoints import Checkpoints, Done, State, group_digests, read
 from asyncrl.learner.evaluation import held_out
-from asyncrl.learner.outages import through_outages
 from asyncrl.learner.ranks import Order, Ranks
 from asyncrl.learner.resume import begin, warn_of_other_rounding
 from asyncrl.learner.step.metrics import step_metrics

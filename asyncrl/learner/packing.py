@@ -27,9 +27,10 @@ def pack(lengths: Sequence[int], limit: int, ranks: int = 1, groups: Sequence[in
     """Row indices of each micro-batch: every row once, at most `limit` tokens together, costs balanced.
 
     `groups`: of each row. Those of one stay together as far as they fit, because what rows begin alike is computed once
-    for those that are in one micro-batch (prefixes.py). A row longer than `limit` stands alone. `ranks`: the number of
-    micro-batches is a multiple of it, so that ranks that compute one each at the same time are all busy; without rows
-    for that, some are empty. The result depends on the arguments alone; indices ascend within a micro-batch.
+    for those that are in one micro-batch (backends/shared_prefixes.py). A row longer than `limit` stands alone.
+    `ranks`: the number of micro-batches is a multiple of it, so that ranks that compute one each at the same time are
+    all busy; without rows for that, some are empty. The result depends on the arguments alone; indices ascend within a
+    micro-batch.
 
     >>> pack([30, 30, 20, 20], limit=60, groups=[0, 1, 0, 1])
     [[0, 2], [1, 3]]

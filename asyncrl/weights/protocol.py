@@ -1,4 +1,4 @@
-"""What a policy version is to those who send and receive one; `shm.py` is the channel for one host."""
+"""What a policy version is to those who send and receive one; `local/shm.py` is the channel for one host."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.prefixes import prefixes
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
-from asyncrl.buffer.restore import restore
+from asyncrl.buffer.ledger.snapshot import restore
 from asyncrl.errors import RunError
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings

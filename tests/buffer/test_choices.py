@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.buffer.ledger.group import Group, Received
 from asyncrl.buffer.ledger.payloads import Location
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.sampling import SAMPLERS, choose
-from asyncrl.buffer.selection import FILTERS
-from asyncrl.buffer.shares import share
+from asyncrl.buffer.selection import FILTERS, SAMPLERS, choose, share
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 

@@ -22,8 +22,7 @@ from asyncrl.audit.curriculum import curriculum
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
-from asyncrl.buffer.sampling import SAMPLERS
-from asyncrl.buffer.selection import zero_variance
+from asyncrl.buffer.selection import SAMPLERS, zero_variance
 from asyncrl.trajectory import Ticket, Trajectory
 from tests.buffer.fakes import FakeCurriculum, FakeSource, open_buffer, put, trajectory
 from tests.buffer.promises import Promises

@@ -12,8 +12,7 @@ import pytest
 from asyncrl.config import Config
 from asyncrl.data import SOURCES
 from asyncrl.data.base import GroupResult
-from asyncrl.data.curricula import BySuccess, Levels
-from asyncrl.data.curriculum import CURRICULA
+from asyncrl.data.curricula import CURRICULA, BySuccess, Levels
 from asyncrl.data.sources.generated import LEVEL, GeneratedSource
 from asyncrl.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config import Config
-from asyncrl.launch.placement import needs
+from asyncrl.launch.roles import needs
 
 RAY = {"backend": "ray", "host": "auto"}
 

@@ -1,6 +1,6 @@
 """One episode as the endpoint sees it: requests in, what was sampled kept as rows.
 
-    request ──> prompt ids (conversations.py) ──> engine ──> answer ──delivered──> rows (rows.py)
+    request ──> prompt ids (conversations.py) ──> engine ──> answer ──delivered──> rows (episodes/rows.py)
 
 Only what was delivered is part of the episode: a generation that nobody was there to read taught the agent nothing.
 """

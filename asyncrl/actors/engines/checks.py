@@ -1,15 +1,17 @@
-"""Whether weights suit a model, decided before anything of it is overwritten."""
+"""Checks that every engine makes: of a request before it is taken, of weights before any parameter is overwritten."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from asyncrl.actors.engines.protocol import WeightsMismatch
+from asyncrl.actors.engines.protocol import PromptTooLong, Sampling, WeightsMismatch
 from asyncrl.errors import ConfigError
+from asyncrl.trajectory import Int32
 
 if TYPE_CHECKING:
     from asyncrl.weights.device.subscriber import LentWeights
@@ -83,3 +85,27 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     if not shapes:
         raise ConfigError(f"model.path leads to {folder}, which holds no *.safetensors: convert the model to them.")
     return shapes
+
+
+def prompt_of(
+    request: str, prompt: Sequence[int], sampling: Sampling, *, vocab: int, room: int, running: Collection[str]
+) -> Int32:
+    """[T] the prompt's ids. `room`: tokens of a row, prompt and answer; `running`: the requests under way.
+
+    Raises PromptTooLong; raises ValueError for an out-of-vocabulary id, a zero token budget, or a duplicate request
+    name.
+    """
+    ids = np.asarray(prompt, np.int32)
+    # A negative id is a large one without its sign.
+    if not len(ids) or ids.view(np.uint32).max() >= vocab:
+        raise ValueError(f"request {request}: the prompt must hold token ids of 0..{vocab - 1} and not be empty")
+    if len(ids) >= room:
+        raise PromptTooLong(
+            f"request {request}: the prompt has {len(ids)} tokens, a row has at most {room} with the answer "
+            "(env.max_tokens): raise it or shorten the prompt"
+        )
+    if sampling.max_new_tokens < 1:
+        raise ValueError(f"request {request}: max_new_tokens is {sampling.max_new_tokens}, expected at least 1")
+    if request in running:
+        raise ValueError(f"request {request} is running already: names must be unique")
+    return ids

@@ -11,7 +11,7 @@ from asyncrl.actors.envs.adapters.openenv import OpenEnvEnv
 from asyncrl.actors.envs.adapters.text_gym import TextGymEnv
 from asyncrl.actors.envs.adapters.verifiers import play_verifiers
 from asyncrl.actors.envs.agent import provided_by_actor
-from asyncrl.actors.envs.calculator_env import CalculatorEnv
+from asyncrl.actors.envs.calculator import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.mix import MixEnv
 from asyncrl.actors.envs.python_tool import PythonToolEnv

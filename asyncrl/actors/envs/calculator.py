@@ -1,4 +1,4 @@
-"""A calculator as a tool: arithmetic, and nothing else, from text that a policy wrote."""
+"""A calculator as a tool, which evaluates arithmetic and nothing else, and the smallest environment around it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 
 from asyncrl.actors.envs.tool import ToolError
+from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.rewards import ScoreSpec
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -45,3 +47,13 @@ def _value(node: ast.expr) -> float:
     if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
         return _UNARY[type(node.op)](_value(node.operand))
     raise ValueError(f"not arithmetic: {type(node).__name__}")
+
+
+class CalculatorEnv(ToolEnv):
+    """The policy may call `calculate` as often as it has turns; its final text is scored."""
+
+    def __init__(
+        self, score: ScoreSpec = "exact_match", *, max_turns: int | None = None, tool_timeout_s: float = 30.0
+    ) -> None:
+        """As in `tools`."""
+        super().__init__((calculate,), score, max_turns=max_turns, tool_timeout_s=tool_timeout_s)

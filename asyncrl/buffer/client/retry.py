@@ -1,9 +1,10 @@
-"""What an actor asks of the buffer, asked again until the buffer answers: it may be restarting."""
+"""Requests repeated until the buffer answers, since it may be restarting: as coroutines, and as a blocking call."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -58,3 +59,15 @@ class Calls:
             else:
                 self._silent.discard(op)
                 return answer
+
+
+def through_outages(call: Callable[[], T], patience_s: float, again: Callable[[], bool] = lambda: True) -> T:
+    """What `call` returns, asked again while the buffer does not answer and `again` agrees. Raises BufferTimeout."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return call()
+        except BufferTimeout as error:
+            if time.monotonic() > deadline or not again():
+                raise
+            log.warning("%s Asking again.", error)

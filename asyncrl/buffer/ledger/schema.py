@@ -51,7 +51,7 @@ CREATE TABLE attempts (
     detail TEXT,
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
-CREATE TABLE prefixes (             -- what an interrupted attempt at the first turn had sampled; see prefixes.py
+CREATE TABLE prefixes (             -- what an interrupted attempt at the first turn had sampled (tickets/prefixes)
     grp INTEGER NOT NULL,
     idx INTEGER NOT NULL,
     attempt INTEGER NOT NULL,       -- that handed it back

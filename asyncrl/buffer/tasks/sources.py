@@ -11,10 +11,10 @@ import hashlib
 from asyncrl.config import Config
 from asyncrl.data import SOURCES
 from asyncrl.data.base import Curriculum, TaskSource
-from asyncrl.data.curriculum import CURRICULA
+from asyncrl.data.curricula import CURRICULA
 from asyncrl.data.group_sizes import GroupSizes
-from asyncrl.data.opening import opened
 from asyncrl.errors import ConfigError
+from asyncrl.plugins import opened
 
 
 def draw_of(index: int, size: int | None) -> tuple[int, int]:

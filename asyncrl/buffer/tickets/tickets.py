@@ -1,6 +1,6 @@
 """The actors' side of the buffer: which tickets are lent, and what becomes of what is put.
 
-Decides only: time is an argument, the ledger remembers. Tickets that came back are lent before new ones (free.py); a
+Decides only: time is an argument, the ledger remembers. Tickets that came back are lent before new ones (queue.py); a
 new group is issued while admission, capacity and the disk allow it.
 """
 

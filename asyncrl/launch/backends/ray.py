@@ -19,9 +19,8 @@ from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.placement import needs, together
 from asyncrl.launch.processes import Role, alive
-from asyncrl.launch.roles import roles
+from asyncrl.launch.roles import needs, roles, together
 from asyncrl.run_folder import RunFolder
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,4 +1,4 @@
-"""More estimators that compare an episode's reward with its group's. The table and the rules are in `advantages.py`."""
+"""More estimators that compare an episode's reward with its group's. The table and the rules are in `__init__.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators with a value per token: discounted returns, GAE, V-trace. The table is in `advantages.py`.
+"""Estimators with a value per token: discounted returns, GAE, V-trace. The table is in `__init__.py`.
 
 All of them are one recurrence, y[t] = x[t] + c[t] y[t+1], over the policy tokens of an episode. Holes (tool output) are
 no steps: the token before a hole is followed by the first policy token after it, and rows of one episode follow one

@@ -1,4 +1,4 @@
-"""A baseline for each token: the one estimator that needs the policy's whole distribution. Table in `advantages.py`."""
+"""A baseline for each token: the one estimator that needs the policy's whole distribution. Table in `__init__.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrections that only reject: a token stays as it is, or leaves the loss. The table is in `corrections.py`."""
+"""Corrections that only reject: a token stays as it is, or leaves the loss. The table is in `__init__.py`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The covariance of a token's logprob with its advantage, cov = (A - mean A)(log p - mean log p), is what moves entropy;
 a few tokens carry nearly all of it. Both look at the whole call's tokens: use them without micro-batches, or accept
-that the choice is made in each. Listed with the others in `losses.py`.
+that the choice is made in each. Listed with the others in `__init__.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DPPO: a trust region measured in probability, not in ratio (2602.04879). Listed with the others in `losses.py`.
+"""DPPO: a trust region measured in probability, not in ratio (2602.04879). Listed with the others in `__init__.py`.
 
 A ratio of 3 is nothing for a token of probability 1e-5 and everything for one of 0.3; PPO's clip sees them alike. Here
 a token leaves the loss when its own probability p has moved too far from q, the one it was sampled with, and its

@@ -1,4 +1,4 @@
-"""Objectives whose gradient is a constant factor times the gradient of the logprob. The table is in `losses.py`.
+"""Objectives whose gradient is a constant factor times the gradient of the logprob. The table is in `__init__.py`.
 
 L = -sg(factor) * A * logprob: nothing but the logprob carries gradient, so a token is never cut off from learning
 by a clip, its update is only scaled. With `behaviour[T]` given, `reinforce`, `topr` and `rollout_is` take their ratio

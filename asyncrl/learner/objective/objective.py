@@ -24,9 +24,8 @@ from asyncrl.learner.objective.choice import Chosen, checked, chosen, chosen_lis
 from asyncrl.learner.objective.estimators import Estimators
 from asyncrl.learner.objective.kl import KL, penalise_rewards, unbiased
 from asyncrl.learner.objective.rehearsal import made_up
-from asyncrl.learner.objective.shaping import SHAPING
+from asyncrl.learner.objective.shaping import OF_EPISODES, SHAPING, drawn, shaped
 from asyncrl.learner.ragged import masked, spread
-from asyncrl.learner.rewards import OF_EPISODES, drawn, shaped
 
 LINEAR_IN_ADVANTAGE = frozenset(("ppo", "decoupled_ppo", "gspo", "gmpo", "cispo", "sapo", "gpg", "reinforce", "topr"))
 """Losses of which a row with no advantage has neither value nor gradient."""

@@ -1,4 +1,10 @@
-"""Is this batch safe to apply, and how large a step does it deserve? Decisions only; the learner acts on them."""
+"""Is an update safe to apply, and at which learning rate? Decisions only; the learner acts on them.
+
+Both are functions of numbers alone, so that resuming needs no state.
+
+>>> [round(learning_rate(u, 6, peak=1.0, warmup=2, schedule="linear"), 2) for u in range(6)]
+[0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+"""
 
 from __future__ import annotations
 
@@ -33,3 +39,18 @@ def learning_rate_scale(ess: float, *, base_ess: float = 1.0, rule: Literal["sqr
         raise ValueError(f"learning_rate_scale: base_ess is {base_ess}, expected in (0, 1].")
     s = min(1.0, max(ess, 0.0) / base_ess)
     return math.sqrt(s) if rule == "sqrt" else s
+
+
+def learning_rate(
+    update: int, total: int, *, peak: float, warmup: int, schedule: Literal["constant", "cosine", "linear"]
+) -> float:
+    """Learning rate of update 0..total-1.
+
+    It rises to `peak` over `warmup` updates, then stays, or falls so that at update `total` it is 0.
+    """
+    if update < warmup:
+        return peak * (update + 1) / warmup
+    if schedule == "constant" or total <= warmup:
+        return peak
+    done = min((update - warmup) / (total - warmup), 1.0)
+    return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))

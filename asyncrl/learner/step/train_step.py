@@ -26,8 +26,7 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.kl import FixedKL
 from asyncrl.learner.objective.objective import Objective, Reference
 from asyncrl.learner.ragged import masked_mean, spread
-from asyncrl.learner.schedule import learning_rate
-from asyncrl.learner.step.apply import learning_rate_scale, refuse
+from asyncrl.learner.step.apply import learning_rate, learning_rate_scale, refuse
 from asyncrl.learner.step.auxiliary import Companions
 from asyncrl.learner.step.diagnostics import effective_sample_size, sequence_effective_sample_size
 from asyncrl.learner.step.micro_batches import Plan, minibatches, on_tokens, parts_of, plan, score

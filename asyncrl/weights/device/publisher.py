@@ -1,7 +1,7 @@
 """The learner's end of channels over which weights go from GPU to GPU: `cuda_ipc` and `nccl`.
 
     parameters ──copied──> slot 0 | slot 1 (snapshot.py) ──mapped, or broadcast──> engines
-                             one is the newest, the other may still be read (lending.py)
+                             one is the newest, the other may still be read (loans.py)
 
     takes      `latest`: what is newer than what I hold; `lend`: the newest, to read; `back`; `join`, `send`: of a group
     gives      names, shapes, checksums and places of the tensors; how their memory is mapped, or where the group meets

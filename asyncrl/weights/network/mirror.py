@@ -3,7 +3,7 @@
     Server ──latest, chunks──> Mirror (a thread of one actor per host) ──verified──> folder in shared memory ──> actors
 
 With a relay it hands on what it has to other hosts, and asks the server every few seconds from whom it fetches itself
-(tree.py): the server again when that one is silent or lags behind.
+(fanout.py): the server again when that one is silent or lags behind.
 
 Several processes of a host may each have a mirror of the same folder: the one that holds its lock fetches, the others
 stand by and take over when that one ends. So each host fetches a version once, and no process is set up for it.
@@ -25,6 +25,7 @@ from asyncrl.sockets import Endpoint
 from asyncrl.weights.local.file import digest, digest_of, read_index, verify
 from asyncrl.weights.local.folder import File, Folder, Watch
 from asyncrl.weights.local.shared_folder import SharedFolder
+from asyncrl.weights.local.shm import ShmSubscriber
 from asyncrl.weights.local.slots import Slot
 from asyncrl.weights.network import delta
 from asyncrl.weights.network.relay import Relay, relay
@@ -210,3 +211,22 @@ class Mirror:
             slot.finish(end + len(index))
         finally:
             base.close()
+
+
+class MirroredSubscriber(ShmSubscriber):
+    """A subscriber whose versions come from another host: a mirror, and what reads its folder."""
+
+    def __init__(self, dir: Path, server: Endpoint | str, relays: bool = False) -> None:
+        """`relays`: this host hands on what it fetches."""
+        super().__init__(dir)
+        self.mirror = Mirror(dir, server, relays=relays)
+        self.mirror.start()
+
+    def latest(self) -> WeightsVersion | None:
+        """Raises RunError when nothing new can come any more."""
+        self.mirror.check()
+        return super().latest()
+
+    def close(self) -> None:
+        super().close()
+        self.mirror.close()

@@ -4,7 +4,7 @@
                                              one per run      one per host
 
     takes      `latest`: what do you have that is newer than what I hold; `chunk`: these bytes of it; `join`: here I
-               hand it on myself, from whom do I fetch (tree.py)
+               hand it on myself, from whom do I fetch (fanout.py)
     gives      the name and size of the next thing to fetch: what changed since then, or the whole file; and bytes
     unblocks   a held `latest`: a publication, or its wait_s being over
 

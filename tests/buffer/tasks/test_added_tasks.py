@@ -156,6 +156,6 @@ def test_it_is_named_in_the_config() -> None:
 
 
 def _in_order() -> Any:
-    from asyncrl.data.curriculum import InOrder
+    from asyncrl.data.curricula import InOrder
 
     return InOrder()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from asyncrl.learner.schedule import learning_rate
+from asyncrl.learner.step.apply import learning_rate
 from asyncrl.learner.step.train_step import train_step
 from tests.learner.backends.hf.test_torch import TorchBackend
 from tests.learner.step.test_train_step import Objective, a_batch

@@ -1,4 +1,4 @@
-"""The same forward pass as `hf_forward.py`, written out for the Llama, Qwen2 and Qwen3 families.
+"""The same forward pass as `forward.py`, written out for the Llama, Qwen2 and Qwen3 families.
 
 For a model of a million parameters most of a decoding step is Python and kernel launches: with the projections of a
 layer fused into one matrix each and the cache read in place, a step takes a quarter of the model's own forward.

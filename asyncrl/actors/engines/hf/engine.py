@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from asyncrl.actors.engines.checks import Fit
+from asyncrl.actors.engines.checks import Fit, prompt_of
 from asyncrl.actors.engines.hf.decode import FusedForward, supported
 from asyncrl.actors.engines.hf.forward import Forward, KVCache, PlainForward
 from asyncrl.actors.engines.hf.plan import Planned, decode, prefill, share
 from asyncrl.actors.engines.hf.slots import Slots, Tokens
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
-from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.sampling import sample, truncate
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -66,7 +65,7 @@ class HFEngine:
             model: a causal language model of transformers, on the CPU. The engine writes new weights into it.
             slots: sequences generated at the same time; further requests wait.
             max_tokens: of one sequence, prompt and output together.
-            forward: `fused` (the families of hf_decode.py), `plain` (any), or by itself.
+            forward: `fused` (the families of decode.py), `plain` (any), or by itself.
         """
         positions = getattr(model.config, "max_position_embeddings", max_tokens)
         if max_tokens > positions:

@@ -1,6 +1,6 @@
 """One forward pass of a transformers model over a static KV cache: any family, by the model's own code.
 
-`hf_decode.py` does the same sums faster for the families that it knows.
+`decode.py` does the same sums faster for the families that it knows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Engines behind HTTP: servers of one kind, each with all of the model, spoken to in their own dialect.
 
     generate ──token ids──> the server with the fewest requests; its answer is streamed: ids, logprobs, versions
-    pause, load, resume ──> all servers at once (server_http.py); weights go as the kind of server takes them
+    pause, load, resume ──> all servers at once (http.py); weights go as the kind of server takes them
 
 The servers belong to one actor alone: a pause of somebody else's would not be known here. While paused, new requests
 wait here: what they compute must be of the new weights alone.
@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import httpx
 import numpy as np
 
-from asyncrl.actors.engines.checks import Fit, checkpoint_shapes
+from asyncrl.actors.engines.checks import Fit, checkpoint_shapes, prompt_of
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
-from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.servers.dialect import Answer, Carrier, Dialect
 from asyncrl.actors.engines.servers.http import Server, Servers
 from asyncrl.actors.engines.servers.process import ServerProcess

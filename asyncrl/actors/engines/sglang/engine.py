@@ -45,7 +45,7 @@ def from_config(
         python: interpreter of the environment in which SGLang is installed: one server per actor is started there.
         args: of `sglang.launch_server`, by their names: {mem_fraction_static: 0.8}; true for a switch.
         environment: variables of the server that is started.
-        weights: how they get new weights: `disk`, `tensor` or `group` (sglang_weights.py).
+        weights: how they get new weights: `disk`, `tensor` or `group` (weights.py).
         weights_dir: of `disk`: a folder that servers on other hosts see too; default: shared memory of this host.
         group_backend: of `group`: `nccl` between GPUs, `gloo` on CPUs.
     """

@@ -36,7 +36,7 @@ def suits(worker: Any) -> bool:
 
 @torch.no_grad()
 def load(model: Any, given: Mapping[str, torch.Tensor], config: Any) -> None:
-    """`given` by their Hugging Face names. A head that is tied to the embedding is left to vllm_tied_head.py.
+    """`given` by their Hugging Face names. A head that is tied to the embedding is left to `pack_tied_head`.
 
     Raises KeyError for one that is missing, before anything is changed.
     """
@@ -67,3 +67,20 @@ def _sources(name: str, packed: Mapping[str, list[str]]) -> list[str]:
     path, _, kind = name.rpartition(".")
     parent, _, own = path.rpartition(".")
     return [f"{parent}.{part}.{kind}" for part in packed[own]] if own in packed else [name]
+
+
+def pack_tied_head(model: Any, config: Any) -> None:
+    """Pack a head that is tied to the embedding again, after a reload on a CPU. `config`: vLLM's ModelConfig.
+
+    Such a head has no weights of its own to load, so vLLM's reload (0.32, layerwise.py) skips it and it keeps the
+    matrix packed from the old embedding: without this call, logits come silently from the new layers and the old head.
+    """
+    embedding = model.model.embed_tokens.weight if hasattr(model, "model") else None
+    tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
+    if embedding is None or embedding.device.type != "cpu" or not tied:
+        return
+    head = model.lm_head
+    head.weight = embedding
+    if hasattr(head, "_already_called_process_weights_after_loading"):
+        del head._already_called_process_weights_after_loading
+    head.quant_method.process_weights_after_loading(head)

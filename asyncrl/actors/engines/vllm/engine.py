@@ -1,10 +1,10 @@
 """vLLM as the engine: its AsyncLLM in this process, its engine core in a child.
 
-    this process                                    vLLM's engine core (ends with this process: vllm_owned.py)
-    generate ──token ids──> vllm_requests.py ──zmq──> scheduler ──> model runner, sampler
+    this process                                    vLLM's engine core (ends with this process: executors.py)
+    generate ──token ids──> requests.py ───────zmq──> scheduler ──> model runner, sampler
     abort ─────────────────────────┘    <──ids, versions, of all requests, once per step──┘
     pause, resume ──────────> scheduler, between two steps
-    load ──path of a file──────────────────────────────────> worker maps it (vllm_worker.py)
+    load ──path of a file──────────────────────────────────> worker maps it (worker.py)
 
 Requests are kept over a pause. While paused, new ones wait here: what they compute must be of the new weights alone.
 """
@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from asyncrl.actors.engines.checks import Fit, checkpoint_shapes
+from asyncrl.actors.engines.checks import Fit, checkpoint_shapes, prompt_of
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
-from asyncrl.actors.engines.requests import prompt_of
 from asyncrl.actors.engines.vllm.logprob_board import Board
 from asyncrl.actors.engines.vllm.process import end_vllm, start_vllm
 from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests

@@ -2,7 +2,7 @@
 
 vLLM reports the logprob of a sampled token by ranking it in the vocabulary, sending three arrays per request and step
 through two processes, and keeping Python objects per token. Here the logprob is what the sampling computed anyway, one
-gather, written to shared memory (vllm_board.py). And the k-th token of a request depends on (seed, k) alone, by the
+gather, written to shared memory (logprob_board.py). And the k-th token of a request depends on (seed, k) alone, by the
 function that the embedded engine uses; vLLM's own seeded requests end its engine on a CPU.
 """
 

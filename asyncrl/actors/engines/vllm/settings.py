@@ -55,10 +55,10 @@ class VLLMSettings:
     call_s: float = 120.0
     """Seconds in which it must answer a command: pause, load, resume."""
     record: bool = True
-    """Take behaviour logprobs past vLLM's output path, and honour seeds, where that can be (vllm_sampler.py: on a CPU);
+    """Take behaviour logprobs past vLLM's output path, and honour seeds, where that can be (sampler.py: on a CPU);
     otherwise they are vLLM's own."""
     transfer: bool = False
-    """Weights come by vLLM's weight-transfer API (vllm_transfer.py): `weights.channel` cuda_ipc and nccl."""
+    """Weights come by vLLM's weight-transfer API (transfer.py): `weights.channel` cuda_ipc and nccl."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's engine, by vLLM's own names."""
 

@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer import base
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.actors.engines.protocol import EngineDied
-from asyncrl.actors.engines.vllm_tied_head import pack_tied_head
+from asyncrl.actors.engines.vllm.cpu_load import pack_tied_head
 from asyncrl.weights.device.snapshot import Layout
 from asyncrl.weights.device.subscriber import chunks_of, met
 from asyncrl.weights.local.file import checked_entries

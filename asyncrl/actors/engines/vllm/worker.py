@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncrl.actors.engines.vllm.transfer  # noqa: F401  (registers its backend, before vLLM makes it)
 from asyncrl.actors.engines.vllm import cpu_load
-from asyncrl.actors.engines.vllm_tied_head import pack_tied_head
+from asyncrl.actors.engines.vllm.cpu_load import pack_tied_head
 from asyncrl.weights.local.shm import ShmWeights
 from asyncrl.weights.protocol import WeightsVersion
 

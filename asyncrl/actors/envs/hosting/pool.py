@@ -1,6 +1,6 @@
 """`env.workers`: environments off the actor's event loop, in threads or in processes that are started once.
 
-    episode ──reset, step, close──> HostedEnv ──> Worker ══socket══> hosting.py: the environment
+    episode ──reset, step, close──> HostedEnv ──> Worker ══socket══> worker.py: the environment
                                                     │ gone, or stands still: its episodes fail, another takes its place
 
 Each worker is an event loop for many environments at once; an environment stays in the worker it began in. A call has

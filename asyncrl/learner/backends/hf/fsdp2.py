@@ -1,8 +1,8 @@
 """FSDP2: the parameters, gradients and optimizer state of one model sharded over all ranks, on any number of them.
 
-Each rank computes other micro-batches (rounds.py). Each layer is gathered when it is used and its gradient reduced as a
-sum, so that the gradients of the parts add up, whoever computed them.
-With `model.dtype: bfloat16` layers compute in it, gradients are reduced in float32 and shards stay float32.
+Each rank computes other micro-batches (distribution.py). Each layer is gathered when it is used and its gradient
+reduced as a sum, so that the gradients of the parts add up, whoever computed them. With `model.dtype: bfloat16` layers
+compute in it, gradients are reduced in float32 and shards stay float32.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def varlen_sdpa(
     """query [1, heads, U, d], key and value [1, kv heads, U, d] -> [1, U, heads, d].
 
     A loop over rows: measured on CPU as fast as batches of rows of like length, at any length. A row that shares its
-    beginning with others reads the keys and values that were computed there (`segments`, `seen`: prefixes.py).
+    beginning with others reads the keys and values that were computed there (`segments`, `seen`: shared_prefixes.py).
     """
     if attention_mask is not None:
         raise ValueError("varlen_sdpa takes no attention_mask: the segments say who sees whom")

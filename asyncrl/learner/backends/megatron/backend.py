@@ -1,5 +1,5 @@
 """Megatron-core: matrices shared by `tensor_parallel` ranks, layers by `pipeline_parallel` groups of them, and as many
-such models as learner.ranks has room for (megatron_groups.py).
+such models as learner.ranks has room for (groups.py).
 
 Every weight, moment and gradient has its Hugging Face name and shape once it is put together, one at a time; a
 checkpoint holds them so, spread over files of all ranks, and is loaded at any other number and any other options.

@@ -3,10 +3,10 @@
     stage 0    F0 F1    B0 F2 B1    B2      F: forward, hands hidden states on
     stage 1       F0 B0 F1 B1 F2 B2         B: backward, hands their gradient back; the loss is the last stage's
 
-Several pipelines compute the parts of a round (rounds.py) at the same time, and their last stages see the scores of
-all. The other stages are told once the schedule has ended, and then ask for the loss of each part as every rank does:
-so the scores of an `accumulate` stay on the last stage until then, two numbers a token, and a state each with a shared
-critic.
+Several pipelines compute the parts of a round (distribution.py) at the same time, and their last stages see the scores
+of all. The other stages are told once the schedule has ended, and then ask for the loss of each part as every rank
+does: so the scores of an `accumulate` stay on the last stage until then, two numbers a token, and a state each with a
+shared critic.
 """
 
 from __future__ import annotations
