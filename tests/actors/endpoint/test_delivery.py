@@ -1,4 +1,4 @@
-"""An answer is part of the episode exactly when the agent received it: real clients over real sockets, which give up."""
+"""An answer is part of the episode exactly when the agent received it: real clients that give up, over real sockets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.actors.endpoint.test_endpoint import USER, Agent, ask, encode, played
 from tests.actors.fakes import FakeEngine
 
 WORDS = ("ant", "bat", "cow", "dog", "eel", "elk", "fox", "owl")
-EPISODES = 40
 
 
 class SlowEngine(FakeEngine):
@@ -44,16 +43,19 @@ def in_rows(trajectory: Any) -> list[str]:
     return [answer for row in trajectory.rows for answer in sampled(row).split("<|im_end|>")[:-1]]
 
 
+async def finished(*requests: asyncio.Future[Any]) -> list[str]:
+    ended = await asyncio.gather(*requests, return_exceptions=True)
+    return [text(completion) for completion in ended if not isinstance(completion, BaseException)]
+
+
 async def cancels(client: Any, got: list[str]) -> None:
     for n in range(6):
-        with_other = asyncio.ensure_future(ask(client, [{**USER, "content": f"ant {n}"}]))
+        asked = asyncio.ensure_future(ask(client, [{**USER, "content": f"ant {n}"}]))
         await asyncio.sleep(0.02)
-        if not with_other.done():
-            with_other.cancel()
+        if not asked.done():
+            asked.cancel()
         got += [
-            text(c)
-            for c in await asyncio.gather(with_other, return_exceptions=True)
-            if not isinstance(c, BaseException)
+            text(c) for c in await asyncio.gather(asked, return_exceptions=True) if not isinstance(c, BaseException)
         ]
 
 
@@ -71,14 +73,11 @@ async def asks_twice(client: Any, got: list[str]) -> None:
         both = [asyncio.ensure_future(ask(client, [USER])) for _ in range(2)]
         await asyncio.sleep(0.02)
         both[0].cancel()
-        got += [
-            text(c) for c in await asyncio.gather(*both, return_exceptions=True) if not isinstance(c, BaseException)
-        ]
+        got += await finished(*both)
 
 
-@pytest.mark.parametrize("impatient", [cancels, times_out, asks_twice])
-def test_no_answer_in_a_row_that_the_agent_did_not_get_and_none_left_out(impatient: Any) -> None:
-    for seed in range(EPISODES):
+def check(impatient: Any, episodes: int) -> None:
+    for seed in range(episodes):
         got: list[str] = []
 
         async def agent(task: Any, client: openai.AsyncOpenAI, got: list[str] = got) -> float:
@@ -89,6 +88,20 @@ def test_no_answer_in_a_row_that_the_agent_did_not_get_and_none_left_out(impatie
         trajectory = played(agent, SlowEngine(seed, 0.018))
         assert sorted(in_rows(trajectory)) == sorted(set(got)), seed
         assert trajectory.turns == len(set(got))
+
+
+IMPATIENT = pytest.mark.parametrize("impatient", [cancels, times_out, asks_twice])
+
+
+@IMPATIENT
+def test_no_answer_in_a_row_that_the_agent_did_not_get_and_none_left_out(impatient: Any) -> None:
+    check(impatient, 8)
+
+
+@pytest.mark.slow
+@IMPATIENT
+def test_the_same_over_five_hundred_episodes(impatient: Any) -> None:
+    check(impatient, 170)
 
 
 def request_of(base_url: str, content: str) -> tuple[tuple[str, int], bytes]:
