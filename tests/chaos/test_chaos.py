@@ -32,6 +32,7 @@ def words(tmp_path: Path, **values: object) -> list[str]:
     return ["chaos", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]
 
 
+@pytest.mark.system
 @pytest.mark.timeout(300)
 def test_a_minute_of_faults(tmp_path: Path) -> None:
     size = {"learner.steps": 60, "learner.groups-per-step": 4, "learner.group-size": 4}
