@@ -75,6 +75,7 @@ def small(tmp_path: Path, **values: object) -> Config:
     return load(QUICKSTART, fields | {name.replace("__", "."): value for name, value in values.items()}).config
 
 
+@pytest.mark.system
 def test_a_run_that_fails_is_told_with_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     never_ready = small(tmp_path, launch__start_s=0.2)
     code = chaos(
