@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from asyncrl.config.section import Section
+from asyncrl.config.sections import Section
 
 
 class LoraConfig(Section):

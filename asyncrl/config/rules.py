@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from asyncrl.config.mix_rules import of_environments
-
-if TYPE_CHECKING:
-    from asyncrl.config import Config
+from asyncrl.config.tree import Tree
 
 
-def impossible(c: Config) -> list[str]:
+def impossible(c: Tree) -> list[str]:
     """What cannot work together: one sentence each, with field, value, expectation and remedy."""
     problems = []
     if c.weights.every > c.buffer.max_staleness + 1:
@@ -58,7 +54,7 @@ def impossible(c: Config) -> list[str]:
     return problems
 
 
-def _layers(c: Config) -> list[str]:
+def _layers(c: Tree) -> list[str]:
     lora, problems = c.learner.lora, []
     if lora.r and c.learner.backend == "megatron":
         problems.append(
@@ -82,7 +78,7 @@ NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
 """Advantage estimators that read a critic's values."""
 
 
-def _greedy_baseline(c: Config) -> list[str]:
+def _greedy_baseline(c: Tree) -> list[str]:
     learner, problems = c.learner, []
     if learner.advantage == "remax" and not learner.greedy_baseline:
         problems.append(
@@ -109,7 +105,7 @@ def _greedy_baseline(c: Config) -> list[str]:
     return problems
 
 
-def _critic(c: Config) -> list[str]:
+def _critic(c: Tree) -> list[str]:
     advantage, critic = c.learner.advantage, c.learner.critic
     problems = []
     if advantage in NEEDS_VALUES and critic == "none":
@@ -133,7 +129,7 @@ def _critic(c: Config) -> list[str]:
     return problems
 
 
-def _kl(c: Config) -> list[str]:
+def _kl(c: Tree) -> list[str]:
     learner = c.learner
     problems = []
     asked = {
@@ -152,7 +148,7 @@ def _kl(c: Config) -> list[str]:
     return problems
 
 
-def _one_gpu(c: Config) -> list[str]:
+def _one_gpu(c: Tree) -> list[str]:
     if c.weights.channel != "cuda_ipc":
         return []
     problems = []
@@ -176,7 +172,7 @@ def _one_gpu(c: Config) -> list[str]:
     return problems
 
 
-def _ray(c: Config) -> list[str]:
+def _ray(c: Tree) -> list[str]:
     if c.launch.backend != "ray":
         return []
     problems = []
@@ -214,7 +210,7 @@ SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo
 """Losses whose ratio is against the policy that sampled the token, whatever `learner.proximal` and `corrections`."""
 
 
-def uncorrected(c: Config) -> str | None:
+def uncorrected(c: Tree) -> str | None:
     """Why a loss that does not correct itself must not be trained on stale data, or None when something else does."""
     if c.buffer.max_staleness == 0 or c.learner.unsafe:
         return None
@@ -234,7 +230,7 @@ def uncorrected(c: Config) -> str | None:
     return None
 
 
-def warnings(c: Config) -> list[str]:
+def warnings(c: Tree) -> list[str]:
     """What works but is probably not what was meant."""
     found = []
     full_overlap = 2 * c.weights.every - 1

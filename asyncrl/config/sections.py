@@ -1,18 +1,20 @@
-"""The whole configuration: one tree, every field documented where it is declared.
+"""The sections of the configuration, every field documented where it is declared.
 
-A field's docstring is its `--help` text. YAML in, flags on top (`asyncrl/config/loading.py` reads both). A constraint
-on one field stands on the field; those that span fields stand in `rules.py`.
+A field's docstring is its `--help` text. A constraint on one field stands on the field; constraints that span fields
+stand in `rules.py`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
-from asyncrl.config.learner import LearnerConfig
-from asyncrl.config.rules import impossible
-from asyncrl.config.section import Section
+
+class Section(BaseModel):
+    """The base of every section: unknown fields are refused, values are frozen, docstrings describe the fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
 
 class ModelConfig(Section):
@@ -251,41 +253,3 @@ class LaunchConfig(Section):
     seed: int | None = None
     """Sets `data.seed`, `actors.seed` and `learner.seed` together: those that the file does not give; as a flag, those
     that no flag gives."""
-
-
-class Config(Section):
-    """asyncrl: asynchronous reinforcement learning for language-model agents."""
-
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    env: EnvConfig = EnvConfig()
-    actors: ActorsConfig = ActorsConfig()
-    buffer: BufferConfig = BufferConfig()
-    learner: LearnerConfig = LearnerConfig()
-    weights: WeightsConfig = WeightsConfig()
-    eval: EvalConfig = EvalConfig()
-    tracking: TrackingConfig = TrackingConfig()
-    launch: LaunchConfig = LaunchConfig()
-    ray: RayConfig = RayConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_seed_for_all(cls, values: Any) -> Any:
-        """`launch.seed` stands for the three seeds, unless one of them is given as well."""
-        launch = values.get("launch") if isinstance(values, dict) else None
-        seed = launch.get("seed") if isinstance(launch, dict) else getattr(launch, "seed", None)
-        if seed is None:
-            return values
-        values = dict(values)
-        for name in ("data", "actors", "learner"):
-            section = values.get(name, {})
-            if isinstance(section, BaseModel):
-                section = section.model_dump(exclude_unset=True)
-            values[name] = {"seed": seed} | dict(section)
-        return values
-
-    @model_validator(mode="after")
-    def _fields_that_depend_on_each_other(self) -> Config:
-        for problem in impossible(self):
-            raise ValueError(problem)
-        return self

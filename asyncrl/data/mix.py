@@ -8,9 +8,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.data import SOURCES
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import opened
+from asyncrl.plugins import build
 
 CYCLE = 1000
 """Tasks after which every source has had exactly its share: weights count to a thousandth."""
@@ -105,10 +106,13 @@ def _weight(name: str, spec: Any) -> float:
 
 
 def _open(name: str, spec: Mapping[str, Any], seed: int, model: str) -> TaskSource:
-    from asyncrl.data import SOURCES
-
-    field, given = f"data.options.sources.{name}", {"seed": seed, "model": model}
-    source: TaskSource = opened(
-        spec["source"], SOURCES, f"{field}.source", spec.get("options", {}), f"{field}.options", given
+    field, options = f"data.options.sources.{name}", spec.get("options", {})
+    source: TaskSource = build(
+        spec["source"],
+        SOURCES,
+        f"{field}.source",
+        options,
+        options_field=f"{field}.options",
+        defaults={"seed": seed, "model": model},
     )
     return source

@@ -13,16 +13,13 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Message, Task
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import check_options, resolve
+from asyncrl.plugins import choose
 from asyncrl.rewards.score import call, name_of
-from asyncrl.rewards.scores.listwise import ListwiseJudge
+from asyncrl.rewards.table import GROUP_SCORES
 
 GroupScore = Callable[..., Any]
 """`(task: Mapping, answers: Sequence[Answer], **options) -> a number for each answer, in their order`; a coroutine
 function, or a plain one, which runs in a thread. A class is made once per actor, with its options."""
-
-GROUP_SCORES: dict[str, GroupScore] = {"listwise_judge": ListwiseJudge}
-"""A config names one of these, or gives an import path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,14 @@ class Answer:
 
 
 def open_group_score(config: Config) -> GroupScore | None:
-    """Raises ConfigError."""
+    """The score that `env.group_score` names, with its options; None without. Raises ConfigError."""
     env = config.env
     if not env.group_score:
         return None
+    options = env.group_score_options
+    score = choose(env.group_score, GROUP_SCORES, "env.group_score", options, provided=("task", "answers"))
     try:
-        score = resolve(env.group_score, GROUP_SCORES, "env.group_score")
-        check_options(score, env.group_score_options, "env.group_score_options", ("task", "answers"))
-        return _Optioned(score, env.group_score_options)
+        return _Optioned(score, options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError
-from asyncrl.plugins import resolve
+from asyncrl.plugins import build
 from asyncrl.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -110,8 +109,6 @@ ON_DEVICE = frozenset(("cuda_ipc", "nccl"))
 
 
 def channel(config: Config) -> Channel:
-    """Raises ConfigError."""
-    try:
-        return resolve(config.weights.channel, CHANNELS, "weights.channel")()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    """The channel that `weights.channel` names. Raises ConfigError."""
+    made: Channel = build(config.weights.channel, CHANNELS, "weights.channel", {})
+    return made

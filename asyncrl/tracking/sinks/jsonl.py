@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.tracking.state import Event, Record
 
 if TYPE_CHECKING:
+    from asyncrl.config import Config
     from asyncrl.run_folder import RunFolder
 
 _DIGITS = 6
@@ -24,7 +25,7 @@ _DIGITS = 6
 
 
 class JsonLines:
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, _: Config | None = None) -> None:
         self._metrics = _Lines(run.metrics)
         self._events = _Lines(run.path / "events.jsonl")
 

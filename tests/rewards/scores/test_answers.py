@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.plugins import resolve
 from asyncrl.rewards import REWARDS, build, run_score
 
 
@@ -107,4 +108,4 @@ def test_mathematics() -> None:
 
 
 def test_every_score_says_what_it_does() -> None:
-    assert all((score.__doc__ or "").strip() for score in REWARDS.values())
+    assert all((resolve(name, REWARDS, "score").__doc__ or "").strip() for name in REWARDS)
