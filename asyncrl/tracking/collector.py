@@ -1,6 +1,6 @@
 """The launcher's ear: takes what the roles report, makes one record per training step, hands it on.
 
-    Reporter of each role ──PUSH──> Collector.poll ──> Board (the picture) ──> records ──> metrics.jsonl, other sinks
+    Reporter of each role ──PUSH──> Collector.poll ──> RunState (the picture) ──> records ──> metrics.jsonl, other sinks
                                          │                  └────────────────> View ─────> terminal
                                          └──> events, for the launcher to act on
 
@@ -23,7 +23,7 @@ from asyncrl.sockets import Listener
 from asyncrl.tracking import messages
 from asyncrl.tracking.report.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink, jsonl
-from asyncrl.tracking.state import GREEDY, SAMPLED, Board, Event, Record
+from asyncrl.tracking.state import GREEDY, SAMPLED, Event, Record, RunState
 from asyncrl.tracking.terminal.live import Terminal
 from asyncrl.tracking.terminal.view import Waiting
 from asyncrl.tracking.usage import Usage
@@ -51,8 +51,8 @@ class Collector:
         earlier metrics cannot be read, zmq.ZMQError when the address is taken."""
         self._run = run
         self._config = config
-        self.board = Board(time.time(), config.learner.steps, config.buffer.max_staleness)
-        self.board.resume(jsonl.read(run.metrics))
+        self.state = RunState(time.time(), config.learner.steps, config.buffer.max_staleness)
+        self.state.resume(jsonl.read(run.metrics))
         self.malformed = 0
         self._closed = False
         self._events: list[Event] = []
@@ -63,12 +63,12 @@ class Collector:
         self._listener = Listener(zmq.PULL, run.address("launcher"), MAX_BYTES, {zmq.RCVHWM: 100_000})
         self._socket = self._listener.socket
         self._sinks = [GuardedSink(name, run, config) for name in config.tracking.sinks if name != "jsonl"]
-        self._terminal = Terminal(console, self.board, run.path) if console is not None else None
+        self._terminal = Terminal(console, self.state, run.path) if console is not None else None
 
     @property
     def ready(self) -> frozenset[str]:
         """Roles that have started and can do their work."""
-        return frozenset(role for role, state in self.board.roles.items() if state.ready)
+        return frozenset(role for role, state in self.state.roles.items() if state.ready)
 
     @property
     def waiting(self) -> dict[str, Waiting]:
@@ -76,14 +76,14 @@ class Collector:
         now = time.time()
         return {
             role: Waiting(state.cause, state.on, now - state.since)
-            for role, state in self.board.roles.items()
+            for role, state in self.state.roles.items()
             if state.cause is not None
         }
 
     def silent_s(self, role: str) -> float:
         """Seconds since the role last said anything; since the run began when it never did."""
-        state = self.board.roles.get(role)
-        return max(time.time() - (state.heard if state and state.heard else self.board.started), 0.0)
+        state = self.state.roles.get(role)
+        return max(time.time() - (state.heard if state and state.heard else self.state.started), 0.0)
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What happened since the last poll; returns at once when something did, else after `timeout_s`."""
@@ -92,8 +92,8 @@ class Collector:
         now = time.time()
         if now - self._usage_at >= self._config.tracking.system_s:
             self._usage_at = now
-            pids = {role: s.pid for role, s in self.board.roles.items() if s.pid} | {"launcher": os.getpid()}
-            self.board.put(self._usage.sample(pids, now), "launcher", now)
+            pids = {role: s.pid for role, s in self.state.roles.items() if s.pid} | {"launcher": os.getpid()}
+            self.state.put(self._usage.sample(pids, now), "launcher", now)
         if self._terminal is not None:
             self._terminal.refresh(now)
         events, self._events = self._events, []
@@ -101,12 +101,12 @@ class Collector:
 
     def restarted(self, role: str, why: str) -> None:
         """The launcher started the role anew."""
-        self.board.restarted(role)
+        self.state.restarted(role)
         self.event("restart", role, why=why)
 
     def exited(self, role: str, why: str = "") -> None:
         """The role's process ended and is not started again."""
-        self.board.gone(role)
+        self.state.gone(role)
         self.event("exit", role, why=why)
 
     def event(self, kind: str, role: str = "launcher", **fields: Any) -> None:
@@ -117,14 +117,14 @@ class Collector:
         """The contents of summary.json. Success is None where there was no evaluation."""
         self._drain()
         now = time.time()
-        board, values = self.board, self.board.now(now)
+        run_state, values = self.state, self.state.now(now)
         # An actor that was killed took with it what it had counted since its last report; the ledger has what it put.
         put = values.get("buffer/count/generated", 0.0) * values.get("buffer/length/generated", 0.0)
         generated = max(values.get("throughput/tokens_generated", 0.0), put)
         trained = values.get("throughput/tokens_trained", 0.0)
-        wall_s = now - board.started
-        first, last = (board.held_out[0], board.held_out[-1]) if board.held_out else ({}, {})
-        if len(board.held_out) == 1:
+        wall_s = now - run_state.started
+        first, last = (run_state.held_out[0], run_state.held_out[-1]) if run_state.held_out else ({}, {})
+        if len(run_state.held_out) == 1:
             last = {}
         return {
             "held_out_success_start": first.get(SAMPLED),
@@ -132,16 +132,16 @@ class Collector:
             "held_out_success_greedy_start": first.get(GREEDY),
             "held_out_success_greedy_end": last.get(GREEDY),
             "wall_s": round(wall_s, 2),
-            "steps": board.step,
-            "max_staleness_seen": int(board.max_staleness_seen),
+            "steps": run_state.step,
+            "max_staleness_seen": int(run_state.max_staleness_seen),
             "tokens_generated": int(generated),
             "tokens_trained": int(trained),
             "tokens_generated_per_s": round(generated / wall_s, 1),
             "tokens_trained_per_s": round(trained / wall_s, 1),
-            "restarts": dict(board.restarts),
+            "restarts": dict(run_state.restarts),
             "waits_s": {
                 role: {cause: round(s, 2) for cause, s in sorted(state.waited(now).items())}
-                for role, state in sorted(board.roles.items())
+                for role, state in sorted(run_state.roles.items())
                 if role != "launcher"
             },
             "versions": {"python": platform.python_version(), **_versions()},
@@ -195,7 +195,7 @@ class Collector:
 
     def _take(self, message: dict[str, Any]) -> None:
         try:
-            event = self.board.take(message)
+            event = self.state.take(message)
         except (KeyError, TypeError, ValueError) as error:
             self._refuse(error)
             return
@@ -213,7 +213,7 @@ class Collector:
             log.warning("a malformed report was refused (further ones are only counted): %r", error)
 
     def _record(self, step: int, now: float) -> None:
-        record: Record = self.board.record(step, now)
+        record: Record = self.state.record(step, now)
         record |= {f"system/sink_failures/{s.name}": float(s.failures) for s in self._sinks if s.failures}
         self._write(lambda sink: sink.record(record))
         for sink in self._sinks:

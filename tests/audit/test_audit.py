@@ -137,7 +137,7 @@ TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     ),
     "a place in a batch": (
         lambda run: sql(run, "DELETE FROM uses WHERE place = 1 AND serial = (SELECT max(serial) FROM batches)"),
-        "uses: batch 3 holds 1 groups, a whole one has 2",
+        "uses: batch 3 holds 1 groups, a full one has 2",
     ),
     "a prompt": (
         lambda run: sql(run, "UPDATE groups SET state = 'dropped', reason = 'discarded_branch' WHERE number = 0"),

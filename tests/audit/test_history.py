@@ -13,11 +13,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from asyncrl.audit.checks import acknowledgements, draws, equation, loss, rows, staleness, uses
+from asyncrl.audit.accounting import equation, staleness, uses
 from asyncrl.audit.curriculum import curriculum
+from asyncrl.audit.draws import draws
 from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.logs import acknowledgements, loss
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.prefixes import prefixes
+from asyncrl.audit.references import rows
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.ledger.snapshot import restore
@@ -50,7 +53,7 @@ class AuditedInterleavings(Interleavings):
         limits = Limits(2, o["max_uses"], o["max_staleness"], o["over_age"], o["mask_min_kept"])
         acks = [Ack(t.id.branch, *key, t.attempt, t.digest()) for key, t in self.stored.items()]
         # The episodes of this machine are all signed by actor-0, whoever was lent the ticket.
-        problems = [p for p in found(self.folder, self.source, acks, limits) if "its ticket was lent to" not in p]
+        problems = [p for p in found(self.folder, self.source, acks, limits) if "its ticket was leased to" not in p]
         ledger = read_ledger(self.folder)
         for branch in ledger.branches:
             expected = self.buffer.ledger.equation(branch)

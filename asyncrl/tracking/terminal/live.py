@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.tracking.series import BUCKETS
-from asyncrl.tracking.state import GREEDY, SAMPLED, Board, Event, Record
+from asyncrl.tracking.state import GREEDY, SAMPLED, Event, Record, RunState
 from asyncrl.tracking.terminal.view import RoleView, View, view
 
 REFRESH_S = 0.5
@@ -111,9 +111,9 @@ class Screen(Console):
 class Terminal:
     """Draws while the run goes on. The only part that knows about screens and time."""
 
-    def __init__(self, console: Console, board: Board, run: Path) -> None:
+    def __init__(self, console: Console, run_state: RunState, run: Path) -> None:
         self._console = console
-        self._board = board
+        self._state = run_state
         self._run = run
         self._drawn = 0.0
         self._live: Live | None = None
@@ -124,12 +124,12 @@ class Terminal:
     def refresh(self, now: float) -> None:
         if self._live is not None and now - self._drawn >= REFRESH_S:
             self._drawn = now
-            self._live.update(render(view(self._board, self._run.name, now)), refresh=True)
+            self._live.update(render(view(self._state, self._run.name, now)), refresh=True)
 
     def record(self, record: Record) -> None:
         if self._live is None:
-            now = self._board.started + record["wall_s"]
-            self._plain(line(view(self._board, self._run.name, now), record))
+            now = self._state.started + record["wall_s"]
+            self._plain(line(view(self._state, self._run.name, now), record))
 
     def event(self, event: Event) -> None:
         if event.kind in SHOWN_EVENTS:

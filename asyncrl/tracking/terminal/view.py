@@ -1,4 +1,4 @@
-"""What the terminal shows, as plain values: computed from the board, drawn by live.py."""
+"""What the terminal shows, as plain values: computed from the run's state, drawn by live.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.tracking.series import BUCKETS, DROP_REASONS, STATES
-from asyncrl.tracking.state import GREEDY, SAMPLED, Board, RoleState
+from asyncrl.tracking.state import GREEDY, SAMPLED, RoleState, RunState
 
 PACE_STEPS = 20
 """Training steps over which the pace is taken for the time left."""
@@ -64,33 +64,33 @@ class View:
     roles: tuple[RoleView, ...] = ()
 
 
-def view(board: Board, name: str, now: float) -> View:
-    values = board.last | board.now(now)
-    training = [r for r in board.recent if "reward/mean" in r]
+def view(run_state: RunState, name: str, now: float) -> View:
+    values = run_state.last | run_state.now(now)
+    training = [r for r in run_state.recent if "reward/mean" in r]
     return View(
         name=name,
-        step=board.step,
-        steps=board.steps,
-        wall_s=now - board.started,
-        left_s=left_s([(r["step"], r["wall_s"]) for r in training], board.steps, now - board.started),
+        step=run_state.step,
+        steps=run_state.steps,
+        wall_s=now - run_state.started,
+        left_s=left_s([(r["step"], r["wall_s"]) for r in training], run_state.steps, now - run_state.started),
         rewards=tuple(r["reward/mean"] for r in training),
         success=training[-1].get("reward/success") if training else None,
-        held_out=tuple((int(r["step"]), r.get(SAMPLED), r.get(GREEDY)) for r in board.held_out),
+        held_out=tuple((int(r["step"]), r.get(SAMPLED), r.get(GREEDY)) for r in run_state.held_out),
         generated_per_s=values.get("throughput/tokens_generated_per_s", 0.0),
         trained_per_s=values.get("throughput/tokens_trained_per_s", 0.0),
         generated=values.get("throughput/tokens_generated", 0.0),
         trained=values.get("throughput/tokens_trained", 0.0),
         staleness_mean=training[-1].get("staleness/mean") if training else None,
         staleness_max=training[-1].get("staleness/max") if training else None,
-        bound=board.max_staleness,
+        bound=run_state.max_staleness,
         histogram=tuple(training[-1].get(f"staleness/trained_tokens/{b}", 0.0) for b in BUCKETS) if training else (),
         ess=training[-1].get("correction/ess") if training else None,
         fill=values.get("buffer/fill"),
         groups={s: values[f"buffer/groups/{s}"] for s in STATES if f"buffer/groups/{s}" in values},
         dropped={r: n for r in DROP_REASONS if (n := values.get(f"buffer/dropped/{r}", 0.0)) > 0},
         roles=tuple(
-            _role(board, state, values, now)
-            for role, state in sorted(board.roles.items())
+            _role(run_state, state, values, now)
+            for role, state in sorted(run_state.roles.items())
             if role != "launcher" and not state.over
         ),
     )
@@ -110,12 +110,12 @@ def left_s(pace: Sequence[tuple[float, float]], steps: int, wall_s: float) -> fl
     return max((steps - last) * per_step - (wall_s - ended), 0.0)
 
 
-def _role(board: Board, state: RoleState, values: dict[str, float], now: float) -> RoleView:
+def _role(run_state: RunState, state: RoleState, values: dict[str, float], now: float) -> RoleView:
     waited = sorted(state.waited(now).items(), key=lambda item: -item[1])
-    alive = max(now - board.started, 1e-9)
+    alive = max(now - run_state.started, 1e-9)
     waiting = Waiting(state.cause, state.on, now - state.since) if state.cause is not None else None
     return RoleView(
         state.role, state.ready, waiting, tuple((cause, s / alive) for cause, s in waited if s / alive > 0.005),
         values.get(f"system/cpu/{state.role}"), values.get(f"system/rss_bytes/{state.role}"),
-        board.restarts.get(state.role, 0),
+        run_state.restarts.get(state.role, 0),
     )  # fmt: skip

@@ -145,7 +145,7 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
         collector.poll(0.05)
     assert "learner" in collector.ready
     assert MANY / 4 < collector.malformed < MANY
-    assert len(collector.board.roles) < 2000
+    assert len(collector.state.roles) < 2000
     sender.close(0)
     collector.close({})
     run.remove_temporary()
