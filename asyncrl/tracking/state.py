@@ -1,7 +1,7 @@
 """The state of a run, from the latest reports of its roles. Pure: messages and times go in, records come out.
 
 A value reported with a step belongs to that step; one without holds until its role reports a newer one.
-A total that falls has restarted from 0: the earlier count is added to it. Steps that are done again (a learner that died
+A total that falls has restarted from 0: the earlier count is added. Steps that are done again (a learner that died
 continues from its last checkpoint) count once.
 """
 

@@ -32,7 +32,7 @@ import zmq
 from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.local.folder import File, Watch
 from asyncrl.weights.network.changes import Changes, Coming, Delta
-from asyncrl.weights.network.fanout import Tree
+from asyncrl.weights.network.fanout import Fanout
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from asyncrl.wire import Frame, WireError, pack, unpack
 
@@ -48,7 +48,7 @@ WORTH = 0.25
 IDLE_S = 10.0
 """An old version stays while somebody fetched a chunk of it within so many seconds."""
 FORGET_S = 20.0
-"""A host that has not asked for so long from whom it fetches has no place in the tree any more."""
+"""A host that has not asked whom to fetch from for so long is removed from the fan-out."""
 AGAIN_S = 1.0
 """A file that is damaged is looked at again after so long: its publisher may write it anew."""
 LOOK_MS = 20
@@ -96,7 +96,7 @@ class Server:
         self._coming: Coming | None = None
         self._told, self._look_at = "", -math.inf
         self._relays = self._idle = relays
-        self.tree = Tree(fanout, FORGET_S)
+        self.fanout = Fanout(fanout, FORGET_S)
         self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
         self.counts: Counter[str] = Counter()
         """chunks, sent_bytes, refused, gone, full (offered), delta (offered): since this process began."""
@@ -189,9 +189,9 @@ class Server:
         relay, lost = header.get("relay"), header.get("lost")
         if type(relay) is not str or type(lost) is not str or not 0 < len(relay) < 500 or len(lost) > 500:
             raise WireError("relay and lost are addresses")
-        if self.tree.hosts >= MAX_HELD:
-            raise WireError(f"{MAX_HELD} hosts are in the tree already")
-        parent = self.tree.join(relay, lost, self._clock())
+        if self.fanout.hosts >= MAX_HELD:
+            raise WireError(f"{MAX_HELD} hosts are in the fan-out already")
+        parent = self.fanout.join(relay, lost, self._clock())
         id = self._current.id if self._current is not None else None
         newest = [id.branch, id.version, id.digest] if id else []
         self._send(peer, header, {"ok": True, "parent": parent, "newest": newest})

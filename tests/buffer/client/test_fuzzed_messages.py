@@ -178,7 +178,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     learner = DevicePublisher(address, Mapped(lambda chunk: {"bytes": len(chunk)}), cpu)
     learner.publish(0, 0, [("w", torch.ones(3)), ("b", torch.ones(2, 2).bfloat16())])
     actor = DeviceSubscriber(address, "actor-0", lambda: cpu)
-    said, layout = actor.line.ask("lend")
+    said, layout = actor.client.ask("lease")
     learner._stop.set()
     learner._thread.join(5)
     answers: list[tuple[object, ...]] = []
@@ -186,8 +186,8 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     who = {"n": 1, "reader": "actor-0"}
     good = [
         [pack(who | {"op": "latest", "held": [-1, -1, ""], "wait_s": 0.0})],
-        [pack(who | {"op": "lend"})],
-        [pack(who | {"op": "back"})],
+        [pack(who | {"op": "lease"})],
+        [pack(who | {"op": "release"})],
         [pack(who | {"op": "join", "ranks": 0})],
         [pack(who | {"op": "send"})],
     ]
@@ -197,7 +197,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     refused = 0
     for bad in mutations([[pack(said), layout]], MANY // 2, seed=9):
         header, body = (*bad, b"")[:2]
-        actor.line.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
+        actor.client.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
         try:
             opened = actor.open()
             assert (opened.id.digest, len(opened.layout.entries)) == (said["id"][2], 2)
