@@ -99,26 +99,27 @@ class Source:
             for offset in [missing.popleft() for _ in range(min(len(missing), AT_ONCE - len(asked)))]:
                 self._send({"op": "chunk", "payload": offer.name, "offset": offset, "length": CHUNK_BYTES})
                 asked[offset] = time.monotonic() + self._answer_s
-            for header, data in self._replies():
-                if not header.get("ok") and header.get("code") == "gone":
-                    raise Gone
-                offset = header.get("offset", -1)
-                if header.get("payload") != offer.name or offset not in asked:
-                    continue  # a late reply to an earlier request
-                del asked[offset]
-                if not self._received(offer, offset, header, data, into):
-                    missing.append(offset)
+            missing.extend(self._receive(offer, asked, into))
             missing.extendleft(reversed(self._late(asked)))
 
-    def _received(self, offer: Offer, offset: int, header: Mapping[str, Any], data: memoryview, into: Into) -> bool:
-        """Pass on a chunk if it has the right size and checksum."""
-        expected = min(CHUNK_BYTES, offer.size - offset)
-        if len(data) != expected or xxhash.xxh3_64_intdigest(data) != header.get("sum"):
-            self._counts["bad_chunks"] += 1
-            return False
-        into(offset, data)
-        self._counts["received_bytes"] += expected
-        return True
+    def _receive(self, offer: Offer, asked: dict[int, float], into: Into) -> list[int]:
+        """Take the chunks that have arrived out of `asked` and pass them on; returns those to request again."""
+        bad = []
+        for header, data in self._replies():
+            if not header.get("ok") and header.get("code") == "gone":
+                raise Gone
+            offset = header.get("offset", -1)
+            if header.get("payload") != offer.name or offset not in asked:
+                continue  # a late reply to an earlier request
+            del asked[offset]
+            expected = min(CHUNK_BYTES, offer.size - offset)
+            if len(data) != expected or xxhash.xxh3_64_intdigest(data) != header.get("sum"):
+                self._counts["bad_chunks"] += 1
+                bad.append(offset)
+                continue
+            into(offset, data)
+            self._counts["received_bytes"] += expected
+        return bad
 
     def _late(self, asked: dict[int, float]) -> list[int]:
         """Take the chunks that were not sent in time out of `asked`. Raises Silent unless it is patient."""
