@@ -9,7 +9,7 @@ from typing import get_args
 
 from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows, TrajectoryRow
 from asyncrl.audit.table import Check, apply
-from asyncrl.audit.witnesses import Limits
+from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.group import Reason
 
 REASONS = get_args(Reason)
@@ -19,12 +19,12 @@ def equation(ledger: LedgerRows) -> Iterator[str]:
     return apply(EQUATION, ledger)
 
 
-def uses(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
-    return apply(USES, ledger, limits)
+def uses(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
+    return apply(USES, ledger, bounds)
 
 
-def staleness(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
-    return apply(STALENESS, ledger, limits)
+def staleness(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
+    return apply(STALENESS, ledger, bounds)
 
 
 # --- the equation -----------------------------------------------------------------------------------------------------
@@ -72,13 +72,13 @@ def _state(group: GroupRow, stored: int, applied: int, in_open_batch: bool) -> s
 # --- uses -------------------------------------------------------------------------------------------------------------
 
 
-def batches_are_numbered(ledger: LedgerRows, _: Limits) -> Iterator[str]:
+def batches_are_numbered(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
     """Batches are numbered without gaps."""
     if (numbered := len(_numbered(ledger))) < len(ledger.line):
         yield f"batch {numbered} is missing from the ledger: batches are numbered without gaps"
 
 
-def versions_follow_from_outcomes(ledger: LedgerRows, _: Limits) -> Iterator[str]:
+def versions_follow_from_outcomes(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
     """A batch was fixed at the version that the outcomes before it make."""
     batches = _numbered(ledger)
     versions = accumulate((batch.outcome == "applied" for batch in batches), initial=0)
@@ -87,14 +87,14 @@ def versions_follow_from_outcomes(ledger: LedgerRows, _: Limits) -> Iterator[str
             yield f"batch {batch.b} was fixed at version {batch.version}; the outcomes before it make {version}"
 
 
-def only_the_last_is_open(ledger: LedgerRows, _: Limits) -> Iterator[str]:
+def only_the_last_is_open(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
     """No batch was fixed while another was open."""
     for batch in _numbered(ledger):
         if batch.outcome is None and batch is not ledger.line[-1]:
             yield f"batch {batch.b} is open, and a later one was fixed"
 
 
-def batches_are_full(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
+def batches_are_full(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
     """A batch holds `learner.groups_per_step` groups of the ledger, each once."""
     for batch in _numbered(ledger):
         for number, times in Counter(batch.groups).items():
@@ -102,18 +102,18 @@ def batches_are_full(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
                 yield f"batch {batch.b} holds group {number} {times} times"
             if number not in ledger.groups:
                 yield f"batch {batch.b} holds group {number}, which is not in the ledger"
-        if len(batch.groups) != limits.groups_per_step:
-            yield f"batch {batch.b} holds {len(batch.groups)} groups, a full one has {limits.groups_per_step}"
+        if len(batch.groups) != bounds.groups_per_step:
+            yield f"batch {batch.b} holds {len(batch.groups)} groups, a full one has {bounds.groups_per_step}"
 
 
-def groups_are_used_at_most(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
+def groups_are_used_at_most(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
     """A group is in at most `buffer.max_uses` batches."""
     seen: Counter[int] = Counter()
     for batch in _numbered(ledger):
         for number in dict.fromkeys(batch.groups):
             seen[number] += 1
-            if number in ledger.groups and seen[number] == limits.max_uses + 1:
-                yield f"group {number} is used again in batch {batch.b}; buffer.max_uses is {limits.max_uses}"
+            if number in ledger.groups and seen[number] == bounds.max_uses + 1:
+                yield f"group {number} is used again in batch {batch.b}; buffer.max_uses is {bounds.max_uses}"
 
 
 def _numbered(ledger: LedgerRows) -> list[BatchRow]:
@@ -125,7 +125,7 @@ def _numbered(ledger: LedgerRows) -> list[BatchRow]:
 # --- staleness --------------------------------------------------------------------------------------------------------
 
 
-def nothing_is_ahead(ledger: LedgerRows, _: Limits) -> Iterator[str]:
+def nothing_is_ahead(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
     """No token is of a later version than the batch that trains it."""
     for batch, row in _used(ledger):
         if row.newest > batch.version and not batch.released:
@@ -133,28 +133,28 @@ def nothing_is_ahead(ledger: LedgerRows, _: Limits) -> Iterator[str]:
             yield f"trajectory {name} has version {row.newest}, ahead of batch {batch.b}'s {batch.version}"
 
 
-def nothing_is_too_old(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
+def nothing_is_too_old(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
     """No trajectory is more than `buffer.max_staleness` versions old, unless old tokens are masked."""
-    for batch, row in _used(ledger) if limits.over_age != "mask" else ():
+    for batch, row in _used(ledger) if bounds.over_age != "mask" else ():
         age = batch.version - row.oldest
-        if age > limits.max_staleness:
+        if age > bounds.max_staleness:
             yield (
                 f"trajectory {ledger.name(row.group, row.index)} is {age} versions old in batch {batch.b}; "
-                f"buffer.max_staleness is {limits.max_staleness}"
+                f"buffer.max_staleness is {bounds.max_staleness}"
             )
 
 
-def enough_is_kept(ledger: LedgerRows, limits: Limits) -> Iterator[str]:
+def enough_is_kept(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
     """Where old tokens are masked, a group keeps at least `buffer.mask_min_kept` of its tokens."""
-    for batch in ledger.batches if limits.over_age == "mask" else ():
+    for batch in ledger.batches if bounds.over_age == "mask" else ():
         for number in batch.groups:
             members = ledger.members.get(number, ())
-            kept = sum(row.tokens_since(batch.version - limits.max_staleness) for row in members)
+            kept = sum(row.tokens_since(batch.version - bounds.max_staleness) for row in members)
             total = sum(row.policy_tokens for row in members)
-            if members and (not kept or kept < limits.mask_min_kept * total):
+            if members and (not kept or kept < bounds.mask_min_kept * total):
                 yield (
                     f"group {number} keeps {kept} of {total} tokens in batch {batch.b}; buffer.mask_min_kept is "
-                    f"{limits.mask_min_kept}"
+                    f"{bounds.mask_min_kept}"
                 )
 
 

@@ -1,4 +1,4 @@
-"""One row per trajectory: of a whole run, or of those that fed one training step."""
+"""Exports one row per trajectory: of a whole run, or of one training step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def of_run(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def importance_weight(evidence: Evidence, row: TrajectoryRow, batch: BatchRow) -> float | None:
-    """As the learner's newest list that knows the batch says; None before the next checkpoint."""
+    """From the learner's newest list with this batch; None before the next checkpoint."""
     for said in reversed(evidence.lists):
         if evidence.ledger.batch_of(said.branch, batch.b) is batch and batch.b < len(said.done):
             weights = said.done[batch.b].weights.get(row.group, ())
@@ -90,11 +90,11 @@ TYPES = {
     "bool_": ("payload",),
     "int64s": ("versions", "version_tokens"),
 }  # fmt: skip
-"""Of the columns of `rows.of_run`: told, since a column may be empty."""
+"""Types of the columns of `of_run`, needed since a column may be empty."""
 
 
 def write_parquet(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Raises ConfigError without pyarrow."""
+    """Write the rows as parquet. Raises ConfigError without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -59,7 +59,7 @@ class LearnerList:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bounds:
     """What the run's configuration allows."""
 
     groups_per_step: int
@@ -69,7 +69,7 @@ class Limits:
     mask_min_kept: float
 
     @classmethod
-    def of(cls, c: Config) -> Limits:
+    def of(cls, c: Config) -> Bounds:
         b = c.buffer
         return cls(c.learner.groups_per_step, b.max_uses, b.max_staleness, b.over_age, b.mask_min_kept)
 
@@ -84,7 +84,7 @@ class Evidence:
     """Id of the task at an index, and the size of its group, recomputed from the data seed."""
     curriculum: Curriculum
     payload: Callable[[TrajectoryRow], bytes]
-    limits: Limits
+    bounds: Bounds
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
@@ -104,7 +104,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         return str(task["id"]), sizes.of(index)
 
     curriculum = open_curriculum(config, source)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Limits.of(config))
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Bounds.of(config))
 
 
 def read_acks(path: Path) -> AckLines:

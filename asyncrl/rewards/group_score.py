@@ -18,23 +18,23 @@ from asyncrl.rewards.score import call, name_of
 from asyncrl.rewards.table import GROUP_SCORES
 
 GroupScore = Callable[..., Any]
-"""`(task: Mapping, answers: Sequence[Answer], **options) -> a number for each answer, in their order`; a coroutine
+"""`(task: Mapping, answers: Sequence[GroupAnswer], **options) -> a number for each answer, in their order`; a coroutine
 function, or a plain one, which runs in a thread. A class is made once per actor, with its options."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One episode, as the score sees it."""
+class GroupAnswer:
+    """One episode, as a group score receives it."""
 
     messages: Sequence[Message]
-    """The whole conversation, the task's messages first."""
+    """The conversation, with the task's messages first."""
     reward: float
-    """That the environment gave."""
+    """The reward of the environment."""
     rewards: Mapping[str, float]
 
     @property
     def text(self) -> str:
-        """Of the last assistant message."""
+        """The text of the last assistant message."""
         return next((str(m.get("content") or "") for m in reversed(self.messages) if m["role"] == "assistant"), "")
 
 
@@ -58,15 +58,15 @@ class _Optioned:
         self._score: GroupScore = made
         self.__name__ = name_of(self._score)
 
-    async def __call__(self, task: Task, answers: Sequence[Answer]) -> Any:
+    async def __call__(self, task: Task, answers: Sequence[GroupAnswer]) -> Any:
         return await call(self._score, {"task": task, "answers": answers})
 
 
 def checked(values: Any, answers: int, name: str) -> list[float]:
-    """What a group score returned, a finite number for each answer. Raises TypeError or ValueError."""
-    found = list(values)
-    if len(found) != answers:
-        raise ValueError(f"group score {name} returned {len(found)} numbers for {answers} answers")
-    if not all(isinstance(v, Real) and math.isfinite(v) for v in found):
-        raise ValueError(f"group score {name} returned {found!r:.200}; expected finite numbers")
-    return [float(v) for v in found]
+    """The numbers that a group score returned, one per answer. Raises TypeError or ValueError if they are not."""
+    numbers = list(values)
+    if len(numbers) != answers:
+        raise ValueError(f"group score {name} returned {len(numbers)} numbers for {answers} answers")
+    if not all(isinstance(v, Real) and math.isfinite(v) for v in numbers):
+        raise ValueError(f"group score {name} returned {numbers!r:.200}; expected finite numbers")
+    return [float(v) for v in numbers]

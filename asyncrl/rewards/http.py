@@ -1,4 +1,4 @@
-"""JSON over HTTP to a service that may be busy, limited or away: a score's way out of the process."""
+"""JSON over HTTP to a service that may be busy, limited or unavailable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
 class ServiceFailed(Exception):
-    """Names the address, what came of the last attempt, and how many there were."""
+    """Names the address, the result of the last attempt, and the number of attempts."""
 
 
 async def post(
@@ -27,8 +27,11 @@ async def post(
     retries: int = 3,
     backoff_s: float = 0.5,
 ) -> Any:
-    """The JSON answer of `url`. Tried again, after a growing pause or what Retry-After says, when nobody answers, the
-    answer is no JSON, or its status is one of a busy service. Raises ServiceFailed."""
+    """The JSON answer of `url`. Raises ServiceFailed.
+
+    Without an answer, or if it is not JSON or has the status of a busy service, the request is sent again after a
+    growing pause, or the one that Retry-After names.
+    """
     return await _ask(url, json.dumps(body).encode(), headers, timeout_s, retries, backoff_s)
 
 

@@ -1,10 +1,10 @@
-"""The launcher's ear: takes what the roles report, makes one record per training step, hands it on.
+"""Receives the reports of the roles, makes one record per training step, and passes it to the sinks.
 
-    Reporter of each role ──PUSH──> Collector.poll ──> RunState (the picture) ──> records ──> metrics.jsonl, other sinks
+    Reporter of each role ──PUSH──> Collector.poll ──> RunState (state.py) ──> records ──> metrics.jsonl, other sinks
                                          │                  └────────────────> View ─────> terminal
                                          └──> events, for the launcher to act on
 
-`poll` returns when a message came or its time is up, never later; a sink cannot hold it.
+`poll` returns when a message has arrived or its time is up; a sink cannot delay it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ log = logging.getLogger(__name__)
 
 PACKAGES = ("asyncrl", "torch", "transformers", "numpy", "pyzmq", "vllm", "wandb", "trackio")
 AT_ONCE = 2000
-"""Messages that one poll takes, at most, so that a flood does not keep the launcher from its other work."""
+"""Maximum of messages in one poll, so that a flood does not keep the launcher from its other work."""
 
 MAX_BYTES = 1 << 20
-"""Of one report; a peer that sends more is disconnected."""
+"""Largest report; a peer that sends a larger one is disconnected."""
 
 
 class Collector:
     def __init__(self, run: RunFolder, config: Config, console: Console | None = None) -> None:
-        """Binds the address `launcher` of the run. `console`: None shows nothing. Raises ValueError when the run's
-        earlier metrics cannot be read, zmq.ZMQError when the address is taken."""
+        """Bind the address `launcher` of the run; without `console` nothing is shown.
+
+        Raises ValueError if the run's earlier metrics cannot be read, zmq.ZMQError if the address is in use.
+        """
         self._run = run
         self._config = config
         self.state = RunState(time.time(), config.learner.steps, config.buffer.max_staleness)
@@ -72,7 +74,7 @@ class Collector:
 
     @property
     def waiting(self) -> dict[str, Waiting]:
-        """What each role waits for now; a role that works is not in it."""
+        """What each role waits for now, without those that work."""
         now = time.time()
         return {
             role: Waiting(state.cause, state.on, now - state.since)
@@ -81,12 +83,12 @@ class Collector:
         }
 
     def silent_s(self, role: str) -> float:
-        """Seconds since the role last said anything; since the run began when it never did."""
+        """Seconds since the last report of the role, or since the run began."""
         state = self.state.roles.get(role)
         return max(time.time() - (state.heard if state and state.heard else self.state.started), 0.0)
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What happened since the last poll; returns at once when something did, else after `timeout_s`."""
+        """The events since the last poll; returns as soon as there is one, else after `timeout_s`."""
         if self._socket.poll(int(timeout_s * 1000)):
             self._drain()
         now = time.time()
@@ -100,25 +102,25 @@ class Collector:
         return events
 
     def restarted(self, role: str, why: str) -> None:
-        """The launcher started the role anew."""
+        """Record that the launcher restarted the role."""
         self.state.restarted(role)
         self.event("restart", role, why=why)
 
     def exited(self, role: str, why: str = "") -> None:
-        """The role's process ended and is not started again."""
+        """Record that the role's process ended and is not restarted."""
         self.state.gone(role)
         self.event("exit", role, why=why)
 
     def event(self, kind: str, role: str = "launcher", **fields: Any) -> None:
-        """An event of the launcher's own: into events.jsonl, to the sinks and the terminal; not returned by poll."""
+        """Pass an event of the launcher to events.jsonl, the sinks and the terminal; `poll` does not return it."""
         self._spread(Event(kind, role, time.time(), fields))
 
     def summary(self) -> dict[str, Any]:
-        """The contents of summary.json. Success is None where there was no evaluation."""
+        """The contents of summary.json. Success is None if there was no evaluation."""
         self._drain()
         now = time.time()
         run_state, values = self.state, self.state.now(now)
-        # An actor that was killed took with it what it had counted since its last report; the ledger has what it put.
+        # The counts of a killed actor since its last report are lost; the ledger has what it put.
         put = values.get("buffer/count/generated", 0.0) * values.get("buffer/length/generated", 0.0)
         generated = max(values.get("throughput/tokens_generated", 0.0), put)
         trained = values.get("throughput/tokens_trained", 0.0)
@@ -148,16 +150,17 @@ class Collector:
         }
 
     def finish(self) -> None:
-        """Takes what is still queued and lets the sinks finish, at most 30 s each. To be called while processes that
-        they started (wandb has one) still live; `close` does it otherwise."""
+        """Take what is still queued and let the sinks finish, at most 30 s each.
+
+        To be called while processes that the sinks started (wandb has one) still run; otherwise `close` calls it.
+        """
         self._drain()
         summary = self.summary()
         while self._sinks:
             self._sinks.pop().close(summary)
 
     def close(self, summary: dict[str, Any] | None = None) -> None:
-        """Finishes, writes the report and shows the end on the terminal. `summary`: as of `summary()`; its `outcome`
-        and `why`, if there, are shown."""
+        """Finish, write the report and show the end on the terminal, with `outcome` and `why` of `summary`, if any."""
         self.finish()
         summary = self.summary() if summary is None else summary
         self._closed = True
@@ -177,7 +180,7 @@ class Collector:
     def _report(self) -> None:
         try:
             write_report(self._run)
-        except Exception as error:  # pictures are not worth losing the end of a run for
+        except Exception as error:  # a failed picture must not break the end of a run
             log.warning("no report: %s: %s", type(error).__name__, error)
 
     def _messages(self) -> Iterator[dict[str, Any]]:
@@ -228,12 +231,12 @@ class Collector:
         if self._terminal is not None:
             self._terminal.event(event)
 
-    def _write(self, what: Callable[[Sink], None]) -> None:
-        """To metrics.jsonl or events.jsonl. What a full disk does not take is missing there; the run goes on."""
+    def _write(self, call: Callable[[Sink], None]) -> None:
+        """Write to metrics.jsonl or events.jsonl. Lines that a full disk refuses are missing there; the run goes on."""
         if self._jsonl is None:
             return
         try:
-            what(self._jsonl)
+            call(self._jsonl)
         except OSError as error:
             self._unwritten += 1
             if self._unwritten == 1:
@@ -241,10 +244,10 @@ class Collector:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

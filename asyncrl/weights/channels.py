@@ -1,4 +1,4 @@
-"""How weights travel, by name (`weights.channel`). Without torch until weights are sent or received."""
+"""The channels of weights, by name (`weights.channel`). No torch is imported until weights are sent or received."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class Channel(Protocol):
     server: str | None
-    """Module of a role of its own, started beside the learner as `python -m MODULE RUN`; or None."""
+    """Module of a server role, started on the learner's host as `python -m MODULE RUN`; or None."""
 
     def publisher(self, run: RunFolder) -> Publisher:
         """The learner's end."""
@@ -43,7 +43,7 @@ class Shm:
 
 
 class Zmq:
-    """Several hosts: the learner writes for its host, a server hands that on, each host fetches it once."""
+    """Several hosts: the learner writes on its host, a server serves that, and each other host fetches it once."""
 
     server: str | None = "asyncrl.weights"
 
@@ -99,13 +99,13 @@ class Nccl:
 
 
 def _reader() -> str:
-    """Of this process: one that was started again is another."""
+    """A name of this process; a restarted process has another."""
     return f"{os.environ.get('ASYNCRL_ROLE', 'actor')}.{os.getpid()}"
 
 
 CHANNELS: dict[str, type[Channel]] = {"shm": Shm, "zmq": Zmq, "cuda_ipc": CudaIpc, "nccl": Nccl}
 ON_DEVICE = frozenset(("cuda_ipc", "nccl"))
-"""Channels whose versions engines take over by vLLM's weight-transfer API."""
+"""Channels whose versions engines receive by vLLM's weight-transfer API."""
 
 
 def channel(config: Config) -> Channel:

@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 
 
 class JsonLinesSource(ListedTasks):
-    """Goes round the training tasks in a new order each time; no held-out prompt is among them."""
+    """Repeats the training tasks, without held-out prompts, in a new order in each epoch."""
 
     def __init__(self, path: str, seed: int = 0, held_out_size: int = 0, held_out_path: str | None = None) -> None:
         """

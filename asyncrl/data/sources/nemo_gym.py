@@ -1,4 +1,4 @@
-"""Rows of NeMo Gym: JSON lines with `responses_create_params` (what the model is asked) and what its verifier needs."""
+"""Tasks of NeMo Gym: JSON lines with `responses_create_params` (the prompt) and what its verifier needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.errors import ConfigError
 
 
 class NemoGymSource(ListedTasks):
-    """The rows of a file, the last ones held out; goes round in a new order each time. For `env.name: nemo_gym`."""
+    """The rows of a file, the last ones held out, in a new order in each epoch. For `env.name: nemo_gym`."""
 
     def __init__(self, path: str, *, held_out_size: int = 0, seed: int = 0) -> None:
         """
@@ -66,7 +66,7 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Message]:
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
-        elif kind != "reasoning":  # what was thought in earlier turns is not shown to the model again
+        elif kind != "reasoning":  # the reasoning of earlier turns is not shown again
             raise ValueError(f"an input item is a {kind}")
     if not messages:
         raise ValueError("the input is empty")

@@ -1,4 +1,4 @@
-"""A language model as judge, behind any OpenAI-compatible endpoint."""
+"""A language model as judge, served by any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class JudgeModel:
     temperature: float = 0.0
     max_tokens: int = 512
     retries: int = 3
-    """Of a request that fails, and of an answer without a score."""
+    """Retries of a request that fails, and of an answer without a score."""
     timeout_s: float = 60.0
-    """Of one request; keep `env.call_s` above what all attempts take."""
+    """Timeout of one request; keep `env.call_s` above the time of all attempts."""
     extra_body: dict[str, Any] | None = None
     """Further fields of the request."""
 

@@ -9,14 +9,14 @@ from asyncrl.tracking.series import BUCKETS, DROP_REASONS, STATES
 from asyncrl.tracking.state import GREEDY, SAMPLED, RoleState, RunState
 
 PACE_STEPS = 20
-"""Training steps over which the pace is taken for the time left."""
+"""Training steps whose pace gives the time left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     cause: str
     on: str
-    """On whom, or for what exactly; may be empty."""
+    """The process or thing that it waits for; may be empty."""
     for_s: float
 
 
@@ -28,7 +28,7 @@ class RoleView:
     shares: tuple[tuple[str, float], ...]
     """Share of the run's time so far by cause, largest first."""
     cpu: float | None
-    """Cores."""
+    """CPU use, in cores."""
     rss_bytes: float | None
     restarts: int
 
@@ -40,7 +40,7 @@ class View:
     steps: int
     wall_s: float
     left_s: float | None
-    """None before the pace is known."""
+    """None until the pace is known."""
     rewards: tuple[float, ...] = ()
     """Mean reward per training step, oldest first."""
     success: float | None = None
@@ -58,7 +58,7 @@ class View:
     ess: float | None = None
     fill: float | None = None
     groups: dict[str, float] = field(default_factory=dict)
-    """By state."""
+    """Groups by state."""
     dropped: dict[str, float] = field(default_factory=dict)
     """Groups, by reason; only those above 0."""
     roles: tuple[RoleView, ...] = ()

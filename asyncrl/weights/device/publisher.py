@@ -29,7 +29,7 @@ from torch import Tensor
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.device.slot_leases import SlotLeases
-from asyncrl.weights.device.snapshot import CHUNK_BYTES, Snapshot
+from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot
 from asyncrl.weights.device.transports import Transport
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.wire import WireError, pack, unpack
@@ -58,7 +58,7 @@ class DevicePublisher:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._transport, self._lease_s, self._forget_s = transport, lease_s, forget_s
-        self._slots = [Snapshot(device, chunk_bytes) for _ in range(SLOTS)]
+        self._slots = [DeviceSnapshot(device, chunk_bytes) for _ in range(SLOTS)]
         self._leases = SlotLeases(SLOTS, lease_s)
         self._newest: WeightsVersion | None = None
         self._changed = threading.Condition()

@@ -26,7 +26,7 @@ Views = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SnapshotLayout:
     """Where each tensor lies."""
 
     sizes: tuple[int, ...]
@@ -44,12 +44,12 @@ class Layout:
         return [(e.name, data.view(DTYPES[e.dtype]).view(e.shape)) for e, data in zip(mine, raw, strict=True)]
 
 
-class Snapshot:
+class DeviceSnapshot:
     def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._device, self._chunk_bytes = device, chunk_bytes
         self.chunks: list[Tensor] = []
         """Each [bytes], uint8."""
-        self.layout = Layout((), ())
+        self.layout = SnapshotLayout((), ())
 
     def fill(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> str:
         """Copy `tensors`; returns their digest. Raises RunError for values that are not finite."""
@@ -90,13 +90,13 @@ class Snapshot:
         if size > len(self.chunks[chunk]):
             self.chunks[chunk] = torch.empty(max(size, self._chunk_bytes), dtype=torch.uint8, device=self._device)
 
-    def _laid_out(self, places: Sequence[_Place], digests: Sequence[str]) -> Layout:
+    def _laid_out(self, places: Sequence[_Place], digests: Sequence[str]) -> SnapshotLayout:
         sizes = tuple(len(chunk) for chunk in self.chunks)
         entries = (
             Entry(p.name, p.dtype, p.shape, sum(sizes[: p.chunk]) + p.at, digest)
             for p, digest in zip(places, digests, strict=True)
         )
-        return Layout(sizes, tuple(entries))
+        return SnapshotLayout(sizes, tuple(entries))
 
 
 class _Place(NamedTuple):
@@ -107,7 +107,7 @@ class _Place(NamedTuple):
     at: int
 
 
-def all_views(layout: Layout, chunks: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
+def all_views(layout: SnapshotLayout, chunks: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors chunk by chunk, valid until the next chunk is requested. Raises WeightsCorrupt."""
     for index, chunk in enumerate(chunks):
         yield from layout.views(index, chunk)

@@ -25,7 +25,7 @@ from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.weights.device.cuda_ipc import mapped
 from asyncrl.weights.device.process_group import ProcessGroup
-from asyncrl.weights.device.snapshot import Layout, all_views
+from asyncrl.weights.device.snapshot import SnapshotLayout, all_views
 from asyncrl.weights.local.file import checked_entries, digest_of
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from asyncrl.wire import WireError, pack, unpack
@@ -89,7 +89,7 @@ class LearnerClient:
 class LeasedWeights:
     """A version that the learner keeps unchanged until `close`, or until the lease ends."""
 
-    def __init__(self, subscriber: DeviceSubscriber, terms: Mapping[str, Any], layout: Layout) -> None:
+    def __init__(self, subscriber: DeviceSubscriber, terms: Mapping[str, Any], layout: SnapshotLayout) -> None:
         self.id = WeightsVersion(*terms["id"])
         self.layout = layout
         self._subscriber, self._terms = subscriber, terms
@@ -186,7 +186,7 @@ class DeviceSubscriber:
             raise WeightsCorrupt(f"the learner's layout cannot be read: {error!r}") from error
         if digest_of(entries) != id.digest:
             raise WeightsCorrupt(f"the learner's layout has another digest than {id}")
-        return LeasedWeights(self, terms, Layout(tuple(sizes), entries))
+        return LeasedWeights(self, terms, SnapshotLayout(tuple(sizes), entries))
 
     def close(self) -> None:
         self._stop.set()
@@ -196,7 +196,7 @@ class DeviceSubscriber:
         for client in (self.client, self._watch):
             client.close()
 
-    def chunks(self, terms: Mapping[str, Any], layout: Layout) -> Iterator[Tensor]:
+    def chunks(self, terms: Mapping[str, Any], layout: SnapshotLayout) -> Iterator[Tensor]:
         """Yields the chunks in memory of this process."""
         if terms["handles"]:
             yield from chunks_of(terms["handles"], layout, None, self._device(), self._map)
@@ -261,8 +261,13 @@ def join_group(meeting: Mapping[str, Any], rank: int) -> ProcessGroup:
     )
 
 
-def chunks_of(handles: Sequence[dict[str, Any]], layout: Layout, group: ProcessGroup | None, device: torch.device,
-              map_chunk: Map = mapped) -> Iterator[Tensor]:  # fmt: skip
+def chunks_of(
+    handles: Sequence[dict[str, Any]],
+    layout: SnapshotLayout,
+    group: ProcessGroup | None,
+    device: torch.device,
+    map_chunk: Map = mapped,
+) -> Iterator[Tensor]:
     """Yields the chunks in a process of an engine, mapped or received. Raises RunError."""
     if handles:
         yield from (map_chunk(handle, device) for handle in handles)

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from asyncrl.errors import RunError
 from asyncrl.weights.device.cuda_ipc import export
 from asyncrl.weights.device.process_group import ProcessGroup
-from asyncrl.weights.device.snapshot import Snapshot
+from asyncrl.weights.device.snapshot import DeviceSnapshot
 from asyncrl.wire import WireError
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ JOIN_S = 60.0
 
 
 class Transport(Protocol):
-    def describe(self, snapshot: Snapshot) -> Mapping[str, Any]:
+    def describe(self, snapshot: DeviceSnapshot) -> Mapping[str, Any]:
         """What a reader must know besides the layout."""
         ...
 
@@ -34,7 +34,7 @@ class Transport(Protocol):
         """Where `ranks` processes of the reader meet the learner. Raises WireError."""
         ...
 
-    def send(self, reader: str, snapshot: Snapshot) -> None:
+    def send(self, reader: str, snapshot: DeviceSnapshot) -> None:
         """Send to the processes that joined; returns at once. Raises WireError."""
         ...
 
@@ -53,13 +53,13 @@ class Mapped:
         # Torch keeps a record of every export as long as the memory exists, and chunks stay for the whole run.
         self._exported: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
-    def describe(self, snapshot: Snapshot) -> Mapping[str, Any]:
+    def describe(self, snapshot: DeviceSnapshot) -> Mapping[str, Any]:
         return {"handles": [self._handle(chunk) for chunk in snapshot.chunks]}
 
     def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
         raise WireError("weights are mapped here: there is no group to join")
 
-    def send(self, reader: str, snapshot: Snapshot) -> None:
+    def send(self, reader: str, snapshot: DeviceSnapshot) -> None:
         raise WireError("weights are mapped here: nothing is sent")
 
     def forget(self, reader: str) -> None:
@@ -82,7 +82,7 @@ class Broadcast:
         self._kind, self._folder, self._wait_s = kind, folder, wait_s
         self._readers: dict[str, _Reader] = {}
 
-    def describe(self, snapshot: Snapshot) -> Mapping[str, Any]:
+    def describe(self, snapshot: DeviceSnapshot) -> Mapping[str, Any]:
         return {"handles": []}
 
     def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ class Broadcast:
         self._readers[reader].join(lambda: ProcessGroup(self._kind, meet, 0, 1 + ranks, self._wait_s))
         return {"kind": self._kind, "meet": str(meet), "size": 1 + ranks, "wait_s": self._wait_s}
 
-    def send(self, reader: str, snapshot: Snapshot) -> None:
+    def send(self, reader: str, snapshot: DeviceSnapshot) -> None:
         if reader not in self._readers:
             raise WireError(f"{reader} asks for weights without having joined")
         self._readers[reader].send(list(snapshot.chunks))

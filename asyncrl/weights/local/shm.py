@@ -13,7 +13,7 @@ import torch
 
 from asyncrl.weights.local.file import ALIGN, ITEM_BYTES, MAGIC, Entry, digest_of, pack_index, threads_for
 from asyncrl.weights.local.folder import File, Folder, Watch
-from asyncrl.weights.local.slots import Slot
+from asyncrl.weights.local.reused_files import ReusedFile
 from asyncrl.weights.protocol import WeightsVersion
 
 _WORTH_A_THREAD = 1 << 20
@@ -30,7 +30,7 @@ class ShmPublisher:
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, torch.Tensor]]) -> WeightsVersion:
         """Write, then rename. Raises RunError naming the folder if its file system is full."""
-        slot: Slot | None = None
+        slot: ReusedFile | None = None
         try:
             slot = self._folder.begin()
             id = WeightsVersion(branch, version, _write(slot, named))
@@ -72,7 +72,7 @@ class ShmWeights(File):
             yield e.name, flat.view(e.shape)
 
 
-def _write(slot: Slot, named: Iterable[tuple[str, torch.Tensor]]) -> str:
+def _write(slot: ReusedFile, named: Iterable[tuple[str, torch.Tensor]]) -> str:
     """Write the tensors, index and trailer; returns the digest.
 
     Tensors are copied and hashed in parallel, at most two per thread: those of a sharded model come one by one, and are
@@ -101,7 +101,7 @@ def _write(slot: Slot, named: Iterable[tuple[str, torch.Tensor]]) -> str:
 class _Copies:
     """Copies tensors into a slot: small ones at once, large ones in threads."""
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: ReusedFile) -> None:
         self._slot = slot
         self._threads = threads_for(slot.size)
         self._pool = ThreadPoolExecutor(self._threads, "weights copy")

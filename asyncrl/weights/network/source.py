@@ -1,4 +1,4 @@
-"""A mirror's client of a Server (server.py): asks what is new there and fetches its bytes, chunk by chunk."""
+"""A mirror's client of a WeightsServer (server.py): asks what is new there and fetches its bytes, chunk by chunk."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
 from asyncrl.weights.local.shm import ShmPublisher
 from asyncrl.weights.network import source
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import WeightsCorrupt
 from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_trajectory, pack, unpack
 from tests.buffer.fakes import open_buffer, trajectory
@@ -153,7 +153,7 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
 
 def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     id = ShmPublisher(tmp_path / "w").publish(0, 0, [])
-    server = Server(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
+    server = WeightsServer(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
     while server.latest is None:  # a thread looks at what changed
         server.turn()
     name = f"0-0-{id.digest}"

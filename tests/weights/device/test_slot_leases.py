@@ -13,7 +13,7 @@ from asyncrl.errors import RunError
 from asyncrl.weights.device import slot_leases
 from asyncrl.weights.device.checksum import as_hex, checksum
 from asyncrl.weights.device.slot_leases import SlotLeases
-from asyncrl.weights.device.snapshot import Snapshot, all_views
+from asyncrl.weights.device.snapshot import DeviceSnapshot, all_views
 from asyncrl.weights.protocol import WeightsVersion
 from tests.weights.device.device_model import alike, model
 
@@ -45,7 +45,7 @@ def test_a_checksum_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyP
 
 
 def test_a_snapshot_is_a_copy_that_keeps_its_memory() -> None:
-    snapshot = Snapshot(CPU, chunk_bytes=4096)
+    snapshot = DeviceSnapshot(CPU, chunk_bytes=4096)
     first = model(0)
     a = snapshot.fill(0, first.items())
     memory = [chunk.data_ptr() for chunk in snapshot.chunks]
@@ -57,16 +57,16 @@ def test_a_snapshot_is_a_copy_that_keeps_its_memory() -> None:
     assert [chunk.data_ptr() for chunk in snapshot.chunks] == memory
     assert alike(dict(all_views(snapshot.layout, snapshot.chunks)), model(1))
     assert a != b
-    assert a == Snapshot(CPU, chunk_bytes=100).fill(7, model(0).items()), "whatever the chunks"
+    assert a == DeviceSnapshot(CPU, chunk_bytes=100).fill(7, model(0).items()), "whatever the chunks"
     snapshot.fill(2, [("w", torch.ones(3))])
     assert len(snapshot.chunks) == 1
 
 
 def test_weights_that_are_not_finite_or_of_no_known_type_are_not_published() -> None:
     with pytest.raises(RunError, match="version 3 are not published: b holds"):
-        Snapshot(CPU).fill(3, [("a", torch.ones(2)), ("b", torch.tensor([1.0, float("nan")]))])
+        DeviceSnapshot(CPU).fill(3, [("a", torch.ones(2)), ("b", torch.tensor([1.0, float("nan")]))])
     with pytest.raises(ValueError, match="complex64"):
-        Snapshot(CPU).fill(3, [("a", torch.ones(2, dtype=torch.complex64))])
+        DeviceSnapshot(CPU).fill(3, [("a", torch.ones(2, dtype=torch.complex64))])
 
 
 # Loans.
@@ -110,6 +110,6 @@ def test_what_is_lent_stays_or_its_reader_is_told(steps: list[tuple[str, int]]) 
 
 def test_versions_are_named_as_everywhere() -> None:
     """Digests of a snapshot are those of names, types, shapes and checksums, in the order of names."""
-    one, other = Snapshot(CPU), Snapshot(CPU)
+    one, other = DeviceSnapshot(CPU), DeviceSnapshot(CPU)
     assert one.fill(0, model(0).items()) == other.fill(0, reversed(list(model(0).items())))
     assert WeightsVersion(0, 1, "").order < WeightsVersion(1, 0, "").order

@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.engines.vllm.cpu_load import pack_tied_head
-from asyncrl.weights.device.snapshot import Layout
+from asyncrl.weights.device.snapshot import SnapshotLayout
 from asyncrl.weights.device.subscriber import chunks_of, join_group
 from asyncrl.weights.local.file import checked_entries
 from asyncrl.weights.protocol import WeightsCorrupt
@@ -112,7 +112,9 @@ class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
         """Raises WeightsCorrupt for a chunk with a wrong checksum, before it is loaded."""
         load = load_weights or self.model.load_weights
         sizes = tuple(update_info.sizes)
-        layout = Layout(sizes, checked_entries(update_info.entries, sum(sizes), "the learner's layout", begin=0))
+        layout = SnapshotLayout(
+            sizes, checked_entries(update_info.entries, sum(sizes), "the learner's layout", begin=0)
+        )
         for index, chunk in enumerate(chunks_of(update_info.handles, layout, self._group, self._device)):
             load(layout.views(index, chunk))
 
