@@ -16,7 +16,7 @@ import importlib.util
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, overload
@@ -55,13 +55,16 @@ def resolve(name: str, table: Mapping[str, Any] | None, field: str) -> Any:
     value: Any = load(where, name, field)
     for part in attribute.split("."):
         if not hasattr(value, part):
-            public = [a for a in getattr(value, "__dict__", ()) if not a.startswith("_")]
             raise ValueError(
-                f"{field}: {name!r}: {where!r} has no {attribute!r}{_nearest(part, public)}. "
+                f"{field}: {name!r}: {where!r} has no {attribute!r}{_nearest(part, _public(value))}. "
                 f"Name an attribute that it defines."
             )
         value = getattr(value, part)
     return value
+
+
+def _public(value: Any) -> list[str]:
+    return [name for name in getattr(value, "__dict__", ()) if not name.startswith("_")]
 
 
 def choose(
@@ -125,21 +128,20 @@ def check_options(fn: Callable[..., Any], options: Mapping[str, Any], field: str
 
 
 def _check_option_names(
-    fn: Callable[..., Any], of: str, options: Mapping[str, Any], field: str, provided: Collection[str]
+    fn: Callable[..., Any], of: str, options: Mapping[str, Any], field: str, provided: set[str]
 ) -> None:
     parameters = inspect.signature(fn).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {n: p for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     free = [n for n in named if n not in provided]
-    for name in options:
-        if name in provided:
-            raise ValueError(f"{field}.{name}: is passed to {of} by asyncrl itself. Remove it from the options.")
-        if name not in named and not takes_any:
-            hint, listed = _nearest(name, free), ", ".join(free) or "none"
-            raise ValueError(f"{field}.{name}: {of} has no such option{hint}. It takes: {listed}.")
-    for name in free:
-        if named[name].default is inspect.Parameter.empty and name not in options:
-            raise ValueError(f"{field}.{name}: {of} needs it and it is not set. Add it to the options.")
+    if twice := [name for name in options if name in provided]:
+        raise ValueError(f"{field}.{twice[0]}: is passed to {of} by asyncrl itself. Remove it from the options.")
+    if not takes_any and (unknown := [name for name in options if name not in named]):
+        hint, listed = _nearest(unknown[0], free), ", ".join(free) or "none"
+        raise ValueError(f"{field}.{unknown[0]}: {of} has no such option{hint}. It takes: {listed}.")
+    needed = [name for name in free if named[name].default is inspect.Parameter.empty]
+    if missing := [name for name in needed if name not in options]:
+        raise ValueError(f"{field}.{missing[0]}: {of} needs it and it is not set. Add it to the options.")
 
 
 def _check_value(value: Any, hint: Any, field: str, of: str) -> None:

@@ -1,6 +1,6 @@
 """Keeps a folder of this host at the newest version that a WeightsServer (server.py) has.
 
-    WeightsServer ──latest, chunks──> Mirror (thread of one actor per host) ──verified──> folder in shared memory ──> actors
+    WeightsServer ──latest, chunks──> Mirror (a thread per host) ──verified──> folder in shared memory ──> actors
 
 With a relay it serves its versions to other hosts, and asks the server every few seconds whom to fetch from itself
 (fanout.py): it returns to the server if that host is silent or lags behind.

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.rewards.group_score import open_group_score
+from asyncrl.rewards.group_score import GroupAnswer, open_group_score
 from asyncrl.rewards.scores.judge import JudgeFailed
 from asyncrl.rewards.scores.listwise import ListwiseJudge
 from tests.rewards.scores.test_judge import FakeEndpoint, endpoint
