@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.audit.checks import listed
 from asyncrl.audit.command import audit
 from asyncrl.buffer.ledger.payloads import SEGMENT_BYTES, checksum
 from asyncrl.cli import main
@@ -337,3 +338,9 @@ def test_the_command(original: RunFolder, capsys: pytest.CaptureFixture[str]) ->
         main(["audit", str(original.path), "--step", "2"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("step 2: batch 1")
+
+
+def test_every_check_says_what_must_hold() -> None:
+    sentences = [sentence for checks in listed().values() for sentence in checks]
+    assert len(sentences) > len(listed()) > 9
+    assert [sentence for sentence in sentences if not sentence.endswith(".")] == []
