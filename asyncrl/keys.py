@@ -44,8 +44,8 @@ class Keys:
         try:
             if path.stat().st_mode & 0o077:
                 raise RunError(f"{path} can be read by others than its owner: start the run again, with new keys.")
-            said = json.loads(path.read_text())
-            return cls(**{field.name: said[field.name].encode() for field in fields(cls)})
+            entries = json.loads(path.read_text())
+            return cls(**{field.name: entries[field.name].encode() for field in fields(cls)})
         except FileNotFoundError:
             raise RunError(f"{path} is not there: the run has ended, or its folder is another on this host.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

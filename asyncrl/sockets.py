@@ -59,7 +59,7 @@ class Endpoint:
         if isinstance(where, Endpoint):
             return where
         if not where.startswith(_LOCAL):
-            raise RunError(f"{where} is no address of this host; others need the run's keys: use RunFolder.address.")
+            raise RunError(f"{where} is not an address of this host; others need keys: use RunFolder.address.")
         return cls(where, where)
 
     def now(self) -> str:

@@ -188,7 +188,7 @@ def _trajectory_header(frame: Frame) -> _Header:
     try:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"header is no trajectory's: {error}") from error
+        raise WireError(f"header is not that of a trajectory: {error}") from error
     named = {"rewards": header.rewards, "timings": header.timings, "metrics": header.metrics}
     if not math.isfinite(header.reward + sum(sum(numbers.values()) for numbers in named.values())):
         # One of them is not finite, or their sum overflows.
@@ -210,7 +210,7 @@ def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
     if np.minimum.reduce(token_ids) < 0:
         raise WireError(f"{where}.token_ids holds a negative id")
     if not (np.maximum.reduce(logprobs) <= 1e-3 and np.minimum.reduce(logprobs) >= _LEAST):
-        raise WireError(f"{where}.logprobs holds a value that is no log-probability")
+        raise WireError(f"{where}.logprobs holds a value that is not a log-probability")
     if np.minimum.reduce(versions) < CONTEXT or (versions >= 0).tobytes() != bytes(frames[1]):
         # numpy would accept a byte other than 0 or 1 as a bool.
         if np.maximum.reduce(mask.view(np.uint8)) > 1:

@@ -35,21 +35,21 @@ def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", o
             trained = export.of_step(evidence, step)
             _write(trained, "\n".join(_step_lines(step, trained, config)), format, out, run)
             return 0
-        found = list(violations(evidence))
+        violated = list(violations(evidence))
     about = figures(evidence)
     verdict: dict[str, Any] = {
         "run": str(run.path),
-        "holds": not found,
-        "violations": [asdict(v) for v in found],
+        "holds": not violated,
+        "violations": [asdict(v) for v in violated],
         "checks": listed(),
     }
-    lines = [*_lines(run, about, config), "", *_verdict(found)]
+    lines = [*_lines(run, about, config), "", *_verdict(violated)]
     if format == "parquet":
         _write(export.of_run(evidence), "", format, out, run)
-        print("\n".join(_verdict(found)))
+        print("\n".join(_verdict(violated)))
     else:
         _write(verdict | asdict(about), "\n".join(lines), format, out, run)
-    return 1 if found else 0
+    return 1 if violated else 0
 
 
 def _write(data: Any, text: str, format: Format, out: Path | None, run: RunFolder) -> None:
@@ -101,15 +101,15 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
         yield f"{fate:<18}{b['count']:>8}{means}  {_listed(b['environments'])}".rstrip()
 
 
-def _verdict(found: list[Violation]) -> Iterator[str]:
-    if not found:
+def _verdict(violated: list[Violation]) -> Iterator[str]:
+    if not violated:
         yield "audit: every witness agrees"
         return
-    yield f"audit: VIOLATION of {found[0]}"
-    for violation in found[1:SHOWN]:
+    yield f"audit: VIOLATION of {violated[0]}"
+    for violation in violated[1:SHOWN]:
         yield f"  also {violation}"
-    if len(found) > SHOWN:
-        yield f"  and {len(found) - SHOWN} more (--format json lists them)"
+    if len(violated) > SHOWN:
+        yield f"  and {len(violated) - SHOWN} more (--format json lists them)"
 
 
 def _step_lines(step: int, trained: list[dict[str, Any]], config: Config) -> Iterator[str]:

@@ -15,7 +15,7 @@ from asyncrl.data.base import Curriculum, GroupResult
 
 
 def curriculum(ledger: LedgerRows, again: Curriculum) -> Iterator[str]:
-    """`again` is the run's curriculum, made anew from the configuration; the checks restore states into it."""
+    """`again` is the run's curriculum, made again from the configuration; the checks restore states into it."""
     return apply(CURRICULUM, ledger, again)
 
 

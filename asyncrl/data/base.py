@@ -19,7 +19,7 @@ before it hands the task to an environment, so that anything random in an episod
 class TaskSource(Protocol):
     """Tasks by position, the same for the same (seed, index) in every process and after every restart.
 
-    The buffer keeps one number, the next index, and needs no other state to go on where it stopped. A source whose
+    The buffer keeps one number, the next index, and needs no other state to continue where it stopped. A source whose
     groups are of several sizes says so as `asyncrl/data/group_sizes.py` asks.
     """
 
@@ -52,7 +52,7 @@ class Curriculum(Protocol):
     """Chooses the next task from the results so far. Called by the buffer, never by two threads at once.
 
     Its state changes in `update` only, so a draw follows from (state, number) alone. The buffer keeps every state with
-    the batch after which it came to be: a run that goes on after a crash, or from an earlier step, has the state of
+    the batch after which it came to be: a run that continues after a crash, or from an earlier step, has the state of
     that step, and an audit draws everything again.
     """
 

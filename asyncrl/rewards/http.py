@@ -52,15 +52,15 @@ async def _ask(
         try:
             return await asyncio.to_thread(_answer, url, data, dict(headers or {}), timeout_s)
         except urllib.error.HTTPError as error:
-            said = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
+            problem = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
             if error.code not in _BUSY:
-                raise ServiceFailed(f"{url} refused: {said}") from error
+                raise ServiceFailed(f"{url} refused: {problem}") from error
             pause = _retry_after(error.headers.get("Retry-After"))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            said, pause = f"{type(error).__name__}: {error}", None
+            problem, pause = f"{type(error).__name__}: {error}", None
         if attempt < retries:
             await asyncio.sleep(min(pause or backoff_s * 2**attempt * random.uniform(0.5, 1.5), 60.0))
-    raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {said}")
+    raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {problem}")
 
 
 def _answer(url: str, data: bytes | None, headers: dict[str, str], timeout_s: float) -> Any:

@@ -20,10 +20,10 @@ class NemoGymSource(ListedTasks):
         Args:
             path: the file; of a task, `row` is its line as it stands there.
             held_out_size: how many of the last rows are kept out of training.
-        Raises ConfigError for a missing file, or a line that is no such row.
+        Raises ConfigError for a missing file, or a line that is not such a row.
         """
         if not Path(path).is_file():
-            raise ConfigError(f"data.options.path is {path!r}, which is no file: expected JSON lines of NeMo Gym.")
+            raise ConfigError(f"data.options.path is {path!r}, which is not a file: expected JSON lines of NeMo Gym.")
         tasks = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
             if line.strip():

@@ -66,20 +66,20 @@ def make(
     """The configuration of a level; beyond the last level, that of the last."""
     config = configs[min(level, len(configs) - 1)]
     index, text = rng.randrange(config.get("size", _SIZE)), json.dumps(config)
-    found = entry(dataset, text, index)
+    made = entry(dataset, text, index)
     return {
         "id": f"{dataset}-{index}",
-        "prompt": found["question"] + instruction,
+        "prompt": made["question"] + instruction,
         "data_source": f"reasoning_gym/{dataset}",
-        "ground_truth": found["answer"],
+        "ground_truth": made["answer"],
         "extra_info": {"dataset": dataset, "config": text, "index": index},
     }
 
 
 def entry(dataset: str, config: str, index: int) -> Mapping[str, Any]:
     """reasoning-gym's question, answer and metadata."""
-    found: Mapping[str, Any] = opened(dataset, config)[index]
-    return found
+    made: Mapping[str, Any] = opened(dataset, config)[index]
+    return made
 
 
 @lru_cache(maxsize=16)

@@ -39,5 +39,5 @@ def opening(task: Task, *texts: str) -> list[Message]:
     [{'role': 'user', 'content': 'Win.\\n\\nYour move?'}]
     """
     prompt = task.get("prompt") or ""
-    before, said = ([], prompt) if isinstance(prompt, str) else (list(prompt), "")
-    return [*before, {"role": "user", "content": "\n\n".join(filter(None, (said, *texts)))}]
+    before, text = ([], prompt) if isinstance(prompt, str) else (list(prompt), "")
+    return [*before, {"role": "user", "content": "\n\n".join(filter(None, (text, *texts)))}]

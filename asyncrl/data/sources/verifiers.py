@@ -51,7 +51,7 @@ class VerifiersSource(ListedTasks):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"data.options.python: listing the tasks of {taskset} failed: {error}") from error
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise ConfigError(f"data.options.taskset is {taskset}, which verifiers does not load: {last}")
         tasks = [
             {"id": f"{taskset['id']}-{index}", "prompt": task["prompt"], "index": index}

@@ -29,12 +29,12 @@ def environment(config: dict[str, Any]) -> Any:
 
 
 def listed(tasks: Iterator[Any], size: int) -> list[dict[str, Any]]:
-    found = []
+    listed = []
     for index, task in enumerate(itertools.islice(tasks, size)):
         data = task.data.model_dump(mode="json")
         prompt = data.get("prompt") or ""
-        found.append({"id": str(data.get("id") or index), "prompt": prompt})
-    return found
+        listed.append({"id": str(data.get("id") or index), "prompt": prompt})
+    return listed
 
 
 def use_this_python() -> None:

@@ -111,10 +111,10 @@ def _jailed(plan: dict[str, Any], stdin: str) -> Result:
             process.kill()  # init dies with it, and the rest with init
             process.wait()
             return Result("SandboxError", f"the jail did not end within {plan['timeout'] + GRACE_S} s")
-        said, stdout, stderr = (_read(file) for file in (report, out, err))
-    if not said:
+        output, stdout, stderr = (_read(file) for file in (report, out, err))
+    if not output:
         return Result("SandboxError", f"the jail died (exit code {process.returncode}): {stderr[-500:]}")
-    report_of: dict[str, Any] = json.loads(said)
+    report_of: dict[str, Any] = json.loads(output)
     if error := report_of.get("error"):
         remedy = (
             "as root the code runs as another user, who must be able to read this Python"

@@ -29,10 +29,10 @@ def gsm8k(
     """
     truth = _number(str(ground_truth).rpartition("####")[2])
     if truth is None:
-        raise ValueError(f"gsm8k: the ground truth {ground_truth!r} is no number")
+        raise ValueError(f"gsm8k: the ground truth {ground_truth!r} is not a number")
     tail = solution_str[-_TAIL:]
-    found = re.findall(rf"####\s*({_NUMBER})" if method == "strict" else f"({_NUMBER})", tail)
-    answer = _number(found[-1]) if found else None
+    matches = re.findall(rf"####\s*({_NUMBER})" if method == "strict" else f"({_NUMBER})", tail)
+    answer = _number(matches[-1]) if matches else None
     return {"score": float(answer == truth), "answered": float(answer is not None)}
 
 
@@ -54,11 +54,11 @@ def multiple_choice(
     one = f"[({{]?\\s*([{either}])\\b(?!(?<=[I{letters.lower()}])\\s+\\w)"
     tail = solution_str[-_TAIL:].replace("*", "")
     for pattern in (r"\\boxed\{(?:\\text\{)?\s*\(?" + f"([{letters}])", rf"(?i:answer)\s*(?i:is)?\s*:?\s*{one}"):
-        if found := re.findall(pattern, tail):
+        if matches := re.findall(pattern, tail):
             break
     else:
-        found = re.findall(rf"^\s*\(?([{letters}])\)?\s*[.:]?\s*$", tail, re.MULTILINE)
-    answer = found[-1].upper() if found else None
+        matches = re.findall(rf"^\s*\(?([{letters}])\)?\s*[.:]?\s*$", tail, re.MULTILINE)
+    answer = matches[-1].upper() if matches else None
     return {"score": float(answer == str(ground_truth).strip(" ().").upper()), "answered": float(answer is not None)}
 
 
@@ -146,8 +146,8 @@ def _truths(ground_truth: Any) -> list[str]:
 def _tagged(text: str, tag: str | None) -> str:
     if tag is None:
         return text
-    found = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
-    return str(found[-1]) if found else ""
+    matches = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
+    return str(matches[-1]) if matches else ""
 
 
 def _normal(text: str) -> str:

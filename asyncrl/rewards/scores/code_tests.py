@@ -87,9 +87,9 @@ class CodeTests:
         word = secrets.token_hex(16)
         files = {"solution.py": code.encode(), "tests.json": json.dumps(plan).encode()}
         result = await self._run(Run(_HARNESS, stdin=word, files=files))
-        said = result.run.stdout if result.run else ""
+        output = result.run.stdout if result.run else ""
         count = len(calls) or len(plan["checks"] or ())
-        passed = {int(line.split()[1]) for line in said.splitlines() if line.startswith(word)}
+        passed = {int(line.split()[1]) for line in output.splitlines() if line.startswith(word)}
         return [i in passed for i in range(count)], bool(result.run and result.run.status == "TimeLimitExceeded")
 
     async def _run(self, run: Run) -> Result:

@@ -32,7 +32,7 @@ def equal(solution_str: str, ground_truth: str) -> dict[str, float]:
 
     truth = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None) or parse(ground_truth, parsing_timeout=None)
     if not truth:
-        raise ValueError(f"math: the ground truth {ground_truth!r} is no mathematical expression")
+        raise ValueError(f"math: the ground truth {ground_truth!r} is not a mathematical expression")
     answer = parse(solution_str, parsing_timeout=None)
     same = bool(answer) and bool(verify(truth, answer, timeout_seconds=None))
     return {"score": float(same), "answered": float(bool(answer))}

@@ -49,10 +49,10 @@ def dashboard(
 
 def newest(runs_dir: Path) -> RunFolder:
     """The run that was started last. Raises RunError if there is none."""
-    found = sorted(runs_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    records = sorted(runs_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    if not records:
         raise RunError(f"{runs_dir} holds no run: give a run folder, or start one with `asyncrl launch`.")
-    return RunFolder.existing(found[-1].parent)
+    return RunFolder.existing(records[-1].parent)
 
 
 def open_local(run: RunFolder, *, port: int | None = None, browser: bool = True) -> tuple[Any, str]:

@@ -29,11 +29,11 @@ def write_report(run: RunFolder) -> Path:
     """Write `report.html`, one self-contained page, and `plots/*.png`. Raises ValueError for unreadable metrics."""
     records = jsonl.by_step(run.metrics)
     run.plots.mkdir(exist_ok=True)
-    known = names(records)
+    recorded = names(records)
     pictures: dict[str, str] = {}
     for panels in DASHBOARD.values():
         for panel in panels:
-            png = draw(panel, records, known)
+            png = draw(panel, records, recorded)
             if png is not None:
                 (run.plots / f"{panel.slug}.png").write_bytes(png)
                 pictures[panel.slug] = base64.b64encode(png).decode()

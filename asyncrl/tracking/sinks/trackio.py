@@ -1,6 +1,6 @@
 """Sends records to trackio: a local database and dashboard that need no account.
 
-The database lies in `<launch.runs_dir>/.trackio`, beside the run folders, so that one dashboard compares runs.
+The database is in `<launch.runs_dir>/.trackio`, next to the run folders, so that one dashboard compares runs.
 Imported only when the sink is used: `pip install 'asyncrl[trackio]'`.
 """
 

@@ -105,8 +105,8 @@ def left_s(pace: Sequence[tuple[float, float]], steps: int, wall_s: float) -> fl
     recent = pace[-PACE_STEPS:]
     if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
         return None
-    (first, begun), (last, ended) = recent[0], recent[-1]
-    per_step = (ended - begun) / (last - first)
+    (first, started), (last, ended) = recent[0], recent[-1]
+    per_step = (ended - started) / (last - first)
     return max((steps - last) * per_step - (wall_s - ended), 0.0)
 
 

@@ -154,9 +154,9 @@ class Watch:
                 stat = path.stat()
                 mark = (stat.st_ino, stat.st_mtime_ns)
                 if self._seen is None or self._seen[0] != mark:
-                    said = json.loads(path.read_text())
-                    id = WeightsVersion(int(said["branch"]), int(said["version"]), str(said["digest"]))
-                    self._seen = (mark, id, str(said["file"]))
+                    pointer = json.loads(path.read_text())
+                    id = WeightsVersion(int(pointer["branch"]), int(pointer["version"]), str(pointer["digest"]))
+                    self._seen = (mark, id, str(pointer["file"]))
             except FileNotFoundError:
                 return None
             except (ValueError, KeyError, TypeError) as error:

@@ -197,7 +197,7 @@ class _Streams:
 def _header(delta: bytes | memoryview) -> tuple[dict[str, Any], int]:
     start = len(MAGIC) + _LENGTH.size
     if len(delta) < start or bytes(delta[: len(MAGIC)]) != MAGIC:
-        raise WeightsCorrupt("this is no delta")
+        raise WeightsCorrupt("this is not a delta")
     (length,) = _LENGTH.unpack(delta[len(MAGIC) : start])
     if length > MAX_HEADER_BYTES or start + length > len(delta):
         raise WeightsCorrupt("the delta's header is cut short")
@@ -210,13 +210,13 @@ def _header(delta: bytes | memoryview) -> tuple[dict[str, Any], int]:
     return header, start + length
 
 
-def _blocks(said: Any, entries: Sequence[Entry]) -> list[_Block]:
-    if not isinstance(said, list):
+def _blocks(rows: Any, entries: Sequence[Entry]) -> list[_Block]:
+    if not isinstance(rows, list):
         raise WeightsCorrupt("the delta has no list of blocks")
     found = []
-    for numbers in said:
+    for numbers in rows:
         if not isinstance(numbers, list) or len(numbers) != 7 or not all(type(n) is int for n in numbers):
-            raise WeightsCorrupt("the delta has a block that is none")
+            raise WeightsCorrupt("the delta has a malformed block")
         block = _Block(*numbers)
         if not 0 <= block.entry < len(entries):
             raise WeightsCorrupt("the delta has a block of no tensor")

@@ -182,8 +182,8 @@ class WeightsServer:
         self.counts["chunks"] += 1
         self.counts["sent_bytes"] += len(data)
         # Not copied: if the version is replaced before it is sent, the checksum shows it.
-        said = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
-        self._send(peer, header, said, data)
+        fields = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
+        self._send(peer, header, fields, data)
 
     def _join(self, peer: bytes, header: Mapping[str, Any]) -> None:
         relay, lost = header.get("relay"), header.get("lost")
@@ -227,7 +227,7 @@ class WeightsServer:
                 self._look_at = now + AGAIN_S
                 if str(error) != self._told:
                     self._told = str(error)
-                    log.error("a version is not handed on: %s", error)
+                    log.error("a version is not served: %s", error)
         for old in [p for p in self._previous if now - p.asked > IDLE_S]:
             self._forget(old)
 
@@ -259,9 +259,9 @@ class WeightsServer:
         if old.file is not None:
             old.file.close()
 
-    def _send(self, peer: bytes, request: Mapping[str, Any], said: Mapping[str, Any], data: Frame = b"") -> None:
+    def _send(self, peer: bytes, request: Mapping[str, Any], fields: Mapping[str, Any], data: Frame = b"") -> None:
         n = request.get("n")
-        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **said})
+        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **fields})
         try:
             self._socket.send_multipart([peer, header, data], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:

@@ -34,7 +34,7 @@ def test_gsm8k(solution: str, truth: str, strict: float, flexible: float) -> Non
 
 
 def test_gsm8k_refuses_a_truth_that_is_no_number() -> None:
-    with pytest.raises(ValueError, match="the ground truth 'seven' is no number"):
+    with pytest.raises(ValueError, match="the ground truth 'seven' is not a number"):
         value("gsm8k", "#### 7", "seven")
 
 

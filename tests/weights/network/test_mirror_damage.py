@@ -144,7 +144,7 @@ def test_a_damaged_file_is_told_once_and_the_next_version_is_served(
         for turn in range(30):
             now[0] = turn * AGAIN_S / 3
             server.turn()
-        assert len([r for r in caplog.records if "not handed on" in r.message]) == 1
+        assert len([r for r in caplog.records if "not served" in r.message]) == 1
         assert server.latest is None
         id = place.publish(1)
 
