@@ -29,12 +29,12 @@ def environment(config: dict[str, Any]) -> Any:
 
 
 def listed(tasks: Iterator[Any], size: int) -> list[dict[str, Any]]:
-    listed = []
+    rows = []
     for index, task in enumerate(itertools.islice(tasks, size)):
         data = task.data.model_dump(mode="json")
         prompt = data.get("prompt") or ""
-        listed.append({"id": str(data.get("id") or index), "prompt": prompt})
-    return listed
+        rows.append({"id": str(data.get("id") or index), "prompt": prompt})
+    return rows
 
 
 def use_this_python() -> None:
