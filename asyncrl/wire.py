@@ -1,7 +1,7 @@
 """A record as ZeroMQ frames: one msgpack header, then the raw array buffers. Decoding copies nothing.
 
-Nothing is unpickled. What arrives is checked before use (lengths, dtypes, ranges, finite numbers), and a malformed
-message raises `WireError` with the field named, so that the receiver can refuse it and go on.
+Nothing is unpickled. Every message is checked before use (lengths, dtypes, ranges, finite numbers), and a malformed one
+raises `WireError` naming the field, so that the receiver can refuse it and continue.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _LEAST = np.finfo(np.float32).min
 
 
 class WireError(ValueError):
-    """A message that cannot be what it claims to be."""
+    """A malformed message."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-"""The ledger sums them over a run: no few of them may pass 63 bits, or it could not be opened any more."""
+"""Largest number in a record: the ledger sums them over a run, and SQLite refuses sums above 63 bits."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=1024)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """Of a trajectory. Decoded and checked in one go, since the buffer does it for every trajectory of a run."""
+    """The header of a trajectory, decoded and checked in one pass, since the buffer does it for every trajectory."""
 
     id: tuple[_Count, _Count, _Count]
     attempt: _Count
@@ -66,7 +66,7 @@ def pack(header: Mapping[str, Any]) -> bytes:
 
 
 def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
-    """A header. Raises WireError when it is too large, not msgpack, or not a mapping with string keys."""
+    """A decoded header. Raises WireError if it is too large, not msgpack, or not a mapping with string keys."""
     _check_size(frame, max_bytes)
     try:
         header = msgpack.unpackb(frame, raw=False, strict_map_key=True)
@@ -78,7 +78,7 @@ def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
 
 
 def encode_trajectory(t: Trajectory) -> list[Frame]:
-    """[header, then for each row: token_ids, mask, logprobs, versions]."""
+    """The frames: [header, then for each row: token_ids, mask, logprobs, versions]."""
     header = {
         "id": [t.id.branch, t.id.group, t.id.index],
         "attempt": t.attempt,
@@ -98,12 +98,12 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
 
 
 def encode_row(row: Row) -> list[Frame]:
-    """[token_ids, mask, logprobs, versions]."""
+    """The frames of a row: [token_ids, mask, logprobs, versions]."""
     return [np.ascontiguousarray(getattr(row, name), dtype=dtype).data.cast("B") for name, dtype in _ARRAYS]
 
 
 def decode_prefixes(frames: Sequence[Frame]) -> list[Row]:
-    """Rows that end with what the policy sampled and hold context before: four frames each. Raises WireError."""
+    """Rows of context followed by sampled tokens, from four frames each. Raises WireError."""
     if len(frames) % len(_ARRAYS) or not all(map(len, frames)):
         raise WireError(f"prefixes have {len(_ARRAYS)} frames each, none of them empty; got {len(frames)} in all")
     found = []
@@ -188,10 +188,10 @@ def _trajectory_header(frame: Frame) -> _Header:
     try:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"header is no trajectory's: {error}") from error
+        raise WireError(f"header is not that of a trajectory: {error}") from error
     named = {"rewards": header.rewards, "timings": header.timings, "metrics": header.metrics}
     if not math.isfinite(header.reward + sum(sum(numbers.values()) for numbers in named.values())):
-        # One of them is not finite, or their sum is too large for a number.
+        # One of them is not finite, or their sum overflows.
         _number(header.reward, "reward")
         for name, numbers in named.items():
             for key, number in numbers.items():
@@ -206,13 +206,13 @@ def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
     token_ids, mask, logprobs, versions = [
         np.frombuffer(memoryview(frame).toreadonly(), dtype) for frame, dtype in zip(frames, _DTYPES, strict=True)
     ]
-    # Few passes over the arrays, since the buffer does this for every token of a run; a NaN is no maximum of anything.
+    # Few passes over the arrays, since the buffer does this for every token of a run. NaN makes the comparison false.
     if np.minimum.reduce(token_ids) < 0:
         raise WireError(f"{where}.token_ids holds a negative id")
     if not (np.maximum.reduce(logprobs) <= 1e-3 and np.minimum.reduce(logprobs) >= _LEAST):
-        raise WireError(f"{where}.logprobs holds a value that is no log-probability")
+        raise WireError(f"{where}.logprobs holds a value that is not a log-probability")
     if np.minimum.reduce(versions) < CONTEXT or (versions >= 0).tobytes() != bytes(frames[1]):
-        # A byte other than 0 or 1 is no bool, but numpy would take it for one.
+        # numpy would accept a byte other than 0 or 1 as a bool.
         if np.maximum.reduce(mask.view(np.uint8)) > 1:
             raise WireError(f"{where}.mask holds bytes other than 0 and 1")
         raise WireError(f"{where}.versions must be >= 0 on sampled tokens and {CONTEXT} elsewhere")

@@ -21,7 +21,7 @@ from asyncrl.config import Config
 from asyncrl.data.base import Message, Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
-from asyncrl.rewards.group_score import Answer, GroupScore, open_group_score
+from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
@@ -47,7 +47,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
                 )
                 if groups is None or ticket.kind == "eval":
                     return trajectory
-                answer = Answer(said, trajectory.reward, trajectory.rewards)
+                answer = GroupAnswer(said, trajectory.reward, trajectory.rewards)
                 return await groups.compared(ticket, trajectory, answer)
 
             yield play_env

@@ -22,8 +22,7 @@ def envs(words: list[str]) -> int:
 
 def rewards(words: list[str]) -> int:
     """Lists the scores and wrappers that come with asyncrl."""
-    from asyncrl.rewards import REWARDS, WRAPPERS
-    from asyncrl.rewards.group_score import GROUP_SCORES
+    from asyncrl.rewards.table import GROUP_SCORES, REWARDS, WRAPPERS
 
     tables = {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS, "env.group_score": GROUP_SCORES}
     return _list(rewards, words, tables)
@@ -37,10 +36,12 @@ def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping
         pass
 
     tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
+    from asyncrl.plugins import resolve
+
     for title, table in tables.items():
         print(title)
-        for name, entry in sorted(table.items()):
-            print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
+        for name in sorted(table):
+            print(f"  {name:<16} {(resolve(name, table, title).__doc__ or '').strip().partition(chr(10))[0]}")
     return 0
 
 

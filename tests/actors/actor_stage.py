@@ -16,7 +16,7 @@ from asyncrl.actors.loop import Actor
 from asyncrl.actors.weight_updates import DrainingEngine, Updates
 from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
-from asyncrl.rewards.group_score import Answer
+from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
@@ -148,7 +148,7 @@ class Stage:
                 ticket, make_env, engine, renderer, limits, progress, actor="actor-0", env_name="lookup"
             )
             compared = options.get("compared")  # as groups.py does: (ticket, trajectory, answer) -> trajectory
-            return await compared(ticket, trajectory, Answer([], 0.0, {})) if compared else trajectory
+            return await compared(ticket, trajectory, GroupAnswer([], 0.0, {})) if compared else trajectory
 
         self.actor = Actor(
             "actor-0", self.config, engine=engine, play=play_episode, buffer=self.buffer,

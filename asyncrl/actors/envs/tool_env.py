@@ -138,6 +138,5 @@ def cut(text: str, max_chars: int) -> str:
 
 def as_tool(tool: ToolLike) -> Tool:
     """A Tool from a Tool, a function, or the import path of either."""
-    if isinstance(tool, str):
-        tool = resolve(tool, {}, "env.options.tools")
-    return tool if isinstance(tool, Tool) else Tool.from_function(tool)
+    made: Any = resolve(tool, None, "env.options.tools") if isinstance(tool, str) else tool
+    return made if isinstance(made, Tool) else Tool.from_function(made)

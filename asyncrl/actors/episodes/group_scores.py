@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass, field
 
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained
-from asyncrl.rewards.group_score import Answer, GroupScore, checked
+from asyncrl.rewards.group_score import GroupAnswer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
 
@@ -29,7 +29,7 @@ PART = "group"
 
 @dataclass(slots=True)
 class _Group:
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, GroupAnswer] = field(default_factory=dict)
     """By index; those of episodes that are over and wait."""
     scored: asyncio.Future[dict[int, float]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -41,7 +41,7 @@ class Groups:
         self._groups: dict[tuple[int, int], _Group] = {}
         self._scoring: set[asyncio.Task[None]] = set()
 
-    async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: Answer) -> Trajectory:
+    async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: GroupAnswer) -> Trajectory:
         """The trajectory with its part of the group's score. Raises EpisodeFailed when the group does not become whole
         in time, or the score fails: `env_error`, never a reward."""
         key = ticket.id.branch, ticket.id.group

@@ -14,7 +14,7 @@ from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import CURRICULA
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import opened
+from asyncrl.plugins import build
 
 
 def draw_of(index: int, size: int | None) -> tuple[int, int]:
@@ -37,8 +37,10 @@ def open_source(config: Config) -> TaskSource:
 
     Raises ConfigError.
     """
-    given = {"seed": config.data.seed, "model": config.model.path}
-    source: TaskSource = opened(config.data.source, SOURCES, "data.source", config.data.options, "data.options", given)
+    defaults, options = {"seed": config.data.seed, "model": config.model.path}, config.data.options
+    source: TaskSource = build(
+        config.data.source, SOURCES, "data.source", options, options_field="data.options", defaults=defaults
+    )
     if source.train_size is not None and source.train_size < 1:
         raise ConfigError(
             f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."
@@ -66,7 +68,7 @@ def _check_sizes(config: Config, sizes: GroupSizes) -> None:
 def open_curriculum(config: Config, source: TaskSource) -> Curriculum:
     """`data.curriculum` with `data.curriculum_options`; gets `data.seed` as `seed` and the source's `train_size` if it
     takes them. Raises ConfigError."""
-    given = {"seed": config.data.seed, "train_size": source.train_size}
+    defaults = {"seed": config.data.seed, "train_size": source.train_size}
     name, options = config.data.curriculum, config.data.curriculum_options
-    curriculum: Curriculum = opened(name, CURRICULA, "data.curriculum", options, "data.curriculum_options", given)
+    curriculum: Curriculum = build(name, CURRICULA, "data.curriculum", options, defaults=defaults)
     return curriculum

@@ -25,7 +25,7 @@ from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
 from asyncrl.weights.local.shm import ShmPublisher
 from asyncrl.weights.network import source
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import WeightsCorrupt
 from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_trajectory, pack, unpack
 from tests.buffer.fakes import open_buffer, trajectory
@@ -145,7 +145,7 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
         collector.poll(0.05)
     assert "learner" in collector.ready
     assert MANY / 4 < collector.malformed < MANY
-    assert len(collector.board.roles) < 2000
+    assert len(collector.state.roles) < 2000
     sender.close(0)
     collector.close({})
     run.remove_temporary()
@@ -153,7 +153,7 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
 
 def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     id = ShmPublisher(tmp_path / "w").publish(0, 0, [])
-    server = Server(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
+    server = WeightsServer(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
     while server.latest is None:  # a thread looks at what changed
         server.turn()
     name = f"0-0-{id.digest}"
@@ -178,7 +178,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     learner = DevicePublisher(address, Mapped(lambda chunk: {"bytes": len(chunk)}), cpu)
     learner.publish(0, 0, [("w", torch.ones(3)), ("b", torch.ones(2, 2).bfloat16())])
     actor = DeviceSubscriber(address, "actor-0", lambda: cpu)
-    said, layout = actor.line.ask("lend")
+    said, layout = actor.client.ask("lease")
     learner._stop.set()
     learner._thread.join(5)
     answers: list[tuple[object, ...]] = []
@@ -186,8 +186,8 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     who = {"n": 1, "reader": "actor-0"}
     good = [
         [pack(who | {"op": "latest", "held": [-1, -1, ""], "wait_s": 0.0})],
-        [pack(who | {"op": "lend"})],
-        [pack(who | {"op": "back"})],
+        [pack(who | {"op": "lease"})],
+        [pack(who | {"op": "release"})],
         [pack(who | {"op": "join", "ranks": 0})],
         [pack(who | {"op": "send"})],
     ]
@@ -197,7 +197,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     refused = 0
     for bad in mutations([[pack(said), layout]], MANY // 2, seed=9):
         header, body = (*bad, b"")[:2]
-        actor.line.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
+        actor.client.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
         try:
             opened = actor.open()
             assert (opened.id.digest, len(opened.layout.entries)) == (said["id"][2], 2)

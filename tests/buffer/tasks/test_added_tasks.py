@@ -136,7 +136,7 @@ def test_a_function_that_fails_ends_the_run_with_a_sentence(tmp_path: Path) -> N
     incarnation = learner(buffer)
     play(buffer)
     with pytest.raises(
-        RunError, match=r"on_step_end is '.*:broken', which failed at version 1: TypeError: it gave .*question"
+        RunError, match=r"on_step_end is '.*:broken', which failed at version 1: TypeError: it returned .*question"
     ):
         step(buffer, incarnation, 0)
 
