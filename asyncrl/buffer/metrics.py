@@ -33,7 +33,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/refused": counts.get("refused", 0),
         "buffer/env_failures": counts.get("env_failures", 0),
         "buffer/env_failing": buffer.tickets.failures.share,
-        "buffer/reissued": buffer.tickets.free.reissued,
+        "buffer/reissued": buffer.tickets.queue.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
         "throughput/tokens_wasted/prefix": buffer.tickets.prefixes.wasted,

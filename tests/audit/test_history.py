@@ -74,7 +74,7 @@ def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) 
     incarnation = learner(buffer)
     tickets = play(buffer)
     step(buffer, incarnation, 0)
-    unfinished = buffer.lend(0, "actor-0", (0, 1), 2)[0]
+    unfinished = buffer.issue(0, "actor-0", (0, 1), 2)[0]
     put(buffer, trajectory(unfinished[0], (1,)))
     path = checkpoints / "step-000001"
     path.mkdir()

@@ -77,5 +77,6 @@ def noise(frame: bytes, rng: random.Random) -> bytes:
 
 def malformed(reply: Mapping[str, Any]) -> int:
     """How much of a request the buffer refused as malformed: all of it, or some of its puts."""
-    errors = [reply.get("error"), *reply.get("outcomes", ())]
+    outcomes = reply.get("reply")
+    errors = [reply.get("error"), *(outcomes if isinstance(outcomes, list) else ())]
     return sum(isinstance(error, dict) and error["code"] == "malformed" for error in errors)

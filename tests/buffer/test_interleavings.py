@@ -97,7 +97,7 @@ class Interleavings(Promises):
     def lend(self, actor: str, credits: int) -> None:
         history = self.buffer.ledger.history
         held = (history.branch, history.published or 0)
-        lent, why = self.buffer.lend(self.now, actor, held, credits)
+        lent, why = self.buffer.issue(self.now, actor, held, credits)
         assert len(lent) == credits or why
         self.commit()
         self.tickets = (self.tickets + lent)[-60:]
@@ -298,7 +298,7 @@ class Interleavings(Promises):
             put(self.buffer, self.made(data, data.draw(st.sampled_from(self.tickets))))
         elif what == "lend":
             history = self.buffer.ledger.history
-            self.buffer.lend(self.now, "a", (history.branch, history.published or 0), 5)
+            self.buffer.issue(self.now, "a", (history.branch, history.published or 0), 5)
         elif what == "batch":
             self.buffer.batch(self.now, self.incarnation, self.next_batch())
         elif what == "finished" and self.ready is not None:

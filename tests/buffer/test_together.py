@@ -17,7 +17,7 @@ def opened(folder: Path) -> Buffer:
 
 
 def lend(buffer: Buffer, actor: str, credits: int, now: float = 0.0) -> list[Ticket]:
-    return buffer.lend(now, actor, (0, 0), credits)[0]
+    return buffer.issue(now, actor, (0, 0), credits)[0]
 
 
 def places(tickets: Sequence[Ticket]) -> list[tuple[int, int]]:

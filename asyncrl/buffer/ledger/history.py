@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.database import Database
-from asyncrl.buffer.ledger.group import Outcome
 
 
 class IllegalTransition(RuntimeError):

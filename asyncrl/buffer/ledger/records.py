@@ -48,7 +48,7 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     ):
         segment, start, size, checksum, versions, tokens, _, turns, reward, env, stop_reason = rest
         pairs = iter(struct.unpack(f"<{len(versions) // 8}q", versions))
-        kept = Received(
+        received = Received(
             attempt=attempt,
             actor=actor,
             digest=digest,
@@ -60,5 +60,5 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
             env=env,
             stop_reason=stop_reason,
         )
-        groups[number].keep(idx, kept)
+        groups[number].store(idx, received)
     return groups

@@ -58,8 +58,7 @@ class Drawing:
 
     def finished(self, b: int, version: int) -> None:
         """The outcome of batch b is recorded, and the version after it is `version`."""
-        completed = sorted(self._ledger.completed, key=lambda group: group.number)
-        self._ledger.completed.clear()
+        completed = self._ledger.unmeasured.take()
         results = [GroupResult(g.task, g.task_id, g.rewards) for g in completed]
         self._curriculum.update(version, [result for result in results if result.index < ADDED])
         if self._on_step_end is not None:
@@ -67,14 +66,14 @@ class Drawing:
             self._added.add(b + 1, self._on_step_end(version, results, tasks))
         self._save(b + 1, version)
         for group in completed:
-            self._ledger.measure(group, self._serial)
+            self._ledger.unmeasured.measured(group, self._serial)
 
     def forked(self, b: int) -> None:
         """Batches from b on were released: what they taught is forgotten, and groups that live on are counted anew."""
         self._db.write("UPDATE curriculum SET released = 1 WHERE batch > ?", (b,))
         self._restore(b)
         self._added.forked(b)
-        self._ledger.unmeasure(self._serial)
+        self._ledger.unmeasured.forked(self._serial, self._ledger.live.values())
 
     def _restore(self, b: int) -> bool:
         """The state that is in force before batch b."""

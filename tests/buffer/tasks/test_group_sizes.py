@@ -43,7 +43,7 @@ def test_tickets_batches_and_places_follow_each_groups_size(tmp_path: Path) -> N
 def test_a_group_is_issued_when_the_largest_has_a_place(tmp_path: Path) -> None:
     buffer = opened(tmp_path, capacity=10)
     learner(buffer)
-    tickets, why = buffer.lend(0.0, "actor-0", (0, 0), 100)
+    tickets, why = buffer.issue(0.0, "actor-0", (0, 0), 100)
     assert len(tickets) == 7
     assert why == "capacity: 7 of 10 trajectories are in flight or waiting"
 

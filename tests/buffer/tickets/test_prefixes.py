@@ -13,7 +13,7 @@ from asyncrl.buffer.client import messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId
-from asyncrl.wire import WireError, decode_prefixes, encode_row, pack, unpack
+from asyncrl.wire import WireError, decode_prefixes, encode_row
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
@@ -26,7 +26,7 @@ def prefix(versions: tuple[int, ...] = (0, 0), prompt: int = 2) -> Row:
 
 
 def lend(buffer: Buffer, actor: str = "actor-0", version: int = 0, credits: int = 1) -> list[Ticket]:
-    return buffer.lend(0.0, actor, (0, version), credits)[0]
+    return buffer.issue(0.0, actor, (0, version), credits)[0]
 
 
 def hand_back(buffer: Buffer, ticket: Ticket, kept: Row, actor: str = "actor-0") -> None:
@@ -165,13 +165,14 @@ def test_of_a_lease_that_is_not_held_it_is_ignored(tmp_path: Path) -> None:
 
 def test_they_travel_beside_tickets_and_leases() -> None:
     ticket = Ticket(TicketId(0, 1, 2), 0, "train", {"id": "t"}, (0, 0), 2, 1.0, 1, 30.0)
-    fields, buffers = messages.encode_tickets([ticket, replace(ticket, prefix=prefix()), ticket], "")
-    reply = messages.tickets("a", (0, 0), 1, (), 0.0).decode(unpack(pack(fields)), buffers)
+    made, frames = messages.ticket_reply([ticket, replace(ticket, prefix=prefix()), ticket], "")
+    header = messages.decode_header(messages.encode_reply(1, made))
+    reply = messages.decode_reply(messages.TicketsRequest("a", (0, 0), 1, (), 0.0), header, frames)
     assert [t.prefix is None for t in reply.tickets] == [True, False, True]
     assert reply.tickets[1].prefix is not None
     assert reply.tickets[1].prefix.digest() == prefix().digest()
-    asked = messages.release("a", [(ticket.id, 0)] * 2, [None, prefix()])
-    assert messages.prefixes(asked.arguments, asked.buffers, 2)[1].begins_with(prefix())
+    places, frames = messages.encode_prefixes([None, prefix()])
+    assert messages.prefixes_at(places, frames, 2)[1].begins_with(prefix())
 
 
 @pytest.mark.parametrize(
@@ -188,5 +189,5 @@ def test_they_travel_beside_tickets_and_leases() -> None:
 def test_what_is_no_prefix_is_refused(places: list[int], change: Any, says: str) -> None:
     frames: Any = [bytes(frame) for frame in encode_row(prefix())]
     with pytest.raises(WireError, match=says):
-        messages.prefixes({"prefixes": places}, change(frames) if change else frames, 2)
+        messages.prefixes_at(places, change(frames) if change else frames, 2)
     assert len(decode_prefixes(frames)) == 1
