@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from asyncrl.buffer.client import messages
+from asyncrl.buffer.client import codec
 from asyncrl.buffer.client.blocking import Calls
 from asyncrl.buffer.client.messages import Request
 from asyncrl.buffer.core import Buffer
@@ -94,14 +94,14 @@ class InProcessBuffer(Calls, AbstractContextManager["InProcessBuffer"]):
     def ask(self, request: Request[T], frames: Sequence[Frame] = ()) -> T:
         answer = Answer()
         try:
-            answer = self._answer(messages.decode_request(messages.encode_request(request, 0)), frames)
-            header = messages.encode_reply(0, answer.reply)
+            answer = self._answer(codec.decode_request(codec.encode_request(request, 0)), frames)
+            header = codec.encode_reply(0, answer.reply)
         except WireError as error:
-            header = messages.encode_refusal(0, "malformed", str(error))
+            header = codec.encode_refusal(0, "malformed", str(error))
         except Refused as error:
-            header = messages.encode_refusal(0, error.code, str(error))
+            header = codec.encode_refusal(0, error.code, str(error))
         self.core.commit(self.clock.now)
-        return messages.decode_reply(request, messages.decode_header(header), answer.frames)
+        return codec.decode_reply(request, codec.decode_header(header), answer.frames)
 
     def _answer(self, request: Request[Any], frames: Sequence[Frame]) -> Answer:
         handler = self._requests.handlers[type(request)]

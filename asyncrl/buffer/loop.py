@@ -25,7 +25,7 @@ from typing import Any
 
 import zmq
 
-from asyncrl.buffer.client import messages
+from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.held import HeldRequest, HeldRequests
 from asyncrl.buffer.outbox import Outbox
@@ -122,8 +122,8 @@ class Service:
         try:
             if not message:
                 raise WireError("a request has a header frame, got none")
-            n = messages.number_of(message[0])
-            request = messages.decode_request(message[0])
+            n = codec.number_of(message[0])
+            request = codec.decode_request(message[0])
             if not self._outbox.repeat(peer, n):
                 self._answer(peer, request, message[1:])
         except WireError as error:
@@ -151,11 +151,11 @@ class Service:
         self.counts["held"] = len(self._held)
 
     def _reply(self, peer: bytes, n: int, handler: Handler[Any], answer: Answer) -> None:
-        frames = [messages.encode_reply(n, answer.reply), *answer.frames]
+        frames = [codec.encode_reply(n, answer.reply), *answer.frames]
         self._outbox.post(peer, frames)
         self._outbox.urgent |= handler.urgent
         if handler.once:
             self._outbox.record(peer, n, frames)
 
     def _refuse(self, peer: bytes, n: int, error: Refused) -> None:
-        self._outbox.post(peer, [messages.encode_refusal(n, error.code, str(error))])
+        self._outbox.post(peer, [codec.encode_refusal(n, error.code, str(error))])

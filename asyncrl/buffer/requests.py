@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from asyncrl.buffer.client import messages
+from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.client.messages import Head, PutOutcome, Refusal, Request
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.payloads import PayloadLost
@@ -104,7 +104,7 @@ class Requests:
         tickets, why = self._buffer.issue(self._clock(), request.actor, request.held, request.credits)
         if not tickets and not at_once and not self._buffer.stopping:
             return None
-        return Answer(*messages.ticket_reply(tickets, why))
+        return Answer(*codec.ticket_reply(tickets, why))
 
     def on_renew(self, request: messages.RenewRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         return Answer(self._buffer.renew(self._clock(), request.actor, request.leases))
@@ -136,7 +136,7 @@ class Requests:
         return Answer()
 
     def on_release(self, request: messages.ReleaseRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
-        prefixes = messages.prefixes_at(request.prefixes, frames, len(request.leases))
+        prefixes = codec.prefixes_at(request.prefixes, frames, len(request.leases))
         self._buffer.release(request.actor, request.leases, prefixes=prefixes)
         return Answer()
 

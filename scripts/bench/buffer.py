@@ -43,7 +43,7 @@ import psutil
 import zmq
 from buffer_report import AIM, Found, line, show, targets
 
-from asyncrl.buffer.client import AsyncBufferClient, BufferClient, messages
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient, codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import to_record
@@ -255,7 +255,7 @@ def produce(address: Endpoint, producers: int, tokens: int, n: int, pipe: Connec
         parts = [tickets[i : i + TOGETHER] for i in range(0, wanted, TOGETHER)]
         header = messages.PutRequest()
         frames = [
-            [messages.encode_request(header, n), *(to_record(trajectory(ticket, tokens)) for ticket in part)]
+            [codec.encode_request(header, n), *(to_record(trajectory(ticket, tokens)) for ticket in part)]
             for n, part in enumerate(parts)
         ]
         sender = Link(zmq.Context.instance(), zmq.DEALER, address).socket

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import zmq
 import zmq.asyncio
 
-from asyncrl.buffer.client import messages, retry
+from asyncrl.buffer.client import codec, messages, retry
 from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Request, TicketReply
 from asyncrl.buffer.record import to_record
@@ -102,14 +102,14 @@ class AsyncBufferClient:
         await self._ask(messages.FailRequest(id, attempt, reason[:200], detail[:2000]))
 
     async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
-        places, frames = messages.encode_prefixes(prefixes)
+        places, frames = codec.encode_prefixes(prefixes)
         await self._ask(messages.ReleaseRequest(actor, leases, places), frames)
 
     async def _ask(self, request: Request[T], frames: Sequence[Frame] = ()) -> T:
         if self._reader is None:
             self._reader = asyncio.create_task(self._read(), name=f"{self._identity} buffer replies")
         n = next(self._numbers)
-        message = [messages.encode_request(request, n), *frames]
+        message = [codec.encode_request(request, n), *frames]
         schedule = retry.Schedule(retry.RESEND_S, self._deadline_s + getattr(request, "wait_s", 0.0))
         reply = self._replies[n] = asyncio.get_running_loop().create_future()
         try:
@@ -120,7 +120,7 @@ class AsyncBufferClient:
                     awaited: list[asyncio.Future[Any]] = [reply, self._reader]
                     await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                     if reply.done():
-                        return messages.decode_reply(request, *reply.result())
+                        return codec.decode_reply(request, *reply.result())
                     if self._reader.done():
                         self._reader.result()  # it ends only with what it raises
                 self._link.follow()
@@ -131,7 +131,7 @@ class AsyncBufferClient:
     async def _read(self) -> None:
         while True:
             frames: list[Frame] = [frame.buffer for frame in await self._socket.recv_multipart(copy=False)]
-            header = messages.decode_header(frames[0])
+            header = codec.decode_header(frames[0])
             reply = self._replies.get(header.n)
             if reply is not None and not reply.done():
                 reply.set_result((header, frames[1:]))

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import zmq
 
-from asyncrl.buffer.client import messages, retry
+from asyncrl.buffer.client import codec, messages, retry
 from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutcome, Request, Start, TicketReply
 from asyncrl.buffer.record import to_record
@@ -66,7 +66,7 @@ class Calls(ABC):
     def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
         """Gives tickets back. `prefixes` holds for each lease what its attempt has sampled in its first turn, or None;
         the next attempt at the ticket continues from there."""
-        places, frames = messages.encode_prefixes(prefixes)
+        places, frames = codec.encode_prefixes(prefixes)
         self.ask(messages.ReleaseRequest(actor, leases, places), frames)
 
     def start(
@@ -132,12 +132,12 @@ class BufferClient(Calls):
 
     def ask(self, request: Request[T], frames: Sequence[Frame] = ()) -> T:
         n = next(self._numbers)
-        message = [messages.encode_request(request, n), *frames]
+        message = [codec.encode_request(request, n), *frames]
         schedule = retry.Schedule(retry.RESEND_S, self._deadline_s + getattr(request, "wait_s", 0.0))
         while (wait_s := schedule.next_wait()) is not None:
             reply = self._exchange(message, n, time.monotonic() + wait_s)
             if reply is not None:
-                return messages.decode_reply(request, *reply)
+                return codec.decode_reply(request, *reply)
             self._link.follow()
         raise BufferTimeout.after(schedule.elapsed_s, request.op, self.address)
 
@@ -149,7 +149,7 @@ class BufferClient(Calls):
             self._socket.send_multipart(message, zmq.NOBLOCK, copy=False)
         while self._poll(until, zmq.POLLIN):
             first, *frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
-            header = messages.decode_header(first)
+            header = codec.decode_header(first)
             if header.n == n:
                 return header, frames
         return None

@@ -14,7 +14,7 @@ import pytest
 import torch
 import zmq
 
-from asyncrl.buffer.client import BufferRefused, messages
+from asyncrl.buffer.client import BufferRefused, codec, messages
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.record import from_record, to_record
 from asyncrl.config import Config
@@ -82,9 +82,9 @@ def test_trajectories_records_and_tickets() -> None:
     assert MANY // 2 < refused < MANY
     asked = messages.TicketsRequest("actor-0", (0, 0), 1, (), 0.0)
     ticket = Ticket(TicketId(0, 1, 2), 0, "train", {"id": "t"}, (0, 0), 2, 1.0, 1, 30.0)
-    for bad in mutations([[messages.encode_reply(1, messages.TicketReply([ticket], ""))]], 1000, seed=3):
+    for bad in mutations([[codec.encode_reply(1, messages.TicketReply([ticket], ""))]], 1000, seed=3):
         with contextlib.suppress(WireError, BufferRefused):
-            messages.decode_reply(asked, messages.decode_header(bad[0]), [])
+            codec.decode_reply(asked, codec.decode_header(bad[0]), [])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.buffer.client import messages
+from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.client.messages import TicketReply, TicketsRequest
 from asyncrl.buffer.ledger.group import Reason
 from asyncrl.tracking.series import DROP_REASONS
@@ -23,7 +23,7 @@ ASKED = TicketsRequest("a", (0, 0), 1, [], 0.0)
 
 
 def decoded(header: bytes) -> TicketReply:
-    return messages.decode_reply(ASKED, messages.decode_header(header), [])
+    return codec.decode_reply(ASKED, codec.decode_header(header), [])
 
 
 @settings(deadline=None, max_examples=40)
@@ -40,14 +40,14 @@ def test_a_ticket_comes_back(data: st.DataObject) -> None:
         seed=data.draw(COUNTS),
         lease_s=data.draw(NUMBERS),
     )
-    assert decoded(messages.encode_reply(1, TicketReply([ticket], ""))).tickets == [ticket]
+    assert decoded(codec.encode_reply(1, TicketReply([ticket], ""))).tickets == [ticket]
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_any_value_in_any_field_of_a_ticket_is_taken_or_refused(data: st.DataObject) -> None:
     ticket = Ticket(TicketId(0, 1, 2), 0, "train", {}, (0, 0), 8, 1.0, 5, 30.0)
-    reply: dict[str, Any] = unpack(messages.encode_reply(1, TicketReply([ticket], "")))
+    reply: dict[str, Any] = unpack(codec.encode_reply(1, TicketReply([ticket], "")))
     (fields,) = reply["reply"]["tickets"]
     name = data.draw(st.sampled_from(sorted(fields)))
     if data.draw(st.booleans()):
@@ -61,24 +61,24 @@ def test_any_value_in_any_field_of_a_ticket_is_taken_or_refused(data: st.DataObj
 def test_every_request_comes_back_and_has_an_op_and_a_reply() -> None:
     assert len(messages.REQUESTS) == len({request.__struct_config__.tag for request in messages.REQUESTS}) == 16
     for request in (ASKED, messages.StatusRequest(), messages.StartRequest(3, 2, None, True)):
-        back = messages.decode_request(messages.encode_request(request, 7))
+        back = codec.decode_request(codec.encode_request(request, 7))
         assert back == msgspec.structs.replace(request, n=7)
-        assert unpack(messages.encode_request(request, 7))["op"] == request.op
+        assert unpack(codec.encode_request(request, 7))["op"] == request.op
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, -math.inf, True, "1", None])
 def test_seconds_are_finite_and_not_negative(value: Any) -> None:
-    good = unpack(messages.encode_request(ASKED, 1))
-    assert messages.decode_request(pack(good)) == msgspec.structs.replace(ASKED, n=1)
+    good = unpack(codec.encode_request(ASKED, 1))
+    assert codec.decode_request(pack(good)) == msgspec.structs.replace(ASKED, n=1)
     with pytest.raises(WireError, match="wait_s"):
-        messages.decode_request(pack(good | {"wait_s": value}))
+        codec.decode_request(pack(good | {"wait_s": value}))
 
 
 def test_a_request_without_a_number_is_refused_and_one_with_a_wrong_field_keeps_its_number() -> None:
     with pytest.raises(WireError, match="n is missing"):
-        messages.decode_request(pack({"op": "status"}))
-    assert messages.number_of(pack({"op": "nothing", "n": 5})) == 5
-    assert [messages.number_of(pack(header)) for header in ({"n": -5}, {"n": 2**63}, {"n": True}, {})] == [-1] * 4
+        codec.decode_request(pack({"op": "status"}))
+    assert codec.number_of(pack({"op": "nothing", "n": 5})) == 5
+    assert [codec.number_of(pack(header)) for header in ({"n": -5}, {"n": 2**63}, {"n": True}, {})] == [-1] * 4
 
 
 def test_tracking_names_every_reason_for_which_a_group_is_dropped() -> None:

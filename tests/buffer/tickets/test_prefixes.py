@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.buffer.client import messages
+from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId
@@ -165,14 +165,14 @@ def test_of_a_lease_that_is_not_held_it_is_ignored(tmp_path: Path) -> None:
 
 def test_they_travel_beside_tickets_and_leases() -> None:
     ticket = Ticket(TicketId(0, 1, 2), 0, "train", {"id": "t"}, (0, 0), 2, 1.0, 1, 30.0)
-    made, frames = messages.ticket_reply([ticket, replace(ticket, prefix=prefix()), ticket], "")
-    header = messages.decode_header(messages.encode_reply(1, made))
-    reply = messages.decode_reply(messages.TicketsRequest("a", (0, 0), 1, (), 0.0), header, frames)
+    made, frames = codec.ticket_reply([ticket, replace(ticket, prefix=prefix()), ticket], "")
+    header = codec.decode_header(codec.encode_reply(1, made))
+    reply = codec.decode_reply(messages.TicketsRequest("a", (0, 0), 1, (), 0.0), header, frames)
     assert [t.prefix is None for t in reply.tickets] == [True, False, True]
     assert reply.tickets[1].prefix is not None
     assert reply.tickets[1].prefix.digest() == prefix().digest()
-    places, frames = messages.encode_prefixes([None, prefix()])
-    assert messages.prefixes_at(places, frames, 2)[1].begins_with(prefix())
+    places, frames = codec.encode_prefixes([None, prefix()])
+    assert codec.prefixes_at(places, frames, 2)[1].begins_with(prefix())
 
 
 @pytest.mark.parametrize(
@@ -189,5 +189,5 @@ def test_they_travel_beside_tickets_and_leases() -> None:
 def test_what_is_no_prefix_is_refused(places: list[int], change: Any, says: str) -> None:
     frames: Any = [bytes(frame) for frame in encode_row(prefix())]
     with pytest.raises(WireError, match=says):
-        messages.prefixes_at(places, change(frames) if change else frames, 2)
+        codec.prefixes_at(places, change(frames) if change else frames, 2)
     assert len(decode_prefixes(frames)) == 1
