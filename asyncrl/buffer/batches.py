@@ -18,7 +18,7 @@ from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
-from asyncrl.buffer.tasks.drawing import Drawing
+from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.tickets import Tickets
 
 
@@ -32,9 +32,9 @@ class BatchAnswer:
 
 
 class Batches:
-    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, drawing: Drawing) -> None:
+    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, draws: TaskDraws) -> None:
         self._ledger = ledger
-        self._drawing = drawing
+        self._draws = draws
         self._rules = rules
         self._tickets = tickets
         self._served = False
@@ -206,11 +206,11 @@ class Batches:
             ledger.fix(b, batch.version, [ledger.live[number] for number in batch.groups])
         groups = [ledger.live[number] for number in batch.groups]
         ledger.finish(b, outcome, {g.number for g in groups if g.uses + 1 < self._rules.max_uses})
-        self._drawing.finished(b, ledger.history.line[b].version_after)
+        self._draws.finished(b, ledger.history.line[b].version_after)
 
     def _fork(self, b: int, version: int, why: str) -> None:
         fork(self._ledger, b, version, why)
-        self._drawing.forked(b)
+        self._draws.forked(b)
         self._tickets.forked()
 
     # The disk

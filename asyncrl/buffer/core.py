@@ -29,7 +29,7 @@ from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
-from asyncrl.buffer.tasks.drawing import Drawing
+from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
@@ -58,9 +58,9 @@ class Buffer:
         """Trajectories whose bytes were gone at opening, to be generated again."""
         self._retention.sweep()
         self.leases = Leases(rules.lease_s)
-        drawing = Drawing(self.ledger, source, curriculum or InOrder(), on_step_end)
-        self.tickets = Tickets(self.ledger, rules, source, drawing, self.leases, now)
-        self.batches = Batches(self.ledger, rules, self.tickets, drawing)
+        draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
+        self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
+        self.batches = Batches(self.ledger, rules, self.tickets, draws)
         self.evals = EvalSets(database, rules, source, self.leases)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}

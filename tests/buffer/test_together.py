@@ -11,7 +11,7 @@ from tests.buffer.fakes import equation, learner, open_buffer, put, reopen, traj
 
 
 def opened(folder: Path) -> Buffer:
-    buffer = open_buffer(folder, together=True, group_size=4)
+    buffer = open_buffer(folder, group_scored=True, group_size=4)
     learner(buffer)
     return buffer
 
@@ -53,7 +53,7 @@ def test_one_lost_between_two_puts_has_its_group_begun_anew(tmp_path: Path) -> N
     tickets = lend(buffer, "a", 4)
     for ticket in tickets[:2]:
         assert put(buffer, trajectory(ticket)) == "stored"
-    buffer = reopen(buffer, tmp_path, together=True, group_size=4)
+    buffer = reopen(buffer, tmp_path, group_scored=True, group_size=4)
     assert equation(buffer)["in_flight"] == 1, "its leases have a full term"
     buffer.tick(31.0)
     assert equation(buffer) == {"issued": 1, "dropped: env_error": 1}

@@ -26,7 +26,7 @@ class Received:
     location: Location
     versions: VersionCounts
     tokens: int
-    """Of all rows, context included: what it costs to train on."""
+    """Tokens of all rows, context included: the cost of training on it."""
     turns: int
     reward: float
     env: str

@@ -62,14 +62,14 @@ class IssueQueue:
         return last_version(group, leased, self._rules.max_staleness)
 
     def _candidates(self, actor: str) -> list[TicketKey]:
-        rules, again = self._rules, self._allowance >= 1
-        only_first = again and rules.over_age != "wait" and not rules.together
+        rules, may_reissue = self._rules, self._allowance >= 1
+        only_first = may_reissue and rules.over_age != "wait" and not rules.group_scored
         keys = [
             key
             for key in (self._keys[:1] if only_first else self._keys)
-            if self._is_issuable(key) and (again or not self._was_issued(key))
+            if self._is_issuable(key) and (may_reissue or not self._was_issued(key))
         ]
-        if rules.together:
+        if rules.group_scored:
             return [key for key in keys if all(lease.actor == actor for lease in self._leases.of_group(key[0]))]
         return keys
 

@@ -14,7 +14,7 @@ from asyncrl.buffer.ledger.group import Group, Reason, Received, version_counts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
-from asyncrl.buffer.tasks.drawing import Drawing
+from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tasks.sources import ticket_seed
 from asyncrl.buffer.tickets.failures import FailureBudget
 from asyncrl.buffer.tickets.filtering import Filtering
@@ -29,11 +29,11 @@ from asyncrl.wire import Frame
 
 class Tickets:
     def __init__(
-        self, ledger: Ledger, rules: Rules, source: TaskSource, drawing: Drawing, leases: Leases, now: float
+        self, ledger: Ledger, rules: Rules, source: TaskSource, draws: TaskDraws, leases: Leases, now: float
     ) -> None:
         self._ledger = ledger
         self._rules = rules
-        self._drawing = drawing
+        self._draws = draws
         self._sizes = GroupSizes(source, rules.group_size)
         self._leases = leases
         self.prefixes = Prefixes(ledger.db)
@@ -98,20 +98,20 @@ class Tickets:
     def _issue_group(self) -> Group:
         put_back = self._ledger.put_back()
         if put_back is None:
-            draw = self._drawing.next()
+            draw = self._draws.next()
             index, curriculum = draw.task, draw.curriculum
         else:
             index, curriculum = put_back.task, put_back.curriculum
-        task = self._drawing.task(index)
+        task = self._draws.task(index)
         group = self._ledger.issue(self._sizes.of(index), str(task["id"]), index, curriculum, put_back)
         if put_back is None:
-            self._drawing.made(draw)
+            self._draws.issued(draw)
         self._tasks[group.number] = task
         return group
 
     def _task(self, group: Group) -> Mapping[str, Any]:
         if group.number not in self._tasks:
-            self._tasks[group.number] = self._drawing.task(group.task)
+            self._tasks[group.number] = self._draws.task(group.task)
         return self._tasks[group.number]
 
     def _why_no_group(self) -> str:
@@ -275,7 +275,7 @@ class Tickets:
         """Issues the ticket again, unless its group was scored without it and stored in part: then its actor was lost
         between two puts, and the prompt is drawn again."""
         group = self._ledger.live.get(key[0])
-        if self._rules.together and group is not None and group.state == "in_flight" and group.trajectories:
+        if self._rules.group_scored and group is not None and group.state == "in_flight" and group.trajectories:
             self.drop(group, "env_error", put_back=True)
         else:
             self.queue.add(key)
