@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asyncrl.buffer.client import codec
-from asyncrl.buffer.client.blocking import Calls
+from asyncrl.buffer.client.blocking import BlockingBuffer
 from asyncrl.buffer.client.messages import Request
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
@@ -50,7 +50,7 @@ class VirtualClock:
         self.now += seconds
 
 
-class InProcessBuffer(Calls, AbstractContextManager["InProcessBuffer"]):
+class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"]):
     def __init__(
         self,
         rules: Rules,

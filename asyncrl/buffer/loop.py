@@ -122,11 +122,13 @@ class Service:
         try:
             if not message:
                 raise WireError("a request has a header frame, got none")
-            n = codec.number_of(message[0])
             request = codec.decode_request(message[0])
+            n = request.n
             if not self._outbox.repeat(peer, n):
                 self._answer(peer, request, message[1:])
         except WireError as error:
+            if n < 0 and message:
+                n = codec.number_of(message[0])
             self.counts["refused"] += 1
             log.warning("refused a message of %r: %s", peer, error)
             self._refuse(peer, n, Refused("malformed", str(error)))

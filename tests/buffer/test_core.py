@@ -124,7 +124,7 @@ def test_leases_outlive_a_restart_of_the_buffer(tmp_path: Path) -> None:
     assert [t.id for t in buffer.issue(1029, "b", (0, 0), 1)[0]] == [TicketId(0, 0, 1)]
 
 
-def test_an_actor_that_starts_anew_frees_what_it_held(tmp_path: Path) -> None:
+def test_an_actor_that_restarts_frees_what_it_held(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
     buffer.issue(0, "a", (0, 0), 2)

@@ -324,9 +324,9 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
     async def work() -> None:
         actor = AsyncBufferClient(buffer.address, identity="actor-0", deadline_s=240)
         learner = BufferClient(buffer.address, identity="learner", deadline_s=240)
-        beside = asyncio.to_thread
-        started = await beside(learner.start, 0, 0, None)
-        await beside(learner.published, started.incarnation, 0, 0, "digest-0")
+        in_thread = asyncio.to_thread
+        started = await in_thread(learner.start, 0, 0, None)
+        await in_thread(learner.published, started.incarnation, 0, 0, "digest-0")
         b = 0
 
         async def put(ticket: Any) -> None:
@@ -339,13 +339,13 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
         while not done.is_set():
             reply = await actor.tickets("actor-0", (0, b), 8, [], 0.05)
             await asyncio.gather(*[put(ticket) for ticket in reply.tickets])
-            batch = await beside(learner.batch, started.incarnation, b, 0, 1, 0.05)
+            batch = await in_thread(learner.batch, started.incarnation, b, 0, 1, 0.05)
             if batch.state == "ready":
                 trained[b] = batch.groups
                 assert set(batch.digests) == {acknowledged[g, i] for g in batch.groups for i in range(2)}
-                assert await beside(learner.finished, started.incarnation, b, "applied") == b + 1
+                assert await in_thread(learner.finished, started.incarnation, b, "applied") == b + 1
                 b += 1
-                await beside(learner.published, started.incarnation, 0, b, f"digest-{b}")
+                await in_thread(learner.published, started.incarnation, 0, b, f"digest-{b}")
         await actor.close()
         learner.close()
 

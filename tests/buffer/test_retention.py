@@ -65,7 +65,7 @@ def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_
     assert restore(checkpoints, live) == checkpoints / "step-4"
     again = open_buffer(live)
     assert again.lost_to_disk == 0
-    # Who still lives and trained on what is lost must start anew; until then nothing is issued, and nothing failed.
+    # A learner that trained on what is lost must restart; until then nothing is issued, and nothing has failed.
     with pytest.raises(Refused, match="the learner must restart"):
         again.batch(0, incarnation, 4)
     assert again.issue(0, "a", (0, 4), 4)[0] == []

@@ -25,8 +25,8 @@ from asyncrl.wire import Frame
 T = TypeVar("T")
 
 
-class Calls(ABC):
-    """Every request as a method."""
+class BlockingBuffer(ABC):
+    """Every request to the buffer as a blocking method."""
 
     def __init__(self, identity: str) -> None:
         """`identity` names the process in the buffer's log and status."""
@@ -116,7 +116,7 @@ class Calls(ABC):
         self.ask(messages.StopRequest())
 
 
-class BufferClient(Calls):
+class BufferClient(BlockingBuffer):
     """Asks the buffer process over a socket."""
 
     def __init__(self, address: Endpoint | str, *, identity: str, deadline_s: float = 30.0) -> None:

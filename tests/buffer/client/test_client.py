@@ -33,9 +33,9 @@ def test_tickets_bring_tasks_of_any_size(tmp_path: Path) -> None:
 
         async def ask() -> int:
             client = AsyncBufferClient(buffer.address, identity="actor-1")
-            lent = (await client.tickets("actor-1", (0, 0), 4, [], 5.0)).tickets
+            tickets = (await client.tickets("actor-1", (0, 0), 4, [], 5.0)).tickets
             await client.close()
-            return len(lent)
+            return len(tickets)
 
         assert asyncio.run(ask()) == 4
     finally:

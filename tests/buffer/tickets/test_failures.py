@@ -1,4 +1,4 @@
-"""An environment that is away is said, and ends the run where that is wished; it never becomes a reward."""
+"""An environment that is down is reported, and ends the run if so configured; it never becomes a reward."""
 
 from __future__ import annotations
 

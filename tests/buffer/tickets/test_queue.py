@@ -1,4 +1,4 @@
-"""Which ticket that nobody holds is lent next."""
+"""Which ticket that no actor holds is issued next."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from asyncrl.trajectory import Ticket
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
-def test_tickets_of_a_host_that_died_are_lent_again_at_a_bounded_rate_and_new_ones_beside_them(tmp_path: Path) -> None:
+def test_tickets_of_a_host_that_died_are_issued_again_at_a_bounded_rate_beside_new_ones(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, max_staleness=20, capacity=1000)
     learner(buffer)
     first = buffer.issue(0, "a", (0, 0), 40)[0]
     buffer.joined("a")  # it died, and is there again
 
     def again(now: float) -> list[int]:
-        """Places in `first` of what is lent again."""
-        lent: list[Ticket] = buffer.issue(now, "b", (0, 0), 24)[0]
+        """Places in `first` of what is issued again."""
+        issued: list[Ticket] = buffer.issue(now, "b", (0, 0), 24)[0]
         ids = [t.id for t in first]
-        return [ids.index(t.id) for t in lent if t.attempt > 0]
+        return [ids.index(t.id) for t in issued if t.attempt > 0]
 
     assert again(0) == [*range(16)]
     assert again(0) == []
