@@ -1,4 +1,4 @@
-"""The buffer inside this process: its real core and ledger behind the client's methods, without sockets and clocks.
+"""The buffer inside this process: its real core and ledger behind the client's methods, without sockets or real time.
 
     with InProcessBuffer.of(config) as buffer:
         incarnation = buffer.start(0, 0, None).incarnation

@@ -45,13 +45,13 @@ class Handler(Generic[R]):
     may_wait: Callable[[R], float] | None = None
     """For how many seconds it may be held; None: it is always answered at once."""
     alike: Callable[[R], Hashable] = id
-    """Of requests that are alike, none is asked for again while another one waits in vain."""
+    """Once a request found no answer, later ones that are alike are not tried in the same round."""
     retry_s: float = 0.05
     """How often a held request is tried again."""
     urgent: bool = True
-    """Its answer causes a commit at once, and does not wait for the commit interval."""
+    """Commits at once, without waiting for the commit interval."""
     once: bool = False
-    """A repeat gets the recorded answer, since another one would have another effect."""
+    """A repeat gets the recorded reply, since answering it again would have another effect."""
 
 
 class Requests:
@@ -68,18 +68,23 @@ class Requests:
         self.handlers: Mapping[type[Request[Any]], Handler[Any]] = {
             messages.HelloRequest: Handler(self.on_hello),
             messages.TicketsRequest: Handler(
-                self.on_tickets, self._renew, _wait_s, lambda request: request.held, urgent=False, once=True
+                self.on_tickets,
+                check=self._renew,
+                may_wait=_wait_s,
+                alike=lambda request: request.held,
+                urgent=False,
+                once=True,
             ),
             messages.RenewRequest: Handler(self.on_renew, urgent=False),
             messages.PutRequest: Handler(self.on_put, urgent=False),
             messages.FailRequest: Handler(self.on_fail),
             messages.ReleaseRequest: Handler(self.on_release),
             messages.StartRequest: Handler(self.on_start, once=True),
-            messages.BatchRequest: Handler(self.on_batch, self._check_incarnation, _wait_s),
+            messages.BatchRequest: Handler(self.on_batch, check=self._check_incarnation, may_wait=_wait_s),
             messages.FinishedRequest: Handler(self.on_finished),
             messages.PublishedRequest: Handler(self.on_published),
             messages.CheckpointedRequest: Handler(
-                self.on_checkpointed, self._check_folder, lambda _: float("inf"), retry_s=0.005
+                self.on_checkpointed, check=self._check_folder, may_wait=lambda _: float("inf"), retry_s=0.005
             ),
             messages.EvaluateRequest: Handler(self.on_evaluate),
             messages.EvaluationRequest: Handler(self.on_evaluation),
