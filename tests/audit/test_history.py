@@ -24,7 +24,7 @@ from asyncrl.audit.witnesses import Ack, AckLines, Limits
 from asyncrl.buffer.ledger.snapshot import restore
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
-from tests.buffer.tickets.test_prefixes import hand_back, lend, prefix
+from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix
 
 
 def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> Iterator[str]:
@@ -131,8 +131,8 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
 def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | None, said: list[str]) -> None:
     buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
     learner(buffer)
-    hand_back(buffer, lend(buffer)[0], prefix())
-    (ticket,) = lend(buffer)
+    hand_back(buffer, issue(buffer)[0], prefix())
+    (ticket,) = issue(buffer)
     put(buffer, trajectory(ticket, (0, 0, 0)))
     if digest is not None:
         buffer.database.write("UPDATE prefixes SET digest = ?", (digest,))
