@@ -28,7 +28,7 @@ class BatchAnswer:
     why: str = ""
     batch: Batch | None = None
     failed: bool = False
-    """With state `ended`: the run failed."""
+    """True with state `ended` if the run failed."""
 
 
 class Batches:

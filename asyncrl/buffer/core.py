@@ -1,4 +1,4 @@
-"""The buffer without sockets: what it decides on every request, with time as an argument.
+"""The buffer without sockets: its decision on every request, with time as an argument.
 
     tickets/        which tickets are issued (queue.py: in what order), what becomes of a trajectory
     batches.py      which groups make batch b, what its outcome means

@@ -36,14 +36,14 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Handler(Generic[R]):
-    """What becomes of one kind of request."""
+    """How one kind of request is checked, answered and held."""
 
     answer: Callable[[R, Sequence[Frame], bool], Answer | None]
-    """Gets the request, its frames, and whether it must be answered now; returns None to let it wait."""
+    """Takes the request, its frames, and whether it must be answered now; returns None to let it wait."""
     check: Callable[[R], None] = lambda request: None
     """Runs once, when the request comes."""
     may_wait: Callable[[R], float] | None = None
-    """For how many seconds it may be held; None: it is always answered at once."""
+    """Seconds for which the request may be held; None: it is always answered at once."""
     alike: Callable[[R], Hashable] = id
     """Once a request found no answer, later ones that are alike are not tried in the same round."""
     retry_s: float = 0.05

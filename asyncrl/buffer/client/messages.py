@@ -64,7 +64,7 @@ class Head:
 class TicketReply:
     tickets: list[Ticket]
     why: str
-    """With fewer tickets than credits: what the buffer is waiting for."""
+    """If there are fewer tickets than credits: what the buffer is waiting for."""
     prefixes: Sequence[Count] = ()
     """Places in `tickets` of those whose prefixes travel as frames, in this order."""
 
@@ -77,11 +77,11 @@ class BatchReply:
     trajectories: list[Trajectory]
     """This rank's share, group by group. They travel as frames."""
     weights: tuple[float, ...]
-    """Of each trajectory: 0 if a filter rejected its group but it was kept; it is trained with advantage 0."""
+    """One per trajectory: 0 if a filter rejected its group but it was kept; it is trained with advantage 0."""
     digests: tuple[str, ...]
-    """Of each trajectory."""
+    """One per trajectory."""
     groups: tuple[int, ...]
-    """Of the whole batch, in training order."""
+    """Numbers of all groups of the batch, in training order."""
     version: int
     """The learner's version that the batch is trained on."""
     branch: int
@@ -91,7 +91,7 @@ class BatchReply:
     checkpoint: bool
     """The disk fills up: write a checkpoint soon, so that payloads can be released."""
     failed: bool
-    """With state `ended`: the run failed (exit code 1)."""
+    """True with state `ended` if the run failed (exit code 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class EvalReply:
     total: int
     results: list[EvalResult]
     why: str
-    """What an unfinished set waits for; of a finished one, how many episodes failed in their environment."""
+    """What an unfinished set waits for; how many episodes of a finished one failed in their environment."""
 
 
 # Requests

@@ -44,7 +44,7 @@ class PayloadLost(RunError):
 
 
 class Payloads:
-    """With `flush` every `write` will flush, so the disk is told early to begin with what is written before it."""
+    """With `flush` every `write` will flush, so the disk begins early with what is written before it."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, flush: bool = False) -> None:
         self.folder = folder

@@ -42,7 +42,7 @@ class Filtering:
         return False
 
     def forked(self) -> None:
-        """What filters did on the part of history that was left is void."""
+        """Forgets what filters did on the part of history that was left."""
         self._dropped, self._batch = 0, len(self._ledger.history.line)
         self._clear_starved()
 

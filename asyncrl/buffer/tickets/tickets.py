@@ -220,7 +220,7 @@ class Tickets:
             raise Refused("bad_trajectory", why)
 
     def _judge(self, group: Group) -> None:
-        """What a group's new trajectory decides: its age, and once it is complete the filters."""
+        """Drops a group with a new trajectory if it is too old, or once it is complete if a filter rejects it."""
         if group.complete:
             self._tasks.pop(group.number, None)
         if self._over_age(group):
