@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import msgpack
 import msgspec
 import numpy as np
 
-from asyncrl.trajectory import CONTEXT, Kind, Row, StopReason, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import CONTEXT, Count, Kind, Row, StopReason, TicketId, Trajectory
 
 Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_ROWS = 4096
-_KINDS = get_args(Kind)
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
 _DTYPES = [np.dtype(dtype) for _, dtype in _ARRAYS]
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
@@ -31,7 +30,6 @@ class WireError(ValueError):
     """A malformed message."""
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """Largest number in a record: the ledger sums them over a run, and SQLite refuses sums above 63 bits."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -42,8 +40,8 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 class _Header(msgspec.Struct, frozen=True):
     """The header of a trajectory, decoded and checked in one pass, since the buffer does it for every trajectory."""
 
-    id: tuple[_Count, _Count, _Count]
-    attempt: _Count
+    id: tuple[Count, Count, Count]
+    attempt: Count
     kind: Kind
     actor: _Text
     task_id: _Text
@@ -143,46 +141,6 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     )
 
 
-def encode_ticket(t: Ticket) -> dict[str, Any]:
-    return {
-        "id": [t.id.branch, t.id.group, t.id.index],
-        "attempt": t.attempt,
-        "kind": t.kind,
-        "task": dict(t.task),
-        "min_version": list(t.min_version),
-        "group_size": t.group_size,
-        "temperature": t.temperature,
-        "seed": t.seed,
-        "lease_s": t.lease_s,
-    }
-
-
-def decode_ticket(header: Mapping[str, Any]) -> Ticket:
-    task = header.get("task")
-    if not isinstance(task, dict):
-        raise WireError(f"task is a {type(task).__name__}, expected a mapping")
-    version = _list(header, "min_version", 2)
-    if len(version) != 2:
-        raise WireError(f"min_version has {len(version)} entries, expected branch and version")
-    return Ticket(
-        id=ticket_id(header.get("id")),
-        attempt=_integer(header.get("attempt"), "attempt", 0),
-        kind=_one_of(header, "kind", _KINDS),
-        task=task,
-        min_version=(_integer(version[0], "min_version", 0), _integer(version[1], "min_version", 0)),
-        group_size=_integer(header.get("group_size"), "group_size", 1),
-        temperature=_number(header.get("temperature"), "temperature"),
-        seed=_integer(header.get("seed"), "seed", 0),
-        lease_s=_number(header.get("lease_s"), "lease_s"),
-    )
-
-
-def ticket_id(value: Any) -> TicketId:
-    if not isinstance(value, list) or len(value) != 3:
-        raise WireError(f"id is {value!r}, expected [branch, group, index]")
-    return TicketId(*(_integer(part, "id", 0) for part in value))
-
-
 def _trajectory_header(frame: Frame) -> _Header:
     _check_size(frame, MAX_HEADER_BYTES)
     try:
@@ -224,27 +182,7 @@ def _check_size(header: Frame, most: int) -> None:
         raise WireError(f"header has {len(header)} bytes, at most {most} are read")
 
 
-def _list(header: Mapping[str, Any], name: str, longest: int) -> list[Any]:
-    value = header.get(name)
-    if not isinstance(value, list) or len(value) > longest:
-        raise WireError(f"{name} is not a list of at most {longest} entries")
-    return value
-
-
-def _integer(value: Any, name: str, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise WireError(f"{name} is {value!r}, expected an integer >= {least}")
-    return value
-
-
 def _number(value: Any, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise WireError(f"{name} is {value!r}, expected a finite number")
     return float(value)
-
-
-def _one_of(header: Mapping[str, Any], name: str, allowed: Sequence[str]) -> Any:
-    value = header.get(name)
-    if value not in allowed:
-        raise WireError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
-    return value

@@ -15,12 +15,9 @@ from dataclasses import dataclass
 
 from asyncrl.actors.episodes.episode import Progress
 from asyncrl.errors import RunError
-from asyncrl.trajectory import TicketId
+from asyncrl.trajectory import Lease as Lease
 
 log = logging.getLogger(__name__)
-
-Lease = tuple[TicketId, int]
-"""A ticket and its attempt."""
 
 BLOCKED_S = 30.0
 """The event loop gives a sign of life twice a second; a shorter silence is a busy machine, not a blocked loop."""

@@ -27,7 +27,7 @@ from asyncrl.audit.witnesses import Ack, AckLines, Bounds
 from asyncrl.buffer.ledger.snapshot import restore
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
-from tests.buffer.tickets.test_prefixes import hand_back, lend, prefix
+from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix
 
 
 def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> Iterator[str]:
@@ -77,7 +77,7 @@ def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) 
     incarnation = learner(buffer)
     tickets = play(buffer)
     step(buffer, incarnation, 0)
-    unfinished = buffer.lend(0, "actor-0", (0, 1), 2)[0]
+    unfinished = buffer.issue(0, "actor-0", (0, 1), 2)[0]
     put(buffer, trajectory(unfinished[0], (1,)))
     path = checkpoints / "step-000001"
     path.mkdir()
@@ -134,8 +134,8 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
 def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | None, said: list[str]) -> None:
     buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
     learner(buffer)
-    hand_back(buffer, lend(buffer)[0], prefix())
-    (ticket,) = lend(buffer)
+    hand_back(buffer, issue(buffer)[0], prefix())
+    (ticket,) = issue(buffer)
     put(buffer, trajectory(ticket, (0, 0, 0)))
     if digest is not None:
         buffer.database.write("UPDATE prefixes SET digest = ?", (digest,))

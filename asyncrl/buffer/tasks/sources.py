@@ -1,4 +1,4 @@
-"""The tasks of a run: the source, and the curriculum that says which of its tasks draw 0, 1, 2 ... is.
+"""The tasks of a run: the source, and the curriculum that chooses the tasks of draws 0, 1, 2 ...
 
 Both are seeded by `data.seed`, so the ledger keeps the number of the next draw and the curriculum's states, and an
 audit recomputes every task from them.
@@ -18,7 +18,7 @@ from asyncrl.plugins import build
 
 
 def draw_of(index: int, size: int | None) -> tuple[int, int]:
-    """(epoch, position) of the draw at `index`. A source without end stays in epoch 0.
+    """(epoch, position) of the draw at `index`. An unlimited source stays in epoch 0.
 
     >>> draw_of(7, 5), draw_of(7, None)
     ((1, 2), (0, 7))
@@ -27,7 +27,7 @@ def draw_of(index: int, size: int | None) -> tuple[int, int]:
 
 
 def ticket_seed(seed: int, kind: str, branch: int, group: int, index: int, attempt: int) -> int:
-    """Of one attempt's sampling and environment: 0 <= seed < 2**63, the same whenever it is asked for."""
+    """Seed of one attempt's sampling and environment: 0 <= seed < 2**63, a function of its arguments."""
     text = f"{seed}/{kind}/{branch}/{group}/{index}/{attempt}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
@@ -50,7 +50,7 @@ def open_source(config: Config) -> TaskSource:
 
 
 def _check_sizes(config: Config, sizes: GroupSizes) -> None:
-    """What spans the configuration and the sizes of groups that only the source knows. Raises ConfigError."""
+    """Checks the config against the group sizes, which only the source knows. Raises ConfigError."""
     batch = config.learner.groups_per_step * sizes.largest
     if config.buffer.capacity < batch:
         raise ConfigError(

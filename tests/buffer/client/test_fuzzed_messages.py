@@ -14,12 +14,13 @@ import pytest
 import torch
 import zmq
 
+from asyncrl.buffer.client import BufferRefused, codec, messages
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.record import from_record, to_record
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
-from asyncrl.trajectory import TicketId
+from asyncrl.trajectory import Ticket, TicketId
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
@@ -27,7 +28,7 @@ from asyncrl.weights.local.shm import ShmPublisher
 from asyncrl.weights.network import source
 from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import WeightsCorrupt
-from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_trajectory, pack, unpack
+from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
 from tests.buffer.fakes import open_buffer, trajectory
 from tests.buffer.fuzzing import malformed, mutations
 from tests.buffer.processes import BufferProcess
@@ -43,7 +44,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 def requests(folder: Path) -> list[list[bytes]]:
     """One good request of each kind that changes no more than a ticket."""
     who = {"n": 1, "who": "actor-0", "wait_s": 0.0}
-    ticket = [0, 0, 0]
+    ticket = {"branch": 0, "group": 0, "index": 0}
     record = bytes(to_record(trajectory(TicketId(0, 0, 0))))
     headers = [
         {"op": "hello", "role": "actor"},
@@ -79,9 +80,11 @@ def test_trajectories_records_and_tickets() -> None:
         except WireError:
             refused += 1
     assert MANY // 2 < refused < MANY
-    for bad in mutations([[pack({"id": [0, 1, 2], "attempt": 0, "kind": "train"})]], 1000, seed=3):
-        with contextlib.suppress(WireError):
-            decode_ticket(unpack(bad[0]))
+    asked = messages.TicketsRequest("actor-0", (0, 0), 1, (), 0.0)
+    ticket = Ticket(TicketId(0, 1, 2), 0, "train", {"id": "t"}, (0, 0), 2, 1.0, 1, 30.0)
+    for bad in mutations([[codec.encode_reply(1, messages.TicketReply([ticket], ""))]], 1000, seed=3):
+        with contextlib.suppress(WireError, BufferRefused):
+            codec.decode_reply(asked, codec.decode_header(bad[0]), [])
 
 
 @pytest.fixture
@@ -97,12 +100,12 @@ def service(tmp_path: Path) -> Iterator[Service]:
 def test_requests_to_the_buffer(service: Service, tmp_path: Path) -> None:
     answers = refused = 0
     for bad in mutations(requests(tmp_path), MANY, seed=4):
-        service._handle([b"peer", *bad])
-        for _, frames in service._outbox:
+        service._handle(b"peer", bad)
+        for _, frames in service._outbox.replies:
             said = unpack(frames[0])
             answers += 1
             refused += malformed(said)
-        service._outbox.clear()
+        service._outbox.replies.clear()
     assert answers > MANY / 2
     assert service.counts["refused"] == refused > MANY / 4
 
