@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
@@ -28,15 +28,21 @@ from asyncrl.errors import ConfigError
 T = TypeVar("T")
 
 
-def resolve(name: str, table: Mapping[str, T] | None, field: str) -> T:
+@overload
+def resolve(name: str, table: Mapping[str, str] | None, field: str) -> Any: ...
+@overload
+def resolve(name: str, table: Mapping[str, T], field: str) -> T: ...
+def resolve(name: str, table: Mapping[str, Any] | None, field: str) -> Any:
     """The object that `name` means: an entry of `table`, `package.module:Name`, or `path/to/file.py:Name`.
 
-    `field` is the config field that holds `name`; errors begin with it.
+    An entry that is a text is an import path itself, so that a table imports nothing. `field` is the config field that
+    holds `name`; errors begin with it.
     Raises ValueError for a name that is neither, for a module that is not found, and for a missing attribute.
     An error raised inside the user's module while it is imported passes through as it is.
     """
     if table is not None and name in table:
-        return table[name]
+        entry = table[name]
+        return resolve(entry, None, field) if isinstance(entry, str) else entry
     if ":" not in name:
         known = sorted(table or ())
         listed = f"one of {', '.join(known)}, or " if known else ""
@@ -54,7 +60,7 @@ def resolve(name: str, table: Mapping[str, T] | None, field: str) -> T:
                 f"Name an attribute that it defines."
             )
         found = getattr(found, part)
-    return typing.cast(T, found)
+    return found
 
 
 def check_options(fn: Callable[..., Any], options: Mapping[str, Any], field: str, provided: Iterable[str] = ()) -> None:
@@ -167,7 +173,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def opened(
     name: str,
-    table: Mapping[str, Callable[..., Any]],
+    table: Mapping[str, Any],
     field: str,
     options: Mapping[str, Any],
     options_field: str,

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from asyncrl.plugins import resolve
+
 Arg = tyro.conf.arg
 
 
@@ -39,7 +41,8 @@ def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping
     tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
     for title, table in tables.items():
         print(title)
-        for name, entry in sorted(table.items()):
+        for name in sorted(table):
+            entry: Any = resolve(name, table, title)
             print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
     return 0
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -49,7 +49,7 @@ def _value(node: ast.expr) -> float:
     raise ValueError(f"not arithmetic: {type(node).__name__}")
 
 
-class CalculatorEnv(ToolEnv):
+class CalculatorEnv(ToolEnvironment):
     """The policy may call `calculate` as often as it has turns; its final text is scored."""
 
     def __init__(

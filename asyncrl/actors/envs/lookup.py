@@ -9,11 +9,11 @@ import random
 from asyncrl.actors.envs.calculator import calculate
 from asyncrl.actors.envs.protocol import Message, Task
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.errors import ConfigError
 
 
-class LookupEnv(ToolEnv):
+class LookupEnv(ToolEnvironment):
     """Reward 1 when the final text is exactly the task's answer, else 0."""
 
     def __init__(

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
-from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Env, Environment, Message, Task, Turn
 from asyncrl.config.mix_rules import LIMITS
 from asyncrl.plugins import check_options, resolve
 
 _FIELDS = {"name", "options", "reward_weight"}
 
 
-class MixEnv:
+class MixEnv(Environment):
     """Plays a task in the environment that its `env` names, and is counted under that name in every metric."""
-
-    tools: Sequence[Tool] = ()
 
     def __init__(self, envs: dict[str, dict[str, Any]]) -> None:
         """
@@ -94,6 +93,5 @@ class MixEnv:
 
 
 def _maker(spec: Mapping[str, Any], field: str) -> Callable[..., Env]:
-    from asyncrl.actors.envs import ENVIRONMENTS
-
-    return resolve(spec["name"], ENVIRONMENTS, f"{field}.name")
+    make: Callable[..., Env] = resolve(spec["name"], ENVIRONMENTS, f"{field}.name")
+    return make

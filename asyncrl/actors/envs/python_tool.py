@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
 from asyncrl.rewards.sandbox import Run, SandboxFailed, open_sandbox
 
 
-class PythonToolEnv(ToolEnv):
+class PythonToolEnv(ToolEnvironment):
     """Each call of `python` is a fresh process: nothing stays from one to the next."""
 
     def __init__(
@@ -41,7 +41,7 @@ class PythonToolEnv(ToolEnv):
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Raises ValueError for a score or a sandbox that cannot work."""
-        ToolEnv.check(options)
+        ToolEnvironment.check(options)
         open_sandbox(options.get("sandbox"))
 
     async def python(self, code: str) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn
 from asyncrl.data.base import prompt_messages
 from asyncrl.rewards import ScoreSpec, build, run_score
 from asyncrl.rewards import check as check_spec
 
 
-class SingleTurnEnv:
+class SingleTurnEnv(Environment):
     """The task's prompt, then the assistant's text goes to `score`."""
-
-    tools: Sequence[Tool] = ()
 
     def __init__(self, score: ScoreSpec) -> None:
         """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights: docs/rewards.md."""
@@ -34,9 +32,6 @@ class SingleTurnEnv:
         found = await run_score(self._score, self._task, message.get("content") or "", message.get("tokens"))
         rewards = dict(found.parts) or {"score": found.value}
         return Turn(reward=found.value, done=True, metrics=dict(found.metrics), rewards=rewards)
-
-    async def close(self) -> None:
-        return None
 
 
 def check_score(options: Mapping[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Tool, Turn
 from asyncrl.actors.envs.single_turn import check_score
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.rendering.tool_calls import arguments_of
@@ -18,7 +19,7 @@ ToolLike = Tool | Callable[..., Any] | str
 """A tool, a function with type hints and a docstring, or the import path of either."""
 
 
-class ToolEnv:
+class ToolEnvironment(Environment):
     """Executes an assistant message's tool calls concurrently and scores the first message that makes none.
 
     What the policy did wrong (an unknown tool, arguments that do not fit, a ToolError) comes back to it as a tool
@@ -79,13 +80,12 @@ class ToolEnv:
         rewards = dict(found.parts) or {"score": found.value}
         return Turn(reward=found.value, done=True, metrics=metrics, rewards=rewards)
 
-    async def close(self) -> None:
-        return None
-
     async def score(self, solution: str) -> Scored | tuple[float, dict[str, float]]:
         """(reward, metrics) of the final text; an environment with its own idea of success overrides this."""
         if self._score is None:
-            raise TypeError("env.options.score is not set; give a name or an import path, or override ToolEnv.score")
+            raise TypeError(
+                "env.options.score is not set; give a name or an import path, or override ToolEnvironment.score"
+            )
         return await run_score(self._score, self.task, solution, self.tokens)
 
     async def _execute(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -139,5 +139,13 @@ def cut(text: str, max_chars: int) -> str:
 def as_tool(tool: ToolLike) -> Tool:
     """A Tool from a Tool, a function, or the import path of either."""
     if isinstance(tool, str):
-        tool = resolve(tool, {}, "env.options.tools")
+        tool = cast(Tool | Callable[..., Any], resolve(tool, None, "env.options.tools"))
     return tool if isinstance(tool, Tool) else Tool.from_function(tool)
+
+
+def __getattr__(name: str) -> Any:
+    """The class's name before version 0.2; removed with 0.3."""
+    if name == "ToolEnv":
+        warnings.warn("ToolEnv is now ToolEnvironment: rename it", DeprecationWarning, stacklevel=2)
+        return ToolEnvironment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from asyncrl.actors.envs.adapters.server import tls
 from asyncrl.actors.envs.protocol import Message, Task, Tool
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ INVALID_PARAMS = -32602
 CLOSE_S = 10.0
 
 
-class McpToolEnv(ToolEnv):
+class McpToolEnv(ToolEnvironment):
     """The policy may call the tools of MCP servers (pip install 'asyncrl[mcp]'); its final text is scored.
 
     A result that the server marks as an error is told to the policy. A server that fails is `env_error`, and the next
@@ -67,7 +67,7 @@ class McpToolEnv(ToolEnv):
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Raises ValueError for a server that is neither started nor running, a missing package, or a wrong score."""
-        ToolEnv.check(options)
+        ToolEnvironment.check(options)
         for index, server in enumerate(options.get("servers", ())):
             _check_server(server, f"env.options.servers.{index}")
         try:

@@ -24,7 +24,7 @@ from asyncrl.actors.envs.adapters.mcp import Connection
 from asyncrl.actors.envs.adapters.server import check_server, tls, url_of
 from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import Scored
 
 POLICYS_FAULT = (400, 404, 409, 422)
@@ -32,7 +32,7 @@ POLICYS_FAULT = (400, 404, 409, 422)
 NOT_METRICS = ("reward", "mask_sample")
 
 
-class NemoGymEnv(ToolEnv):
+class NemoGymEnv(ToolEnvironment):
     """Tools and reward of a NeMo Gym resources server (pip install 'asyncrl[nemo-gym]', the server elsewhere)."""
 
     def __init__(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncrl.actors.envs.adapters.server import check_server, tls, url_of
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn
 from asyncrl.actors.envs.tool_env import cut
 from asyncrl.data.sources.seeds import opening
 
@@ -25,10 +25,8 @@ MCP_ACTIONS = ("Action", "CallToolAction", "ListToolsAction")
 MAX_BYTES = 2**26
 
 
-class OpenEnvEnv:
+class OpenEnvEnv(Environment):
     """An environment of OpenEnv, by its server's WebSocket (pip install 'asyncrl[openenv]', the server elsewhere)."""
-
-    tools: Sequence[Tool] = ()
 
     def __init__(
         self,
@@ -89,9 +87,9 @@ class OpenEnvEnv:
         try:
             said = await self._ask("step", self._parsed(message.get("content") or ""))
         except _Refused as error:
-            return Turn([{"role": "user", "content": f"error: {error}"}])
+            return Turn(messages=[{"role": "user", "content": f"error: {error}"}])
         seen = [] if said["done"] else [{"role": "user", "content": self._seen(said)}]
-        return Turn(seen, float(said["reward"] or 0.0), bool(said["done"]))
+        return Turn(messages=seen, reward=float(said["reward"] or 0.0), done=bool(said["done"]))
 
     async def close(self) -> None:
         if self._socket is not None:

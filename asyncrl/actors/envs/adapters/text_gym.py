@@ -10,13 +10,13 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.envs.adapters.foreign_process import WorkerProcess, shared
 from asyncrl.actors.envs.adapters.text_gym_worker import GYMS
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn
 from asyncrl.actors.envs.tool_env import cut
 from asyncrl.data.sources.seeds import opening
 
@@ -24,10 +24,8 @@ WORKER = str(Path(__file__).with_name("text_gym_worker.py"))
 _numbers = itertools.count()
 
 
-class TextGymEnv:
+class TextGymEnv(Environment):
     """A game of gem, textarena or skyrl-gym (pip install gem-llm, textarena or skyrl-gym, in any Python)."""
-
-    tools: Sequence[Tool] = ()
 
     def __init__(
         self,
@@ -89,7 +87,7 @@ class TextGymEnv:
         assert self._worker is not None, "reset comes first"
         answer = await self._worker.ask(call="step", episode=self._episode, text=message.get("content") or "")
         messages = [{**said, "content": cut(said["content"], self._max_chars)} for said in answer["messages"]]
-        return Turn(messages, answer["reward"], answer["done"])
+        return Turn(messages=messages, reward=answer["reward"], done=answer["done"])
 
     async def close(self) -> None:
         if self._worker is not None and self._worker.usable:

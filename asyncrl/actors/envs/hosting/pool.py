@@ -20,11 +20,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from asyncrl.actors.envs.hosting.worker import message, read, serve
-from asyncrl.actors.envs.protocol import EnvFailed, Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Tool, Turn
 from asyncrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -68,10 +68,8 @@ class Workers:
         return HostedEnv(min(self._workers, key=lambda worker: (not worker.ready.is_set(), len(worker.envs))))
 
 
-class HostedEnv:
+class HostedEnv(Environment):
     """An environment that lives in a worker."""
-
-    tools: Sequence[Tool] = ()
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._number = worker, worker.take_in()

@@ -63,7 +63,7 @@ def test_episodes_are_played_beside_each_other_in_one_process() -> None:
         assert opened == [{"role": "user", "content": "Find it.\n\nWhich digit?"}]
         await second.reset(SEED)
         wrong = await say(first, "none")
-        assert wrong == Turn([{"role": "user", "content": "not a digit"}])
+        assert wrong == Turn(messages=[{"role": "user", "content": "not a digit"}])
         assert (await say(first, "x")) == Turn(done=True), "out of tries"
         assert await say(second, "3") == Turn(reward=1.0, done=True), "the digit of seed 3"
         await first.close()
