@@ -25,7 +25,8 @@ from rich.progress import TaskID
 from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.chat import Served
-from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import chatter, player
 from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed

@@ -159,7 +159,7 @@ def own_endpoint() -> Iterator[str]:
     from asyncrl.actors.endpoint.server import Endpoint
     from asyncrl.actors.endpoint.session import Session
     from asyncrl.actors.engines import build_engine
-    from asyncrl.actors.episodes.episode import Limits, Progress
+    from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
     from asyncrl.actors.rendering.build import build_renderer
 
     served: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
@@ -168,7 +168,7 @@ def own_endpoint() -> Iterator[str]:
         config = Config.model_validate(QUICKSTART)
         engine, over = build_engine(config), asyncio.Event()
         await engine.start()
-        limits = dataclasses.replace(Limits.of(config), max_turns=10_000)  # of all episodes: to it they are one
+        limits = dataclasses.replace(EpisodeLimits.of(config), max_turns=10_000)  # of all episodes: to it they are one
         session = Session(ticket(kind="eval"), engine, build_renderer(config), limits, Progress(0.0))
         async with Endpoint("quickstart", limits.max_tokens) as endpoint:
             with endpoint.open(session) as url:

@@ -14,11 +14,12 @@ from asyncrl.actors.envs.agent import is_agent, provided_by_actor
 from asyncrl.actors.envs.hosting.pool import Workers
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.episodes.chat import Chatted, Served, chat
-from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.group_scores import Groups
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.config import Config
-from asyncrl.data.base import Message, Task
+from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 from asyncrl.rewards.group_score import Answer, GroupScore, open_group_score
@@ -31,7 +32,7 @@ Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
 @asynccontextmanager
 async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: str) -> AsyncIterator[Play]:
     """What plays episodes of `env.name` while the context is open. Raises ConfigError."""
-    name, limits = config.env.name, Limits.of(config)
+    name, limits = config.env.name, EpisodeLimits.of(config)
     make = _chosen(config)
     if not is_agent(make):
         name_of, limits_of = _by_env(config, make)
@@ -41,13 +42,11 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
                 env, of_env = name_of(ticket.task), limits_of(ticket.task)
-                said: list[Message] = []
-                trajectory = await play(
-                    ticket, make_env, engine, renderer, of_env, progress, actor=actor, env_name=env, said=said
-                )
+                result = await play(ticket, make_env, engine, renderer, of_env, progress)
+                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=env)
                 if groups is None or ticket.kind == "eval":
                     return trajectory
-                answer = Answer(said, trajectory.reward, trajectory.rewards)
+                answer = Answer(result.messages, result.reward, result.rewards)
                 return await groups.compared(ticket, trajectory, answer)
 
             yield play_env
@@ -76,11 +75,11 @@ def _groups(config: Config, score: GroupScore) -> Groups:
     return Groups(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
 
 
-def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], Limits]]:
+def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:
     """Under which name a task counts, and its limits: an environment that stands for several says so."""
     name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: config.env.name)
     own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
-    limits = Limits.of(config)
+    limits = EpisodeLimits.of(config)
     limits_of = {name: dataclasses.replace(limits, **changed) for name, changed in own.items()}
     return name_of, lambda task: limits_of.get(name_of(task), limits)
 
@@ -122,7 +121,7 @@ def environment(config: Config) -> Callable[[], Env]:
 
 def _chosen(config: Config) -> Callable[..., Env]:
     try:
-        make = resolve(config.env.name, ENVIRONMENTS, "env.name")
+        make: Callable[..., Env] = resolve(config.env.name, ENVIRONMENTS, "env.name")
         check_options(make, config.env.options, "env.options", provided_by_actor(make))
     except ValueError as error:
         raise ConfigError(str(error)) from error

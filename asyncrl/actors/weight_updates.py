@@ -73,7 +73,7 @@ class DrainingEngine:
         return self._engine.load_stats()
 
 
-class Updates:
+class WeightUpdates:
     """Takes over a version that is newer than the one held: of a later branch, or later on the same."""
 
     def __init__(self, engine: Engine, subscriber: Subscriber, *, recompute_kv: bool) -> None:

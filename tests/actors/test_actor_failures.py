@@ -23,7 +23,7 @@ def test_a_failing_environment_costs_its_episode_only(tmp_path: Path) -> None:
 
         s = Stage(tmp_path, [ticket(0), ticket(1)], env=env)
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 1 and len(s.buffer.failed) == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1 and len(s.buffer.failed) == 1)
         s.stop.set()
         await running
         ((id, attempt, reason, detail),) = s.buffer.failed
@@ -40,7 +40,7 @@ def test_a_refused_trajectory_is_no_reason_to_end(tmp_path: Path, code: str, fai
         s = Stage(tmp_path, [ticket()])
         s.buffer.outcome = BufferRefused("put", code, "no")
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.aborted_tokens == 4)
+        await until(lambda: s.actor.tickets.counts.aborted_tokens == 4)
         s.stop.set()
         await running
         assert [reason for _, _, reason, _ in s.buffer.failed] == ["env_error"] * failures

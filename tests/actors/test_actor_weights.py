@@ -20,7 +20,7 @@ def test_nothing_is_asked_before_weights_are_held(tmp_path: Path) -> None:
         assert s.buffer.credits == []
         assert s.reporter.causes[-1] == ("weights", "learner")
         s.subscriber.version = (1, 5)
-        await until(lambda: s.actor.lent.counts.episodes == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1)
         s.stop.set()
         await running
         assert set(s.buffer.held) == {(1, 5)}
@@ -83,7 +83,7 @@ def test_under_drain_running_requests_finish_before_an_update(tmp_path: Path) ->
         await asyncio.sleep(0.05)
         assert s.engine.held == (0, 0)
         s.engine.gate.set()
-        await until(lambda: s.actor.lent.counts.episodes == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1)
         s.stop.set()
         await running
         row = s.buffer.stored[0].rows[0]

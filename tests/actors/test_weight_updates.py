@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actors.weight_updates import Updates
+from asyncrl.actors.weight_updates import WeightUpdates
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 
 NEWER = WeightsVersion(0, 3, "d")
@@ -67,7 +67,7 @@ class FakeEngine:
 )
 def test_damaged_weights_are_left_and_the_next_look_tries_again(where: str, asked: list[str]) -> None:
     engine, channel = FakeEngine(where), FakeChannel(where == "open")
-    updates = Updates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
+    updates = WeightUpdates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
     assert asyncio.run(updates.look()) is False
     assert engine.asked == asked
     assert engine.held == (0, 1)
@@ -97,7 +97,7 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
 
     monkeypatch.setattr(engine, "load", load)
     monkeypatch.setattr("asyncrl.actors.weight_updates.ANEW_S", -1.0)
-    assert asyncio.run(Updates(engine, Lender(False), recompute_kv=True).look()) is True  # type: ignore[arg-type]
+    assert asyncio.run(WeightUpdates(engine, Lender(False), recompute_kv=True).look()) is True  # type: ignore[arg-type]
     assert loaded == [(lent[1], False)]
     assert [weights.closed for weights in lent] == [True, True]
     assert engine.asked == ["check", "pause", "check", "resume"]
@@ -105,7 +105,7 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
 
 def test_what_is_opened_may_be_older_than_what_was_announced_and_is_left() -> None:
     engine, channel = FakeEngine(""), FakeChannel(False)
-    updates = Updates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
+    updates = WeightUpdates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
     assert asyncio.run(updates.look()) is True
     engine.asked.clear()
     channel.latest = lambda: WeightsVersion(0, 5, "d")  # type: ignore[method-assign]

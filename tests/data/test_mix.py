@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.mix import MixEnv
-from asyncrl.actors.episodes.episode import Progress
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.config import Config

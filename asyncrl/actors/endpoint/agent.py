@@ -15,8 +15,9 @@ from asyncrl.actors.endpoint.server import Endpoint
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs.agent import is_async, rewards_of
-from asyncrl.actors.episodes.environment_calls import contained
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress, Result, finished
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Task
 from asyncrl.trajectory import Ticket, Trajectory
@@ -72,7 +73,7 @@ class AgentPlayer:
         clients: Clients,
         engine: Engine,
         renderer: Renderer,
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         actor: str,
         env_name: str,
@@ -87,7 +88,6 @@ class AgentPlayer:
         An agent that raises after it ran into a limit of the episode has not reached its goal: reward 0. Whatever else
         it raises is a fault of the agent, never a reward.
         """
-        start = progress.at
         session = Session(ticket, self._engine, self._renderer, self._limits, progress)
         task = {**ticket.task, "episode": ticket.id.index}
         asynchronous = is_async(self._agent)
@@ -108,8 +108,8 @@ class AgentPlayer:
                     session.broken.exception()  # seen, whether or not it was raised
         if not len(session.rows):
             raise EpisodeFailed("env_error", f"agent {self._env_name} ended without an answer of the policy")
-        result = Result(session.rows.freeze(), reward, rewards, {}, session.turns, session.stop_reason())
-        return finished(ticket, result, progress, start, actor=self._actor, env_name=self._env_name)
+        result = EpisodeResult(session.rows.freeze(), reward, rewards, {}, session.turns, session.stop_reason())
+        return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:
         name = f"agent {self._env_name}"

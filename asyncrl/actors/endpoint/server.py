@@ -32,7 +32,7 @@ from asyncrl.actors.endpoint.replies import Reply, chat_events, chat_json, error
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, read_chat, read_tokens
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import EngineDied
-from asyncrl.actors.episodes.episode import EpisodeFailed
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 
 log = logging.getLogger(__name__)
 B = TypeVar("B", ChatBody, TokenBody)

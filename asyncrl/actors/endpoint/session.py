@@ -19,7 +19,8 @@ from asyncrl.actors.endpoint.deduplication import Call, Calls
 from asyncrl.actors.endpoint.replies import Answer, Reply
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, Wish
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rows import Branches
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket
@@ -30,7 +31,9 @@ T = TypeVar("T")
 class Session:
     """The requests of one episode, from its ticket's first to its end."""
 
-    def __init__(self, ticket: Ticket, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress) -> None:
+    def __init__(
+        self, ticket: Ticket, engine: Engine, renderer: Renderer, limits: EpisodeLimits, progress: Progress
+    ) -> None:
         self.calls = Calls()
         self.rows = Branches()
         self.turns = 0

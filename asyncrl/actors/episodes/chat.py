@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.actors.envs.protocol import Env, Message
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, PlayedEnv
-from asyncrl.actors.episodes.episode import Limits
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
+from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.errors import ConfigError
 from asyncrl.rewards.http import ServiceFailed, get, post
 from asyncrl.trajectory import Ticket
@@ -82,10 +82,10 @@ class Served:
             raise (ContextFull if full else EpisodeFailed)("endpoint", str(error)) from error
 
 
-async def chat(ticket: Ticket, make_env: Callable[[], Env], served: Served, limits: Limits) -> Chatted:
+async def chat(ticket: Ticket, make_env: Callable[[], Env], served: Served, limits: EpisodeLimits) -> Chatted:
     """Plays the episode of `ticket`. Raises EpisodeFailed: `env_error`, or `endpoint` when the endpoint does not
     answer, or not as it should."""
-    env = PlayedEnv(make_env, limits.call_s)
+    env = GuardedEnv(make_env, limits.call_s)
     try:
         await _play(ticket, env, served, limits)
     finally:
@@ -93,7 +93,7 @@ async def chat(ticket: Ticket, make_env: Callable[[], Env], served: Served, limi
     return Chatted(str(ticket.task["id"]), env.reward, env.rewards)
 
 
-async def _play(ticket: Ticket, env: PlayedEnv, served: Served, limits: Limits) -> None:
+async def _play(ticket: Ticket, env: GuardedEnv, served: Served, limits: EpisodeLimits) -> None:
     messages = await env.reset({**ticket.task, "episode": ticket.id.index})
     tools, total = env.tools, 0
     for turn in range(limits.max_turns):

@@ -25,7 +25,7 @@ class EpisodeFailed(Exception):
         self.reason, self.detail = reason, detail
 
 
-class PlayedEnv:
+class GuardedEnv:
     """Its calls raise EpisodeFailed; `close` raises nothing."""
 
     def __init__(self, make: Callable[[], Env], call_s: float, called: Callable[[], None] = lambda: None) -> None:

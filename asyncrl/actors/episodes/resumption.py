@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.trajectory import Row
-
-if TYPE_CHECKING:
-    from asyncrl.actors.episodes.episode import Progress
 
 
 class Interrupted(Exception):
@@ -46,7 +43,7 @@ async def first_turn(
     finally:
         progress.interruptible = ""
     if begun is not None:
-        progress.taken_over = len(begun.token_ids)
+        progress.prefix_tokens = len(begun.token_ids)
         said = Generation(
             np.concatenate((begun.token_ids, said.token_ids)),
             np.concatenate((begun.logprobs, said.logprobs)),

@@ -15,7 +15,8 @@ import pytest
 from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
 from asyncrl.actors.endpoint.server import MAX_BODY_BYTES, Endpoint
 from asyncrl.actors.engines.protocol import EngineDied
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.trajectory import CONTEXT, Trajectory
@@ -23,7 +24,7 @@ from tests.actors.fakes import FakeEngine, ticket
 
 TOKENIZER = build_tokenizer()
 RENDERER = TemplateRenderer(TOKENIZER)
-LIMITS = Limits(max_turns=8, max_tokens=200, max_new_tokens=40, call_s=1.0)
+LIMITS = EpisodeLimits(max_turns=8, max_tokens=200, max_new_tokens=40, call_s=1.0)
 TOOLS: Any = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]
 CALL = '<tool_call>{"name": "lookup", "arguments": {"key": "fox"}}</tool_call><|im_end|>'
 USER = {"role": "user", "content": "What is fox + owl?"}
@@ -44,7 +45,7 @@ def saying(*outputs: str) -> FakeEngine:
     return FakeEngine(lambda *_: encode(next(texts)), LIMITS.max_tokens)
 
 
-def played(agent: Any, engine: FakeEngine, limits: Limits = LIMITS, **options: Any) -> Trajectory:
+def played(agent: Any, engine: FakeEngine, limits: EpisodeLimits = LIMITS, **options: Any) -> Trajectory:
     async def episode() -> Trajectory:
         async with Endpoint("policy", limits.max_tokens) as endpoint, Clients(20.0) as clients:
             play = AgentPlayer(agent, endpoint, clients, engine, RENDERER, limits, actor="a", env_name="agent")

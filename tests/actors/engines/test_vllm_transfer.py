@@ -23,7 +23,7 @@ from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Weig
 from asyncrl.actors.engines.vllm.engine import VLLMEngine, _generation
 from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import VLLMSettings, require_versions
-from asyncrl.actors.weight_updates import Updates
+from asyncrl.actors.weight_updates import WeightUpdates
 from asyncrl.errors import ConfigError
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
@@ -58,14 +58,14 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
     subscriber = DeviceSubscriber(f"ipc://{tmp_path}/w", "actor-0", lambda: CPU)
     asked = prompts(subject, 8)
 
-    async def taken(updates: Updates, version: int) -> bool:
+    async def taken(updates: WeightUpdates, version: int) -> bool:
         async with asyncio.timeout(30):
             while (latest := subscriber.latest()) is None or latest.version != version:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return await updates.look()
 
     async def scenario(_: Engine) -> list[Generation]:
-        updates = Updates(engine, subscriber, recompute_kv=True)
+        updates = WeightUpdates(engine, subscriber, recompute_kv=True)
         running = [asyncio.ensure_future(engine.generate(f"r{i}", p, sampling(i, n=200))) for i, p in enumerate(asked)]
         for version in (1, 2):
             while engine.load_stats()["generated"] < 200 * version:  # noqa: ASYNC110

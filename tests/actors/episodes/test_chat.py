@@ -11,11 +11,12 @@ import pytest
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episodes import chat as chat_module
 from asyncrl.actors.episodes.chat import Chatted, ContextFull, Served, chat
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.rewards.http import ServiceFailed
 from tests.actors.fakes import FakeEnv, ticket
 
-LIMITS = Limits(max_turns=4, max_tokens=100, max_new_tokens=40, call_s=1.0)
+LIMITS = EpisodeLimits(max_turns=4, max_tokens=100, max_new_tokens=40, call_s=1.0)
 FULL = 'refused: 400 Bad Request: {"error":{"message":"This model\'s maximum context length is 100 tokens. However, ...'
 
 

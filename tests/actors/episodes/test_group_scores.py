@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.protocol import Turn
-from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.group_scores import Groups
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import Answer
@@ -136,7 +137,7 @@ def test_an_episode_that_waits_for_its_group_takes_up_no_slot(tmp_path: Path) ->
             tmp_path, [ticket(i, group=g) for g in (1, 2) for i in range(SIZE)], slots=2, compared=groups.compared
         )
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 2 * SIZE)
+        await until(lambda: s.actor.tickets.counts.episodes == 2 * SIZE)
         s.stop.set()
         await running
         assert max(s.buffer.credits) == 2

@@ -12,7 +12,8 @@ import pytest
 
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.envs.protocol import Turn
-from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.resumption import Interrupted
 from asyncrl.trajectory import CONTEXT, Row, Trajectory
 from tests.actors.actor_stage import Stage, act, until
@@ -51,7 +52,7 @@ def prefix_of(prompt: list[int], said: list[int], version: int = 0) -> Row:
 
 
 PROMPT = FakeRenderer().render_initial([{"role": "system", "content": "Hello"}], [])
-LIMITS = Limits(max_turns=4, max_tokens=1000, max_new_tokens=10, call_s=5.0)
+LIMITS = EpisodeLimits(max_turns=4, max_tokens=1000, max_new_tokens=10, call_s=5.0)
 
 
 def played(prefix: Row | None, progress: Progress | None = None) -> tuple[Trajectory, FakeEngine]:
@@ -61,10 +62,8 @@ def played(prefix: Row | None, progress: Progress | None = None) -> tuple[Trajec
     begun = replace(ticket(), prefix=prefix)
     progress = progress or Progress(0.0)
     env = FakeEnv(turns)
-    trajectory = asyncio.run(
-        play(begun, lambda: env, engine, FakeRenderer(), LIMITS, progress, actor="b", env_name="lookup")
-    )
-    return trajectory, engine
+    result = asyncio.run(play(begun, lambda: env, engine, FakeRenderer(), LIMITS, progress))
+    return result.trajectory(begun, progress, actor="b", env_name="lookup"), engine
 
 
 def test_the_turn_goes_on_behind_what_was_sampled() -> None:
@@ -81,7 +80,7 @@ def test_the_turn_goes_on_behind_what_was_sampled() -> None:
     assert engine.calls[0][1] == PROMPT + SAID[:2]
     assert engine.calls[0][2].max_new_tokens == 8
     assert engine.calls[1][2].max_new_tokens == 10
-    assert progress.taken_over == 2
+    assert progress.prefix_tokens == 2
     assert progress.tokens == trajectory.num_policy_tokens
 
 
@@ -173,7 +172,7 @@ def test_a_prefix_whose_turn_is_given_up_is_no_waste_below_zero(tmp_path: Path) 
         s = Stage(tmp_path, [begun], engine=CutEngine(2), idle_s=0.05)
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: bool(s.buffer.failed))
-        assert s.actor.lent.counts.aborted_tokens == 0
+        assert s.actor.tickets.counts.aborted_tokens == 0
         s.stop.set()
         await running
 
@@ -184,9 +183,7 @@ def test_an_abort_that_nobody_here_asked_for_fails_the_episode() -> None:
     async def scenario() -> None:
         engine = CutEngine(2)
         progress = Progress(0.0)
-        playing = asyncio.ensure_future(
-            play(ticket(), lambda: FakeEnv([]), engine, FakeRenderer(), LIMITS, progress, actor="a", env_name="x")
-        )
+        playing = asyncio.ensure_future(play(ticket(), lambda: FakeEnv([]), engine, FakeRenderer(), LIMITS, progress))
         await until(lambda: bool(progress.interruptible) and bool(engine.running))
         await engine.abort(progress.interruptible)
         with pytest.raises(Exception, match="aborted") as raised:
