@@ -13,9 +13,9 @@ from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent, provided_by_actor
 from asyncrl.actors.envs.hosting.pool import Workers
 from asyncrl.actors.envs.protocol import Env
-from asyncrl.actors.episodes.chat import Chatted, Served, chat
+from asyncrl.actors.episodes.chat import ChatResult, ServedModel, chat
 from asyncrl.actors.episodes.episode import play
-from asyncrl.actors.episodes.group_scores import Groups
+from asyncrl.actors.episodes.group_scores import GroupScores
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.config import Config
@@ -64,15 +64,18 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
 
     # uvicorn, and openai, which take a second to import, are for agents only.
     from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
-    from asyncrl.actors.endpoint.server import Endpoint
+    from asyncrl.actors.endpoint.server import EndpointServer
 
     agent = functools.partial(make, **config.env.options)
-    async with Endpoint(config.model.path, limits.max_tokens) as endpoint, Clients(config.actors.episode_s) as clients:
+    async with (
+        EndpointServer(config.model.path, limits.max_tokens) as endpoint,
+        Clients(config.actors.episode_s) as clients,
+    ):
         yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
 
 
-def _groups(config: Config, score: GroupScore) -> Groups:
-    return Groups(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
+def _groups(config: Config, score: GroupScore) -> GroupScores:
+    return GroupScores(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:
@@ -96,7 +99,9 @@ async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Cal
 
 
 @asynccontextmanager
-async def chatter(config: Config, served: Served) -> AsyncIterator[Callable[[Ticket, Progress], Awaitable[Chatted]]]:
+async def chatter(
+    config: Config, served: ServedModel
+) -> AsyncIterator[Callable[[Ticket, Progress], Awaitable[ChatResult]]]:
     """What plays episodes of `env.name` with a served model while the context is open. Raises ConfigError, also for an
     agent: it brings its own client."""
     make = _chosen(config)
@@ -105,7 +110,7 @@ async def chatter(config: Config, served: Served) -> AsyncIterator[Callable[[Tic
     _, limits_of = _by_env(config, make)
     async with _hosted(config, make) as make_env:
 
-        async def play_chat(ticket: Ticket, progress: Progress) -> Chatted:
+        async def play_chat(ticket: Ticket, progress: Progress) -> ChatResult:
             return await chat(ticket, make_env, served, limits_of(ticket.task))
 
         yield play_chat

@@ -96,7 +96,7 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
         engine.held = weights.id.order
 
     monkeypatch.setattr(engine, "load", load)
-    monkeypatch.setattr("asyncrl.actors.weight_updates.ANEW_S", -1.0)
+    monkeypatch.setattr("asyncrl.actors.weight_updates.REOPEN_S", -1.0)
     assert asyncio.run(WeightUpdates(engine, Lender(False), recompute_kv=True).look()) is True  # type: ignore[arg-type]
     assert loaded == [(lent[1], False)]
     assert [weights.closed for weights in lent] == [True, True]

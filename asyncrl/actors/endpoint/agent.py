@@ -1,4 +1,4 @@
-"""An episode played by an agent: it asks, the endpoint records, what it returns is the reward."""
+"""An episode played by an agent: it sends requests, the endpoint records them, its return value is the reward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from asyncrl.actors.endpoint.server import Endpoint
+from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs.agent import is_async, rewards_of
@@ -23,27 +23,27 @@ from asyncrl.data.base import Task
 from asyncrl.trajectory import Ticket, Trajectory
 
 API_KEY = "asyncrl"
-"""Any text: the URL is the secret."""
+"""Any text, since the URL is the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What an agent gets as its client where the openai package is not installed."""
+    """The client that an agent gets where the openai package is not installed."""
 
     base_url: str
     api_key: str = API_KEY
 
 
 class Clients:
-    """One pool of connections for all episodes."""
+    """Clients of all episodes, with one pool of connections."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: of one request; the episode's own limits end it long before."""
+        """`timeout_s`: deadline of one request, far beyond the limits of the episode."""
         self._openai = _openai()
         self._async: Any = None
         self._sync: Any = None
         if self._openai is not None:
-            for name in ("httpx", "httpx2"):  # a line per request, with the episode's URL, which is its secret
+            for name in ("httpx", "httpx2"):  # they log every URL, which is the episode's secret
                 logging.getLogger(name).setLevel(logging.WARNING)
             options = {"base_url": "http://127.0.0.1/", "api_key": API_KEY, "timeout": timeout_s}
             self._async, self._sync = self._openai.AsyncOpenAI(**options), self._openai.OpenAI(**options)
@@ -69,7 +69,7 @@ class AgentPlayer:
     def __init__(
         self,
         agent: Callable[[Task, Any], Any],
-        endpoint: Endpoint,
+        endpoint: EndpointServer,
         clients: Clients,
         engine: Engine,
         renderer: Renderer,
@@ -85,8 +85,8 @@ class AgentPlayer:
     async def __call__(self, ticket: Ticket, progress: Progress) -> Trajectory:
         """Raises EpisodeFailed, and what the engine raises.
 
-        An agent that raises after it ran into a limit of the episode has not reached its goal: reward 0. Whatever else
-        it raises is a fault of the agent, never a reward.
+        An agent that raises after it exceeded a limit of the episode missed its goal: reward 0. Any other exception is
+        a failure of the agent, never a reward.
         """
         session = Session(ticket, self._engine, self._renderer, self._limits, progress)
         task = {**ticket.task, "episode": ticket.id.index}
@@ -103,11 +103,11 @@ class AgentPlayer:
                 reward, rewards = self._rewards(playing, session)
             finally:
                 playing.cancel()
-                await session.calls.close()
+                await session.requests.close()
                 if not session.broken.cancel():
-                    session.broken.exception()  # seen, whether or not it was raised
+                    session.broken.exception()  # mark as retrieved
         if not len(session.rows):
-            raise EpisodeFailed("env_error", f"agent {self._env_name} ended without an answer of the policy")
+            raise EpisodeFailed("env_error", f"agent {self._env_name} ended without a reply of the policy")
         result = EpisodeResult(session.rows.freeze(), reward, rewards, {}, session.turns, session.stop_reason())
         return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 

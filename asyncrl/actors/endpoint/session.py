@@ -1,8 +1,8 @@
-"""One episode as the endpoint sees it: requests in, what was sampled kept as rows.
+"""One episode at the endpoint: requests in, rows of sampled tokens out.
 
-    request ──> prompt ids (conversations.py) ──> engine ──> answer ──delivered──> rows (episodes/rows.py)
+    request ──> prompt ids (conversations.py) ──> engine ──> reply ──delivered──> rows (episodes/rows.py)
 
-Only what was delivered is part of the episode: a generation that nobody was there to read taught the agent nothing.
+Only delivered replies are part of the episode: a generation that the agent never read had no effect on it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
 from asyncrl.actors.endpoint.conversations import Conversations
-from asyncrl.actors.endpoint.deduplication import Call, Calls
-from asyncrl.actors.endpoint.replies import Answer, Reply
-from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, Wish
+from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
+from asyncrl.actors.endpoint.replies import Choice, Reply
+from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-from asyncrl.actors.episodes.rows import Branches
+from asyncrl.actors.episodes.rows import BranchingRows
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket
 
@@ -29,71 +29,67 @@ T = TypeVar("T")
 
 
 class Session:
-    """The requests of one episode, from its ticket's first to its end."""
+    """The requests of one episode, from the first to the end of its ticket."""
 
     def __init__(
         self, ticket: Ticket, engine: Engine, renderer: Renderer, limits: EpisodeLimits, progress: Progress
     ) -> None:
-        self.calls = Calls()
-        self.rows = Branches()
+        self.requests = DistinctRequests()
+        self.rows = BranchingRows()
         self.turns = 0
         self.limit: StopReason | None = None
-        """The limit of the episode that a request ran into."""
+        """The limit of the episode that a request exceeded."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with what ends the episode, or the actor, from below."""
+        """Fails with the error of the engine that ends the episode, or the actor."""
         self.renderer, self.limits, self.temperature = renderer, limits, ticket.temperature
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
-        self._asked = self._running = self._named = 0
-        self._last: Answer | None = None
+        self._sampled = self._running = self._named = 0
+        self._last: Choice | None = None
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
         prompt = self._conversations.prompt(body.messages, _tools(body))
-        answers = []
-        for generation in await self._sample(prompt, body.wish()):
-            answers.append(self._read(generation, body.wish().stop))
-        return Reply(prompt, answers)
+        asked = body.sampling()
+        return Reply(prompt, [self._choice(generation, asked.stop) for generation in await self._sample(prompt, asked)])
 
     async def tokens(self, body: TokenBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
-        generations = await self._sample(body.token_ids, body.wish())
-        return Reply(
-            body.token_ids, [Answer(g, {}, "stop" if g.stop_reason == "stop" else "length") for g in generations]
-        )
+        generations = await self._sample(body.token_ids, body.sampling())
+        return Reply(body.token_ids, [Choice(generation, {}, _finish_reason(generation)) for generation in generations])
 
-    def deliver(self, call: Call, body: ChatBody | TokenBody) -> Reply:
-        """The answer of a call that is done, on its way to the agent. Raises what the call raised."""
-        first, call.delivered = not call.delivered, True
-        reply = call.task.result()
+    def deliver(self, request: DistinctRequest, body: ChatBody | TokenBody) -> Reply:
+        """The reply to a finished request; its choices become part of the episode. Raises what the request raised."""
+        first, request.delivered = not request.delivered, True
+        reply = request.task.result()
         if not first:
             return reply
-        for answer in reply.answers:
-            self.rows.add(reply.prompt, answer.generation)
+        for choice in reply.choices:
+            self.rows.add(reply.prompt, choice.generation)
             self.turns += 1
-            self._last = answer
+            self._last = choice
             if isinstance(body, ChatBody):
-                self._conversations.said(body.messages, _tools(body), reply.prompt, answer.token_ids, answer.message)
+                self._conversations.record(body.messages, _tools(body), reply.prompt, choice.token_ids, choice.message)
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
     def stop_reason(self) -> StopReason:
-        """Of an episode whose agent has ended."""
+        """The stop reason of an episode whose agent has ended."""
         if self.limit is not None or self._last is None:
             return self.limit or "done"
         return "done" if self._last.finish_reason == "stop" else "length"
 
-    async def _sample(self, prompt: Sequence[int], wish: Wish) -> list[Generation]:
-        if self._asked + wish.n > self.limits.max_turns:
+    async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[Generation]:
+        if self._sampled + asked.n > self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
-                f"the episode's env.max_turns is {self.limits.max_turns}, and {self._asked} answers were sampled",
+                f"the episode's env.max_turns is {self.limits.max_turns}, and {self._sampled} replies were sampled",
                 code="max_turns_exceeded",
             )
-        first, self._asked = self._asked, self._asked + wish.n
-        self._move(+1)
+        first, self._sampled = self._sampled, self._sampled + asked.n
+        self._count_running(+1)
         try:
-            return await _together([self._one(prompt, wish, first, k) for k in range(wish.n)])
+            return await _gather([self._one(prompt, asked, first + k, k) for k in range(asked.n)])
         except PromptTooLong as error:
             self.limit = "max_tokens"
             raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
@@ -102,39 +98,39 @@ class Session:
                 self.broken.set_exception(error)
             raise
         finally:
-            self._move(-1)
+            self._count_running(-1)
 
-    async def _one(self, prompt: Sequence[int], wish: Wish, first: int, k: int) -> Generation:
+    async def _one(self, prompt: Sequence[int], asked: RequestedSampling, number: int, k: int) -> Generation:
         t = self._ticket
         longest = self.limits.max_new_tokens
         sampling = Sampling(
-            max_new_tokens=longest if wish.max_new_tokens is None else min(longest, wish.max_new_tokens),
+            max_new_tokens=longest if asked.max_new_tokens is None else min(longest, asked.max_new_tokens),
             temperature=t.temperature,
-            stop_token_ids=tuple(dict.fromkeys((*self.renderer.stop_token_ids, *wish.stop_token_ids))),
-            seed=t.seed * 1_000_003 + first + k if wish.seed is None else _seed(t.seed, wish.seed, k, prompt),
+            stop_token_ids=tuple(dict.fromkeys((*self.renderer.stop_token_ids, *asked.stop_token_ids))),
+            seed=t.seed * 1_000_003 + number if asked.seed is None else _seed(t.seed, asked.seed, k, prompt),
             top_p=self.limits.top_p,
             top_k=self.limits.top_k,
         )
-        generation = await self._engine.generate(f"{t.id}-{t.attempt}/{first + k}", prompt, sampling)
+        generation = await self._engine.generate(f"{t.id}-{t.attempt}/{number}", prompt, sampling)
         self._progress.tokens += len(generation.token_ids)
         if generation.stop_reason == "abort":
-            raise EpisodeFailed("aborted", f"{t.id} in request {first + k}")
+            raise EpisodeFailed("aborted", f"{t.id} in request {number}")
         return generation
 
-    def _read(self, generation: Generation, stops: Sequence[str]) -> Answer:
-        """As an answer; where a stop string came, what was sampled behind it is cut off, as if it never had been."""
+    def _choice(self, generation: Generation, stops: Sequence[str]) -> Choice:
+        """The choice for a generation; everything after a stop string is cut off."""
         generation, hit = _cut(generation, stops, self.renderer)
         message = self.renderer.parse(generation.token_ids.tolist())
         if hit is not None:
             message["content"] = message["content"].partition(hit)[0]
         for index, call in enumerate(message.get("tool_calls") or []):
-            # Agents tell calls apart by their ids; of those that the model did not write each is made unique.
+            # Agents tell calls apart by their ids: ids that the model did not write are made unique.
             if call["id"] == f"call{index:05d}":
                 call["id"] = f"call{self._named:05d}"
                 self._named += 1
-        return Answer(generation, message, "stop" if hit is not None else _ended(generation))
+        return Choice(generation, message, "stop" if hit is not None else _finish_reason(generation))
 
-    def _move(self, by: int) -> None:
+    def _count_running(self, by: int) -> None:
         self._running += by
         self._progress.enter("generate" if self._running else "environment")
 
@@ -144,30 +140,30 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
 
 
 def _cut(generation: Generation, stops: Sequence[str], renderer: Renderer) -> tuple[Generation, str | None]:
-    """Up to the first token with which the text holds a stop string, and that string. Stopping there depends on the
-    tokens before alone, so what is left is distributed as if the engine had stopped."""
+    """The generation up to the first token with which the text holds a stop string, and that string. Stopping there
+    depends on the earlier tokens alone, so the rest is distributed as if the engine had stopped."""
     ids = generation.token_ids.tolist()
     if not stops or not any(stop in renderer.decode(ids) for stop in stops):
         return generation, None
-    # More tokens only add to a text: halving finds the first with a few decodings instead of one per token.
+    # More tokens only extend the text, so bisection needs a few decodings instead of one per token.
     n = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: any(stop in renderer.decode(ids[:n]) for stop in stops))
     text, g = renderer.decode(ids[:n]), generation
     hit = min((stop for stop in stops if stop in text), key=text.index)
     return Generation(g.token_ids[:n], g.logprobs[:n], g.versions[:n], g.stop_reason), hit
 
 
-def _ended(generation: Generation) -> Literal["stop", "length"]:
+def _finish_reason(generation: Generation) -> Literal["stop", "length"]:
     return "stop" if generation.stop_reason == "stop" else "length"
 
 
 def _seed(ticket: int, wanted: int, k: int, prompt: Sequence[int]) -> int:
-    """The same request gives the same answer within an episode, and another one in another episode of the group."""
+    """A seed: equal requests get equal replies within an episode, and other replies in other episodes of the group."""
     text = json.dumps([ticket, wanted, k, list(prompt)]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, or the first exception; then nothing goes on."""
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, or the first exception; then the others are cancelled."""
     tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

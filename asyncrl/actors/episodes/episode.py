@@ -27,7 +27,7 @@ from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow
-from asyncrl.actors.rendering.template import Renderer, tell_prefix_break
+from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
 from asyncrl.trajectory import StopReason, Ticket
 
@@ -146,7 +146,7 @@ class _Episode:
             row.context(tail)
             return row
         self._progress.prefix_breaks += 1
-        tell_prefix_break(turn.messages[0]["role"])
+        warn_of_prefix_break(turn.messages[0]["role"])
         return self._new_row()
 
     def _new_row(self) -> OpenRow:

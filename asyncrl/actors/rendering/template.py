@@ -229,8 +229,8 @@ def _joined(messages: Sequence[Message]) -> str:
 
 
 @lru_cache(maxsize=64)
-def tell_prefix_break(role: str) -> None:
-    """Says it once per role: the cache is the memory."""
+def warn_of_prefix_break(role: str) -> None:
+    """Warn once per role: the cache remembers."""
     log.warning(
         "the chat template changed what stood before a %s message: the row ends there and a new one starts with the "
         "whole conversation, each time (throughput/prefix_breaks counts them; said once)", role,

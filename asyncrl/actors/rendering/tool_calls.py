@@ -129,21 +129,20 @@ class Mistral:
         content, *parts = text.split(self._mark)
         calls: list[ToolCall] = []
         for part in map(str.strip, parts):
-            value, end = _json_at(part)
-            if isinstance(value, list):
-                entries = [json.dumps(entry) for entry in value]
-                calls += [
-                    _call_of(len(calls) + i, entry, raw, "arguments")
-                    for i, (entry, raw) in enumerate(zip(value, entries, strict=True))
-                ]
-            elif value is None and (at := part.find("{")) > 0:
-                name, _, id = part[:at].strip().removesuffix("[ARGS]").partition("[CALL_ID]")
-                arguments, end = _json_at(part[at:])
-                whole = arguments is not None and not part[at + end :].strip()
-                calls.append(_tool_call(len(calls), name.strip(), arguments if whole else part[at:], id.strip()))
-            else:
-                calls.append(_call_of(len(calls), value, part, "arguments"))
+            calls += self._read(len(calls), part)
         return content.strip() if calls else text, calls
+
+    def _read(self, first: int, part: str) -> list[ToolCall]:
+        """The calls after one mark; `first`: the index of the first of them."""
+        value, _ = _json_at(part)
+        if isinstance(value, list):
+            return [_call_of(first + i, entry, json.dumps(entry), "arguments") for i, entry in enumerate(value)]
+        if value is not None or (at := part.find("{")) <= 0:
+            return [_call_of(first, value, part, "arguments")]
+        name, _, id = part[:at].strip().removesuffix("[ARGS]").partition("[CALL_ID]")
+        arguments, end = _json_at(part[at:])
+        complete = arguments is not None and not part[at + end :].strip()
+        return [_tool_call(first, name.strip(), arguments if complete else part[at:], id.strip())]
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self._mark}{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
-from asyncrl.actors.endpoint.server import MAX_BODY_BYTES, Endpoint
+from asyncrl.actors.endpoint.server import MAX_BODY_BYTES, EndpointServer
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
@@ -47,7 +47,7 @@ def saying(*outputs: str) -> FakeEngine:
 
 def played(agent: Any, engine: FakeEngine, limits: EpisodeLimits = LIMITS, **options: Any) -> Trajectory:
     async def episode() -> Trajectory:
-        async with Endpoint("policy", limits.max_tokens) as endpoint, Clients(20.0) as clients:
+        async with EndpointServer("policy", limits.max_tokens) as endpoint, Clients(20.0) as clients:
             play = AgentPlayer(agent, endpoint, clients, engine, RENDERER, limits, actor="a", env_name="agent")
             asked = ticket(2, group=5, kind=options.get("kind", "train"))
             return await play(asked, options.get("progress", Progress(0.0)))
@@ -323,7 +323,7 @@ async def returns_text(task: Any, client: Any) -> Any:
     ("agent", "detail"),
     [
         (raises, "KeyError: 'door'"),
-        (says_nothing, "without an answer of the policy"),
+        (says_nothing, "without a reply of the policy"),
         (returns_text, "returned 'well done'; expected the reward"),
     ],
 )

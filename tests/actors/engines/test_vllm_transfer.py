@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, WeightsMismatch
 from asyncrl.actors.engines.vllm.engine import VLLMEngine, _generation
-from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests
+from asyncrl.actors.engines.vllm.requests import EngineCounts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import VLLMSettings, require_versions
 from asyncrl.actors.weight_updates import WeightUpdates
 from asyncrl.errors import ConfigError
@@ -123,11 +123,11 @@ def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch
     async def scenario() -> Generation:
         requests: Any = Requests.__new__(Requests)
         mine = Request(asyncio.get_running_loop().create_future())
-        requests.counts, requests._sent = Counts(), {"0": mine}
+        requests.counts, requests._sent = EngineCounts(), {"0": mine}
         for reason in (None, "stop"):
             step.finish_reason, mine.id = reason, "0"
             requests._take(SimpleNamespace(outputs=[step], scheduler_stats=None))
-        return _generation(mine, await mine.over, 7, None)
+        return _generation(mine, await mine.ended, 7, None)
 
     generation = asyncio.run(scenario())
     assert generation.versions.tolist() == [7, 7]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
-from asyncrl.actors.endpoint.server import Endpoint
+from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.envs.tool_env import ToolEnvironment
@@ -136,11 +136,11 @@ def test_native_episodes(script: list[list[int]], words: list[str], renderer: Te
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[tuple[asyncio.Runner, Endpoint, Clients]]:
+def stage() -> Iterator[tuple[asyncio.Runner, EndpointServer, Clients]]:
     with asyncio.Runner() as runner:
 
-        async def opened() -> tuple[Endpoint, Clients]:
-            return await Endpoint("policy", LIMITS.max_tokens).__aenter__(), Clients(20.0)
+        async def opened() -> tuple[EndpointServer, Clients]:
+            return await EndpointServer("policy", LIMITS.max_tokens).__aenter__(), Clients(20.0)
 
         endpoint, clients = runner.run(opened())
         yield runner, endpoint, clients
