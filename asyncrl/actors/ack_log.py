@@ -12,7 +12,7 @@ from asyncrl.trajectory import Trajectory
 class AckLog:
     """`acks/<actor>.jsonl`: one line per acknowledged training trajectory, appended in one write, never rewritten.
 
-    A line follows the acknowledgement: a killed actor may lack its last lines, but every line names a stored trajectory.
+    A line follows the acknowledgement: a killed actor may lack its last lines, but each line names a stored trajectory.
     Numbering continues through the actor's restarts, so a line removed later leaves a gap.
     """
 

@@ -13,8 +13,8 @@ THREAD_NAME = "plain-function"
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """One thread per call; the number of episodes bounds them. The standard library's pool joins its threads before Python
-    exits, and would wait for a stuck one for ever."""
+    """One thread per call; the number of episodes bounds them. The standard library's pool joins its threads before
+    Python exits, and would wait for a stuck one for ever."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -104,12 +104,12 @@ class Actor:
         leased: Sequence[Lease] = ()
         if (now := time.monotonic()) - self._announced >= ANNOUNCE_S:
             self._announced, leased = now, self._keeper.leased()
-        return self._buffer.tickets(self._name, self._engine.held, self._free_slots(), leased, POLL_S)
+        return self._buffer.tickets(self._name, self._engine.held_version, self._free_slots(), leased, POLL_S)
 
     async def _take_weights(self) -> None:
         while True:
             if not self._evaluates() and await self._updates.look(self._evaluates):
-                log.info("holds version %s.%s after %.3f s", *self._engine.held, self._updates.load_s)
+                log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
                 self.tickets.changed.set()
                 self._status.report()
             await asyncio.sleep(LOOK_S)

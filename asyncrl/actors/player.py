@@ -1,4 +1,4 @@
-"""Who plays a ticket: the config's environment, turn by turn, or its agent, through the endpoint."""
+"""Plays tickets: in the config's environment, turn by turn, or with its agent, through the endpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent, provided_by_actor
-from asyncrl.actors.envs.hosting.pool import Workers
+from asyncrl.actors.envs.hosting.pool import EnvWorkers
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.episodes.chat import ChatResult, ServedModel, chat
 from asyncrl.actors.episodes.episode import play
@@ -26,35 +26,34 @@ from asyncrl.rewards.group_score import Answer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
-"""One episode. Raises EpisodeFailed, and what the engine raises (EngineDied)."""
+"""Plays one episode. Raises EpisodeFailed, and what the engine raises (EngineDied)."""
 
 
 @asynccontextmanager
 async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: str) -> AsyncIterator[Play]:
-    """What plays episodes of `env.name` while the context is open. Raises ConfigError."""
+    """A function that plays episodes of `env.name` while the context is open. Raises ConfigError."""
     name, limits = config.env.name, EpisodeLimits.of(config)
     make = _chosen(config)
     if not is_agent(make):
         name_of, limits_of = _by_env(config, make)
         score = open_group_score(config)
-        groups = None if score is None else _groups(config, score)
+        scores = None if score is None else _group_scores(config, score)
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
-                env, of_env = name_of(ticket.task), limits_of(ticket.task)
-                result = await play(ticket, make_env, engine, renderer, of_env, progress)
-                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=env)
-                if groups is None or ticket.kind == "eval":
+                result = await play(ticket, make_env, engine, renderer, limits_of(ticket.task), progress)
+                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=name_of(ticket.task))
+                if scores is None or ticket.kind == "eval":
                     return trajectory
                 answer = Answer(result.messages, result.reward, result.rewards)
-                return await groups.compared(ticket, trajectory, answer)
+                return await scores.compared(ticket, trajectory, answer)
 
             yield play_env
         return
     if config.env.group_score:
         raise ConfigError(
-            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: only the episodes of "
-            "environments are compared. Remove env.group_score."
+            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: group scores "
+            "compare episodes of environments only. Remove env.group_score."
         )
     if config.env.workers != "async":
         raise ConfigError(
@@ -74,12 +73,12 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
 
 
-def _groups(config: Config, score: GroupScore) -> GroupScores:
+def _group_scores(config: Config, score: GroupScore) -> GroupScores:
     return GroupScores(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:
-    """Under which name a task counts, and its limits: an environment that stands for several says so."""
+    """(the name that a task counts under, its limits), by task; they differ for an environment that holds several."""
     name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: config.env.name)
     own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
     limits = EpisodeLimits.of(config)
@@ -89,12 +88,12 @@ def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], 
 
 @asynccontextmanager
 async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Callable[[], Env]]:
-    """What makes an environment per episode, where `env.workers` says."""
+    """A function that makes an environment per episode, in the place that `env.workers` names."""
     env = config.env
     if env.workers == "async":
         yield functools.partial(make, **env.options)
         return
-    async with Workers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
+    async with EnvWorkers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
         yield workers.env
 
 
@@ -102,11 +101,11 @@ async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Cal
 async def chatter(
     config: Config, served: ServedModel
 ) -> AsyncIterator[Callable[[Ticket, Progress], Awaitable[ChatResult]]]:
-    """What plays episodes of `env.name` with a served model while the context is open. Raises ConfigError, also for an
-    agent: it brings its own client."""
+    """A function that plays episodes of `env.name` with a served model while the context is open. Raises ConfigError,
+    also for an agent, which brings its own client."""
     make = _chosen(config)
     if is_agent(make):
-        raise ConfigError(f"env.name is {config.env.name!r}, an agent: give it a client of the endpoint yourself.")
+        raise ConfigError(f"env.name is {config.env.name!r}, an agent: call it with a client of the endpoint yourself.")
     _, limits_of = _by_env(config, make)
     async with _hosted(config, make) as make_env:
 
@@ -117,7 +116,7 @@ async def chatter(
 
 
 def environment(config: Config) -> Callable[[], Env]:
-    """What makes one environment per episode. Raises ConfigError, also for an agent: that is no environment."""
+    """A function that makes one environment per episode. Raises ConfigError, also for an agent."""
     make = _chosen(config)
     if is_agent(make):
         raise ConfigError(f"env.name is {config.env.name!r}, an agent: expected an environment here.")

@@ -55,7 +55,7 @@ class Status:
             "throughput/slots": float(limit),
             "throughput/slots_busy": self._tickets.busy / limit,
             "throughput/kv_use": stats["kv_use"],
-            "weights/held_version": float(self._engine.held[1]),
+            "weights/held_version": float(self._engine.held_version[1]),
             "weights/load_s": self._updates.load_s,
             "weights/paused_share": min(1.0, (paused_s - paused_before) / max(now - then, 1e-9)),
             "weights/updates": float(self._updates.count),

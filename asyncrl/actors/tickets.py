@@ -133,7 +133,7 @@ class HeldTickets:
             self._acks.write(trajectory)
 
     async def _fail(self, held: HeldTicket, reason: str, detail: str) -> None:
-        """End an episode without a trajectory; the buffer is told unless `reason` is empty."""
+        """End an episode without a trajectory. An empty `reason` is not reported to the buffer."""
         self.counts.aborted_tokens += held.progress.tokens - held.progress.prefix_tokens
         self._keeper.drop(held.lease)
         if reason:

@@ -27,12 +27,12 @@ class DrainingEngine:
         self._idle.set()
 
     @property
-    def held(self) -> tuple[int, int]:
-        return self._engine.held
+    def held_version(self) -> tuple[int, int]:
+        return self._engine.held_version
 
-    @held.setter
-    def held(self, value: tuple[int, int]) -> None:
-        self._engine.held = value
+    @held_version.setter
+    def held_version(self, value: tuple[int, int]) -> None:
+        self._engine.held_version = value
 
     async def start(self) -> None:
         await self._engine.start()
@@ -92,7 +92,7 @@ class WeightUpdates:
         start = time.monotonic()
         try:
             latest = self._subscriber.latest()
-            if latest is None or (self.count and latest.order <= self._engine.held):
+            if latest is None or (self.count and latest.order <= self._engine.held_version):
                 return False
             # Every byte is read here, while the engine still generates.
             weights = await asyncio.to_thread(self._subscriber.open)
@@ -101,7 +101,7 @@ class WeightUpdates:
             log.error("weights were not loaded: %s", error)
             return False
         try:
-            if self.count and weights.id.order <= self._engine.held:
+            if self.count and weights.id.order <= self._engine.held_version:
                 return False
             await self._engine.check(weights)
             if postpone():

@@ -140,7 +140,7 @@ class Player:
             attempt=0,
             kind=kind,
             task=self._source.task(group) if kind == "train" else self._source.held_out(group),
-            min_version=self.engine.held,
+            min_version=self.engine.held_version,
             group_size=size,
             temperature=config.actors.temperature,
             seed=ticket_seed(config.actors.seed, kind, 0, group, index, 0),

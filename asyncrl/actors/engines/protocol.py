@@ -61,7 +61,7 @@ class Generation:
 class Engine(Protocol):
     """Serves many concurrent requests on one event loop."""
 
-    held: tuple[int, int]
+    held_version: tuple[int, int]
     """(branch, version) of the weights in use."""
 
     async def start(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A calculator as a tool, which evaluates arithmetic and nothing else, and the smallest environment around it."""
+"""A calculator as a tool, which evaluates arithmetic and nothing else, and an environment with this tool."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ class CalculatorEnv(ToolEnvironment):
     def __init__(
         self, score: ScoreSpec = "exact_match", *, max_turns: int | None = None, tool_timeout_s: float = 30.0
     ) -> None:
-        """As in `tools`."""
+        """The arguments are those of ToolEnvironment."""
         super().__init__((calculate,), score, max_turns=max_turns, tool_timeout_s=tool_timeout_s)

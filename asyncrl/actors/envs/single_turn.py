@@ -1,4 +1,4 @@
-"""One question, one answer, one score."""
+"""One question, one assistant message, one score."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from asyncrl.rewards import check as check_spec
 
 
 class SingleTurnEnv(Environment):
-    """The task's prompt, then the assistant's text goes to `score`."""
+    """Gives the task's prompt and scores the assistant's text."""
 
     def __init__(self, score: ScoreSpec) -> None:
-        """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights: docs/rewards.md."""
+        """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights (docs/rewards.md)."""
         self._score = build(score, "env.options.score")
         self._task: Task = {}
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Refuses a score that cannot work, before anything runs. Raises ValueError."""
+        """Check the score before anything runs. Raises ValueError."""
         check_score(options)
 
     async def reset(self, task: Task) -> list[Message]:
@@ -29,13 +29,13 @@ class SingleTurnEnv(Environment):
         return prompt_messages(task)
 
     async def step(self, message: Message) -> Turn:
-        found = await run_score(self._score, self._task, message.get("content") or "", message.get("tokens"))
-        rewards = dict(found.parts) or {"score": found.value}
-        return Turn(reward=found.value, done=True, metrics=dict(found.metrics), rewards=rewards)
+        scored = await run_score(self._score, self._task, message.get("content") or "", message.get("tokens"))
+        rewards = dict(scored.parts) or {"score": scored.value}
+        return Turn(reward=scored.value, done=True, metrics=dict(scored.metrics), rewards=rewards)
 
 
 def check_score(options: Mapping[str, Any]) -> None:
-    """`env.options.score`, where it is given as data. Raises ValueError."""
+    """Check `env.options.score` where it is given as data. Raises ValueError."""
     score = options.get("score")
     if isinstance(score, str | dict | list):
         check_spec(score, "env.options.score")

@@ -49,8 +49,8 @@ class ServedModel:
 
     @classmethod
     async def at(cls, url: str, model: str | None, api_key_env: str | None, timeout_s: float) -> ServedModel:
-        """`model` None: the one that the endpoint lists. Raises ConfigError, naming what it lists, if that is not exactly
-        one model, and when the endpoint does not answer."""
+        """`model` None: the one that the endpoint lists. Raises ConfigError if it does not list exactly one, or does
+        not answer."""
         if api_key_env is not None and api_key_env not in os.environ:
             raise ConfigError(f"--api-key-env is {api_key_env!r}, which is not set in the environment.")
         headers = {"Authorization": f"Bearer {os.environ[api_key_env]}"} if api_key_env else {}

@@ -89,7 +89,7 @@ class GuardedEnv:
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`. Raises EnvFailed in place of SystemExit, which would end the event loop and every episode."""
+    """The result of `call`. Raises EnvFailed in place of SystemExit, which would end the event loop."""
     try:
         return await call()
     except SystemExit as error:

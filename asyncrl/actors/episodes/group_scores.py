@@ -29,7 +29,7 @@ PART = "group"
 @dataclass(slots=True)
 class _WaitingGroup:
     answers: dict[int, Answer] = field(default_factory=dict)
-    """Of the episodes that are over, by index."""
+    """The episodes that are over, by index."""
     scored: asyncio.Future[dict[int, float]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -41,8 +41,8 @@ class GroupScores:
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: Answer) -> Trajectory:
-        """The trajectory with its group score added. Raises EpisodeFailed (`env_error`, never a reward) when the group is
-        not complete in time, or the score fails."""
+        """The trajectory with its group score added. Raises EpisodeFailed (`env_error`, never a reward) when the group
+        is not complete in time, or the score fails."""
         key = ticket.id.branch, ticket.id.group
         group = self._groups.setdefault(key, _WaitingGroup())
         group.answers[ticket.id.index] = answer

@@ -55,7 +55,7 @@ async def first_turn(
 
 
 def _usable(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Generation | None:
-    """The sampled tokens of `prefix`; None if its prompt differs (the environment now resets to another one), or if they
+    """The sampled tokens of `prefix`; None if its prompt differs (the environment now resets to another), or if they
     already complete the turn (the limits have changed)."""
     if prefix is None:
         return None

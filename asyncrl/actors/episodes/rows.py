@@ -61,8 +61,8 @@ class BranchingRows:
         return len(self._rows)
 
     def add(self, prompt: Sequence[int], generation: Generation) -> None:
-        """Add a generation after `prompt`: to the longest row that is, token by token, a prefix of `prompt`; otherwise to
-        a new row, in which the prompt is context even where another row sampled it."""
+        """Add a generation after `prompt`: to the longest row that is, token by token, a prefix of `prompt`; otherwise
+        to a new row, in which the prompt is context even where another row sampled it."""
         if not len(generation.token_ids):
             return
         prompt = list(prompt)

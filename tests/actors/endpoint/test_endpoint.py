@@ -74,7 +74,7 @@ def test_a_conversation_with_tools_is_one_row() -> None:
         assert "".join(p.token for p in choice.logprobs.content) == CALL
         assert [p.logprob for p in choice.logprobs.content] == pytest.approx([-k / 1000 for k in range(8)])
         assert first.usage.completion_tokens == 8
-        engine.held = (0, 3)
+        engine.held_version = (0, 3)
         result = {"role": "tool", "tool_call_id": call.id, "content": "41"}
         second = await ask(client, [USER, choice.message, result], tools=TOOLS)
         assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("82", "stop")

@@ -72,14 +72,14 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
                 await asyncio.sleep(0.001)
             learner.publish(0, version, models[version].named_parameters())
             assert await taken(updates, version)
-            assert engine.held == (0, version)
+            assert engine.held_version == (0, version)
         outs = await asyncio.gather(*running)
         outs.append(await engine.generate("fresh", asked[0], sampling(9)))
 
         learner.publish(0, 3, [("model.norm.weight", torch.ones(64))])
         with pytest.raises(WeightsMismatch, match="missing"):
             await taken(updates, 3)
-        assert engine.held == (0, 2)
+        assert engine.held_version == (0, 2)
         outs.append(await engine.generate("still", asked[0], sampling(9)))
 
         learner.publish(0, 4, models[1].named_parameters())
@@ -88,7 +88,7 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
         learner._slots[slot].chunks[-1][200] ^= 1
         with pytest.raises(EngineDied):
             await taken(updates, 4)
-        assert engine.held == (0, 2)
+        assert engine.held_version == (0, 2)
         return outs
 
     try:

@@ -85,7 +85,7 @@ def test_a_broken_prefix_starts_a_new_row() -> None:
 def test_versions_are_those_of_each_turn() -> None:
     class Swapping(FakeEnv):
         async def step(self, message: Any) -> Turn:
-            engine.held = (0, 3)
+            engine.held_version = (0, 3)
             return await super().step(message)
 
     engine = saying("a", "b")

@@ -57,7 +57,7 @@ LIMITS = EpisodeLimits(max_turns=4, max_tokens=1000, max_new_tokens=10, call_s=5
 
 def played(prefix: Row | None, progress: Progress | None = None) -> tuple[Trajectory, FakeEngine]:
     engine = FakeEngine(lambda _, prompt, __: SAID[2:] if prompt[-1] == 66 else [90, STOP])
-    engine.held = (0, 3)
+    engine.held_version = (0, 3)
     turns = [tool_says("1"), Turn(reward=1.0, done=True)]
     begun = replace(ticket(), prefix=prefix)
     progress = progress or Progress(0.0)

@@ -65,7 +65,7 @@ class NumberingEngine(FakeEngine):
         self.answers: list[tuple[list[int], Generation]] = []
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
-        self.held = (0, len(self.calls) % 5)
+        self.held_version = (0, len(self.calls) % 5)
         generation = await super().generate(request, prompt, sampling)
         self.answers.append((list(prompt), generation))
         return generation

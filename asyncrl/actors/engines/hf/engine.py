@@ -73,7 +73,7 @@ class HFEngine:
         window = getattr(model.config, "sliding_window", None) or max_tokens
         if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()) and max_tokens > window:
             raise ConfigError(f"env.max_tokens is {max_tokens} but the model attends to {window} tokens: lower it.")
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self._model = model.eval().requires_grad_(False)
         own = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
         self._fit = Fit(own, own.keys() - {name for name, _ in model.named_parameters()})
@@ -237,7 +237,7 @@ class HFEngine:
                 logits = truncate(logits, temperature, torch.from_numpy(top_p), torch.from_numpy(top_k))
             noise = torch.from_numpy(s.noise[rows, s.length[rows] - s.prompt[rows]])
             token, logprob = sample(logits, noise, temperature, torch.from_numpy(greedy) if greedy.any() else None)
-        stopped, full = s.record(rows, token.numpy(), logprob.numpy(), self.held[1])
+        stopped, full = s.record(rows, token.numpy(), logprob.numpy(), self.held_version[1])
         self._totals["generated"] += len(rows)
         for slot in stopped.tolist():
             self._finish(slot, "stop")
@@ -285,7 +285,7 @@ class HFEngine:
             for name, tensor in given.items():
                 own[name].copy_(tensor)
         self._forward.refresh()
-        self.held = (weights.id.branch, weights.id.version)
+        self.held_version = (weights.id.branch, weights.id.version)
         self._slots.weights_changed(self._recompute)
 
 

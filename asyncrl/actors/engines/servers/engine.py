@@ -81,7 +81,7 @@ class ServerEngine:
         from transformers import AutoConfig
 
         model = AutoConfig.from_pretrained(settings.model).get_text_config()
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self._dialect, self._carrier, self._settings, self._process = dialect, carrier, settings, process
         self._vocab = int(model.vocab_size)
         optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
@@ -109,7 +109,7 @@ class ServerEngine:
             ended = self._process.ended if self._process is not None else lambda: ""
             await self.servers.until_they_serve(self._dialect.health, self._settings.start_s, ended)
             await self._command(self._dialect.resume())
-            await self._command(self._dialect.name_version(str(self.held[1])))
+            await self._command(self._dialect.name_version(str(self.held_version[1])))
             await self._carrier.start(self.servers)
         except BaseException:
             await self.close()
@@ -151,7 +151,7 @@ class ServerEngine:
     async def _generate(self, running: _Request, prompt: list[int], n: int, sampling: Sampling) -> Generation:
         await self._open.wait()
         url = running.server.url
-        salt = f"{self._tag}.{self.held[0]}.{self.held[1]}"
+        salt = f"{self._tag}.{self.held_version[0]}.{self.held_version[1]}"
         path, body = self._dialect.generate(running.name, prompt, n, sampling, salt)
         output = Output()
         try:
@@ -215,7 +215,7 @@ class ServerEngine:
         with leftovers.in_memory("server", self._settings.weights_dir) as folder:
             await self._carrier.load(self.servers, folder, tensors, version, self._recompute)
         await self._command(self._dialect.name_version(version))
-        self.held = weights.id.order
+        self.held_version = weights.id.order
         self._fit.forget()
 
     async def resume(self) -> None:

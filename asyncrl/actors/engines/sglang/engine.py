@@ -66,19 +66,15 @@ def from_config(
     if weights not in carriers:
         raise ConfigError(f"actors.engine_options.weights is {weights!r}, expected one of {', '.join(carriers)}.")
     _check_carrier(weights, weights_dir, args or {})
+    if (args or environment) and python is None:
+        raise ConfigError("actors.engine_options: args and environment are for a server that `python` starts.")
     model, process = resolve_path(config.model), None
     if python is None:
-        if args or environment:
-            raise ConfigError("actors.engine_options: args and environment are for a server that `python` starts.")
         chosen = own_urls(urls or (), config.actors.count)
     else:
-        if shutil.which(python) is None:
-            raise ConfigError(f"actors.engine_options.python is {python!r}: there is no such interpreter. {INSTALL}")
         port = free_port()
         chosen = (f"http://127.0.0.1:{port}",)
-        # The model may have no position for the margin, which is never used.
-        longer = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        process = ServerProcess(command(config, python, model, port, args or {}), longer | dict(environment or {}))
+        process = _process(config, python, model, port, args or {}, environment or {})
     settings = ServerSettings(
         model=model,
         max_tokens=config.env.max_tokens,
@@ -87,6 +83,16 @@ def from_config(
         weights_dir=Path(weights_dir) if weights_dir else None,
     )
     return ServerEngine(SGLang(), carriers[weights](), settings, process)
+
+
+def _process(
+    config: Config, python: str, model: Path, port: int, args: Mapping[str, Any], environment: Mapping[str, str]
+) -> ServerProcess:
+    if shutil.which(python) is None:
+        raise ConfigError(f"actors.engine_options.python is {python!r}: there is no such interpreter. {INSTALL}")
+    # The model may have no position for the margin, which is never used.
+    longer = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    return ServerProcess(command(config, python, model, port, args), longer | dict(environment))
 
 
 def _check_carrier(weights: str, weights_dir: str | None, args: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ class VLLMEngine:
             raise ConfigError(
                 f"env.max_tokens is {settings.max_tokens} but the model has {positions} positions: lower it."
             )
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self._cpu = on_cpu()
         if self._cpu and settings.kv_gb is None:
             settings = replace(settings, kv_gb=kv_gb(settings, model))
@@ -166,7 +166,7 @@ class VLLMEngine:
             row = await board.acquire() if board else None
             while not self._open.is_set():
                 await self._open.wait()
-            held = self.held
+            held = self.held_version
             if not mine.ended.done():
                 # Salted by the weights, so that no prefix is used that older weights computed for running requests.
                 await requests.send(mine, ids.tolist(), sampling, f"{held[0]}.{held[1]}", row)
@@ -209,12 +209,12 @@ class VLLMEngine:
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         await (self._transfer(cast("LentWeights", weights)) if self._settings.transfer else self._copy(weights))
-        self.held = weights.id.order
+        self.held_version = weights.id.order
         self._fit.forget()
 
     async def _name_version(self) -> None:
         if names_versions():
-            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
+            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held_version[1])))
 
     async def _transfer(self, weights: LentWeights) -> None:
         from asyncrl.actors.engines.vllm.transfer import transfer
