@@ -1,4 +1,4 @@
-"""How many episodes an actor plays at once, under `actors.slots: auto`: more while the engine has room, a third less
+"""Adjusts how many episodes an actor plays at once (`actors.slots: auto`): more while the engine has room, a third less
 when it had to take KV cache away from a running request (additive increase, multiplicative decrease).
 
 A preempted request is computed twice. Below that point additional requests cost the engine next to nothing.

@@ -1,4 +1,4 @@
-"""How an actor leaves: its episodes finish, or their tickets are released with what their first turns sampled.
+"""Ends an actor's work: episodes finish, or their tickets are released with the tokens of their first turns.
 
 drain_s: episodes finish ──> INTERRUPT_S: first turns end early ──> release the rest ──> LEAVE_S: the last puts
 """

@@ -29,7 +29,7 @@ means a busy machine."""
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an episode may take."""
+    """The time limits of an episode."""
 
     idle_s: float
     """`actors.episode_idle_s`"""

@@ -1,4 +1,4 @@
-"""What an actor reports about itself: what it waits for, and its metrics."""
+"""Reports what an actor waits for, and its metrics."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def ticket(index: int = 0, *, group: int = 0, kind: Any = "train", seed: int = 7
 
 
 class FakeEngine:
-    """Says what `script` says; logprob of the k-th token it ever samples is -k / 1000, its version `held_version[1]`."""
+    """Says what `script` says; the k-th token it samples has logprob -k / 1000 and version `held_version[1]`."""
 
     def __init__(self, script: Callable[[str, Sequence[int], Sampling], Sequence[int]], max_tokens: int = 1000) -> None:
         self.held_version = (0, 0)

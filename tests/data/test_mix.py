@@ -142,7 +142,7 @@ def test_what_cannot_work_is_named(sources: dict[str, dict[str, Any]]) -> None:
         ({"name": "verifiers"}, "an agent; a mix holds environments"),
         ({"name": "single_turn"}, r"envs\.x\.options\.score: .* needs it"),
         ({"nme": "lookup"}, "expected {name"),
-        ({"name": "lookup", "max_turn": 2}, "of max_turns, max_tokens, max_new_tokens, call_s what is its own"),
+        ({"name": "lookup", "max_turn": 2}, "any of max_turns, max_tokens, max_new_tokens, call_s"),
     ):
         with pytest.raises(ValueError, match=said):
             MixEnv.check({"envs": {"x": spec}})

@@ -1,4 +1,4 @@
-"""From the messages of a request to its prompt ids; a request does not say which conversation it continues.
+"""Finds the prompt ids for a request's messages, since a request does not name the conversation that it continues.
 
 A message of the policy is recognised by itself and the messages before it. Up to it the prompt consists of the ids as
 they were sampled, and only the tail is rendered. Other messages (an edited history, a summary) are rendered in full.

@@ -1,4 +1,4 @@
-"""From logits to one sampled token per row, with noise that depends on (seed, position) only."""
+"""Samples one token per row of logits, with noise that depends on (seed, position) only."""
 
 from __future__ import annotations
 

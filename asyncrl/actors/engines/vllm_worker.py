@@ -1,4 +1,4 @@
-"""The path of `WorkerExtension` before version 0.2, for `vllm serve --worker-extension-cls`; removed with 0.3."""
+"""The old path of `WorkerExtension`, for `vllm serve --worker-extension-cls`; kept for one release."""
 
 import warnings
 

@@ -26,7 +26,7 @@ class Turn:
     """An environment's answer to one assistant message: `Turn(reward=1.0, done=True)`, `Turn(messages=[...])`."""
 
     messages: list[Message] = field(default_factory=list)
-    """What the policy reads next, e.g. tool results. May be empty only with `done`."""
+    """The messages that the policy reads next, e.g. tool results. May be empty only with `done`."""
     reward: float = 0.0
     """Added to the trajectory's reward."""
     done: bool = False
@@ -38,13 +38,13 @@ class Turn:
 
 
 class Env(Protocol):
-    """What the episode loop calls. One instance plays one episode and is never used again.
+    """The interface that the episode loop calls. One instance plays one episode and is never used again.
 
     An exception, or a missed deadline, costs that episode only: it is recorded as `env_error`, never as reward 0.
     """
 
     tools: Sequence[Tool]
-    """What the policy may call; rendered into the prompt. Final once `reset` has returned."""
+    """The tools of the policy, rendered into the prompt. Final once `reset` has returned."""
 
     async def reset(self, task: Task) -> list[Message]:
         """Begin the episode of `task`; returns the conversation's first messages."""

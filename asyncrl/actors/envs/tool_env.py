@@ -144,7 +144,7 @@ def as_tool(tool: ToolLike) -> Tool:
 
 
 def __getattr__(name: str) -> Any:
-    """The class's name before version 0.2; removed with 0.3."""
+    """ToolEnv, the old name of ToolEnvironment, kept for one release."""
     if name == "ToolEnv":
         warnings.warn("ToolEnv is now ToolEnvironment: rename it", DeprecationWarning, stacklevel=2)
         return ToolEnvironment

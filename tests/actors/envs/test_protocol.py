@@ -57,6 +57,13 @@ def test_the_table_imports_nothing() -> None:
     assert loaded == ["asyncrl", "asyncrl.actors", "asyncrl.actors.envs", "asyncrl.actors.envs.agent"]
 
 
+def test_no_shipped_environment_needs_torch() -> None:
+    modules = sorted({path.partition(":")[0] for path in ENVIRONMENTS.values()})
+    code = f"import sys, {', '.join(modules)}; print(*{{'torch', 'transformers', 'vllm', 'ray'}} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == []
+
+
 def test_the_old_name_of_the_tool_environment_warns() -> None:
     with pytest.warns(DeprecationWarning, match="ToolEnvironment"):
         assert tool_env.ToolEnv is tool_env.ToolEnvironment

@@ -1,4 +1,4 @@
-"""Which sequence is in which slot, and how much of it is in the KV cache. Pure: no model, no threads, no clock.
+"""Tracks which sequence is in which slot, and how much of it is in the KV cache. Pure: no model, no threads, no clock.
 
 A slot's sequence is `tokens[slot, :length]`; the first `cached` of its tokens have keys and values in the cache. The
 rest is its **tail**: one token while it decodes, more before it is prefilled. A free slot keeps its sequence, so that a
@@ -134,7 +134,7 @@ class KVSlots:
         self.pure[:] = recompute
 
     def _shared(self, prompt: Tokens, slots: Index) -> Index:
-        """How many positions of `prompt`, at most all but the last, each slot has cached."""
+        """Number of positions of `prompt`, at most all but the last, that each slot has cached."""
         return np.minimum(np.minimum(self._common(prompt, slots), self.cached[slots]), len(prompt) - 1)
 
     def _common(self, prompt: Tokens, slots: Index | Sequence[int]) -> Index:

@@ -1,4 +1,4 @@
-"""How one kind of server differs from another: its HTTP interface, and how new weights reach it."""
+"""The interfaces of one kind of server: its HTTP requests, and the transfer of new weights to it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Dialect(Protocol):
 
 
 class Carrier(Protocol):
-    """How new weights reach the servers."""
+    """Transfers new weights to the servers."""
 
     async def start(self, servers: Servers) -> None:
         """Called once, when all servers serve."""

@@ -1,4 +1,4 @@
-"""How new weights reach SGLang's servers: through a folder, through shared memory, or over a process group.
+"""Transfers new weights to SGLang's servers: through a folder, through shared memory, or over a process group.
 
     disk     a Hugging Face folder, by its path                  servers anywhere that see `weights_dir`
     tensor   handles of tensors in this host's shared memory     servers on this host
