@@ -140,3 +140,25 @@ class FakeEnv:
 
 def tool_says(text: str) -> Turn:
     return Turn(messages=[{"role": "tool", "content": text}])
+
+
+SAID = [65, 66, 67, 68, STOP]
+
+
+class CutEngine(FakeEngine):
+    """Has said the first `said` tokens of an answer when it is aborted."""
+
+    def __init__(self, said: int) -> None:
+        super().__init__(lambda *_: SAID)
+        self._cut = said
+        self.running: dict[str, asyncio.Event] = {}
+
+    async def generate(self, request: str, prompt: Any, sampling: Sampling) -> Generation:
+        self.running[request] = asyncio.Event()
+        await self.running[request].wait()
+        whole = await super().generate(request, prompt, sampling)
+        n = self._cut
+        return Generation(whole.token_ids[:n], whole.logprobs[:n], whole.versions[:n], "abort")
+
+    async def abort(self, request: str) -> None:
+        self.running[request].set()

@@ -86,31 +86,6 @@ def test_a_revoked_lease_ends_the_episode_silently(tmp_path: Path) -> None:
     act(scenario)
 
 
-def test_told_to_stop_it_drains_then_gives_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        class Slow(FakeEnv):
-            async def step(self, message: Any) -> Turn:
-                await asyncio.sleep(0.15 if self.task["episode"] == 0 else 60)
-                return Turn(done=True)
-
-        s = Stage(tmp_path, [ticket(0), ticket(1)], env=lambda: Slow([]), drain_s=0.5)
-        running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: len(s.engine.said) == 4)
-        s.buffer.free.append(ticket(2))
-        s.buffer.free.append(ticket(3))
-        s.buffer.free.append(ticket(4))
-        s.stop.set()
-        await running
-        assert [t.id.index for t in s.buffer.stored] == [0]
-        released = {lease[0].index for lease in s.buffer.released}
-        assert 1 in released
-        lent = {2, 3, 4} - {t.id.index for t in s.buffer.free}
-        assert released == {1} | lent, "a ticket that arrived while stopping is given back, too"
-        assert all(env.closed == 1 for env in s.envs)
-
-    act(scenario)
-
-
 def test_a_dead_engine_ends_the_actor(tmp_path: Path) -> None:
     async def scenario() -> None:
         def dies(*_: Any) -> list[int]:
