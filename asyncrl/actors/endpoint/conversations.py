@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.actors.endpoint.deduplication import DistinctRequest
+from asyncrl.actors.endpoint.replies import Choice
 from asyncrl.actors.endpoint.requests import BadRequest, plain
 from asyncrl.actors.rendering.template import Renderer, ToolSchema, warn_of_prefix_break
 from asyncrl.data.base import Message
@@ -21,6 +23,8 @@ class _Turn:
     ids: list[int]
     sampled: int
     closed: bool
+    requests: list[DistinctRequest]
+    """The requests with this reply: one, or several whose replies read the same."""
 
 
 class Conversations:
@@ -44,16 +48,21 @@ class Conversations:
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
         prompt: Sequence[int],
-        sampled: Sequence[int],
-        message: Message,
+        choice: Choice,
+        request: DistinctRequest,
     ) -> None:
-        """Record that the policy answered `messages`, rendered as `prompt`, with `sampled`, parsed as `message`."""
+        """Record that the policy answered `messages`, rendered as `prompt`, with `choice`, one of `request`."""
+        sampled = choice.token_ids
         closed = len(sampled) > 0 and sampled[-1] in self._renderer.stop_token_ids
-        key = _keys([*messages, plain(message)], tools)[-1]
-        self._turns[key] = _Turn([*prompt, *sampled], len(sampled), closed)
+        key = _keys([*messages, plain(choice.message)], tools)[-1]
+        earlier = self._turns[key].requests if key in self._turns else []
+        self._turns[key] = _Turn([*prompt, *sampled], len(sampled), closed, [*earlier, request])
 
     def _continued(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
         keys = _keys(messages, tools)
+        for key in keys:
+            if key in self._turns:
+                _mark_contained(self._turns[key].requests)
         for n in range(len(messages), 0, -1):
             if (turn := self._turns.get(keys[n - 1])) is None:
                 continue
@@ -66,6 +75,13 @@ class Conversations:
             warn_of_prefix_break(messages[n]["role"] if n < len(messages) else "assistant")
             return None
         return None
+
+
+def _mark_contained(requests: Sequence[DistinctRequest]) -> None:
+    """Mark one of `requests`, whose replies read the same, as contained in a later request, unless one of them is known
+    to be received; preferably one that is not known to be lost."""
+    if not any(request.certainly_received for request in requests):
+        next((request for request in requests if not request.certainly_lost), requests[-1]).contained = True
 
 
 def _keys(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[bytes]:

@@ -1,32 +1,51 @@
 """Recognises repeated requests: a client asks again when its connection broke, and must not be answered twice.
 
-Two equal requests whose callers both wait are two (best of n). A request is a repetition if the earlier caller is gone,
-if it is marked as a retry, or if it carries the same idempotency key.
+Two equal requests whose callers both wait are two (best of n). A request is a repetition if the earlier caller is gone
+or its reply was lost, if it is marked as a retry, or if it carries the same idempotency key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from asyncrl.actors.endpoint.delivery import Transmission, WasRead
 from asyncrl.actors.endpoint.replies import Reply
 
 
 class DistinctRequest:
     """One request, however often it is sent."""
 
-    def __init__(self, task: asyncio.Task[Reply]) -> None:
+    def __init__(self, task: asyncio.Task[Reply], was_read: WasRead) -> None:
         self.task = task
         self.callers = 0
-        self.delivered = False
+        self.contained = False
+        """A later request of the agent contains the reply."""
+        self.transmissions: list[Transmission] = []
+        self._was_read = was_read
+
+    @property
+    def received(self) -> bool:
+        """Whether the agent has the reply, as far as the evidence goes."""
+        return self.contained or any(t.received(self._was_read) for t in self.transmissions)
+
+    @property
+    def certainly_received(self) -> bool:
+        return self.contained or any(t.certainly_received(self._was_read) for t in self.transmissions)
+
+    @property
+    def certainly_lost(self) -> bool:
+        """Whether replies were sent and none arrived."""
+        return bool(self.transmissions) and all(t.certainly_lost(self._was_read) for t in self.transmissions)
 
 
 class DistinctRequests:
     """The requests of one episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, was_read: WasRead) -> None:
+        self._was_read = was_read
         self._by_body: dict[bytes, list[DistinctRequest]] = {}
         self._by_key: dict[str, DistinctRequest] = {}
 
@@ -35,12 +54,14 @@ class DistinctRequests:
     ) -> DistinctRequest:
         """The request that has this body: an earlier one, or a new one that does `work`."""
         digest = hashlib.blake2b(body, digest_size=16).digest()
-        request = self._by_key.get(key) if key else self._unanswered(digest, retry)
+        request = self._by_key.get(key) if key else None
         if request is None:
-            request = DistinctRequest(asyncio.create_task(work()))
+            request = self._repeated(self._by_body.get(digest, ()), retry)
+        if request is None:
+            request = DistinctRequest(asyncio.create_task(work()), self._was_read)
             self._by_body.setdefault(digest, []).append(request)
-            if key:
-                self._by_key[key] = request
+        if key:
+            self._by_key[key] = request
         return request
 
     async def close(self) -> None:
@@ -49,7 +70,14 @@ class DistinctRequests:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _unanswered(self, digest: bytes, retry: bool) -> DistinctRequest | None:
-        # A client's retry may arrive before its broken connection is noticed.
-        waiting = [request for request in self._by_body.get(digest, ()) if not request.delivered]
-        return next((request for request in waiting if retry or not request.callers), None)
+    def _repeated(self, equal: Sequence[DistinctRequest], retry: bool) -> DistinctRequest | None:
+        """The one of `equal` requests that this one repeats."""
+        for request in equal:
+            # A client's retry may arrive before its broken connection is noticed.
+            if not request.transmissions and (retry or not request.callers):
+                return request
+        answered = [request for request in equal if request.transmissions]
+        lost = [request for request in answered if request.certainly_lost and not request.contained]
+        if retry and not lost:
+            lost = [request for request in answered if not request.certainly_received]
+        return lost[-1] if lost else None

@@ -22,12 +22,15 @@ from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from asyncrl.actors.endpoint.deduplication import DistinctRequest
+from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT, Connections, Transmission
 from asyncrl.actors.endpoint.replies import Reply, chat_events, chat_json, error_json, tokens_json
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, read_chat, read_tokens
 from asyncrl.actors.endpoint.session import Session
@@ -63,11 +66,12 @@ class EndpointServer:
         self._model, self._max_tokens = model, max_tokens
         self._sessions: dict[str, Session] = {}
         self._overruled: set[str] = set()
+        self._connections = Connections()
         self._socket = socket.socket()
         self._server = _UvicornServer(
             uvicorn.Config(
-                self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
-                proxy_headers=False,
+                self.app, http=_watched(self._connections), ws="none", lifespan="off", log_level="warning",
+                access_log=False, proxy_headers=False,
                 timeout_keep_alive=IDLE_S,
             )
         )  # fmt: skip
@@ -113,8 +117,9 @@ class EndpointServer:
         reply = session.deliver(distinct, body)
         completion = chat_json(body, self._head(distinct, body, reply), reply, session.renderer.decode)
         if body.stream:
-            return Response(chat_events(body, completion), media_type="text/event-stream")
-        return _json(completion)
+            events = Response(chat_events(body, completion), media_type="text/event-stream")
+            return self._tracked(request, distinct, events)
+        return self._tracked(request, distinct, _json(completion))
 
     async def _tokens(self, request: Request) -> Response:
         session = self._session(request)
@@ -123,7 +128,7 @@ class EndpointServer:
         distinct = await self._finished(request, session, raw, lambda: session.tokens(body))
         if distinct is None:
             return Response(status_code=GONE)
-        return _json(tokens_json(body, session.deliver(distinct, body)))
+        return self._tracked(request, distinct, _json(tokens_json(body, session.deliver(distinct, body))))
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
@@ -131,6 +136,8 @@ class EndpointServer:
         return _json({"object": "list", "data": [model | {"max_model_len": self._max_tokens}]})
 
     def _session(self, request: Request) -> Session:
+        if request.client is not None:
+            self._connections.request((request.client.host, request.client.port))
         try:
             return self._sessions[request.path_params["episode"]]
         except KeyError:
@@ -158,6 +165,20 @@ class EndpointServer:
             raise BadRequest(f"the actor gives up this episode: {error}", code="given_up", status=503)
         return distinct
 
+    def _tracked(self, request: Request, distinct: DistinctRequest, response: Response) -> Response:
+        """`response`, with its transmission tracked: delivery.py says when it counts as received."""
+        transmission = Transmission(secrets.token_hex(8), OWN_CLIENT in request.headers)
+        distinct.transmissions.append(transmission)
+        if request.client is not None:
+            self._connections.sending((request.client.host, request.client.port), transmission)
+        response.headers[ANSWER_ID] = transmission.id
+
+        async def handed() -> None:
+            transmission.handed = not transmission.closed
+
+        response.background = BackgroundTask(handed)
+        return response
+
     def _head(self, request: DistinctRequest, body: ChatBody, reply: Reply) -> dict[str, Any]:
         version = max((int(choice.generation.versions.max(initial=0)) for choice in reply.choices), default=0)
         return {
@@ -182,6 +203,23 @@ class _UvicornServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # the actor handles signals
+
+
+def _watched(connections: Connections) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which reports to `connections` when each is opened and closed."""
+
+    class Watched(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if self.client is not None:
+                connections.opened(self.client, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.client is not None:
+                connections.closed(self.client, exc)
+
+    return Watched
 
 
 async def _body(request: Request) -> bytes:

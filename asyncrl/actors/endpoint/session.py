@@ -1,8 +1,8 @@
 """One episode at the endpoint: requests in, rows of sampled tokens out.
 
-    request ──> prompt ids (conversations.py) ──> engine ──> reply ──delivered──> rows (episodes/rows.py)
+    request ──> prompt ids (conversations.py) ──> engine ──> reply ──received (delivery.py)──> rows (episodes/rows.py)
 
-Only delivered replies are part of the episode: a generation that the agent never read had no effect on it.
+Only replies that the agent received are part of the episode; which ones is known for certain only at its end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from asyncrl.actors.endpoint.conversations import Conversations
 from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
+from asyncrl.actors.endpoint.delivery import WasRead
 from asyncrl.actors.endpoint.replies import Choice, Reply
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
@@ -32,11 +33,16 @@ class Session:
     """The requests of one episode, from the first to the end of its ticket."""
 
     def __init__(
-        self, ticket: Ticket, engine: Engine, renderer: Renderer, limits: EpisodeLimits, progress: Progress
+        self,
+        ticket: Ticket,
+        engine: Engine,
+        renderer: Renderer,
+        limits: EpisodeLimits,
+        progress: Progress,
+        was_read: WasRead = lambda id: False,
     ) -> None:
-        self.requests = DistinctRequests()
-        self.rows = BranchingRows()
-        self.turns = 0
+        """`was_read`: whether asyncrl's own client read a transmission; without one, every client is foreign."""
+        self.requests = DistinctRequests(was_read)
         self.limit: StopReason | None = None
         """The limit of the episode that a request exceeded."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,7 +51,7 @@ class Session:
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
         self._sampled = self._running = self._named = 0
-        self._last: Choice | None = None
+        self._answered: list[tuple[DistinctRequest, Reply]] = []
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
@@ -55,29 +61,42 @@ class Session:
 
     async def tokens(self, body: TokenBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
+        for request, reply in self._answered:
+            if any(_begins(body.token_ids, [*reply.prompt, *choice.token_ids]) for choice in reply.choices):
+                request.contained = True
         generations = await self._sample(body.token_ids, body.sampling())
         return Reply(body.token_ids, [Choice(generation, {}, _finish_reason(generation)) for generation in generations])
 
     def deliver(self, request: DistinctRequest, body: ChatBody | TokenBody) -> Reply:
-        """The reply to a finished request; its choices become part of the episode. Raises what the request raised."""
-        first, request.delivered = not request.delivered, True
+        """The reply to a finished request, before it is sent. Raises what the request raised."""
         reply = request.task.result()
-        if not first:
+        if any(earlier is request for earlier, _ in self._answered):
             return reply
-        for choice in reply.choices:
-            self.rows.add(reply.prompt, choice.generation)
-            self.turns += 1
-            self._last = choice
-            if isinstance(body, ChatBody):
-                self._conversations.record(body.messages, _tools(body), reply.prompt, choice.token_ids, choice.message)
+        self._answered.append((request, reply))
+        if isinstance(body, ChatBody):
+            for choice in reply.choices:
+                self._conversations.record(body.messages, _tools(body), reply.prompt, choice, request)
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
-    def stop_reason(self) -> StopReason:
-        """The stop reason of an episode whose agent has ended."""
-        if self.limit is not None or self._last is None:
+    def received(self) -> tuple[BranchingRows, list[Choice]]:
+        """The choices that the agent has received by now, as rows, and in the order in which they were sent."""
+        rows, choices = BranchingRows(), []
+        for request, reply in self._answered:
+            for choice in reply.choices if request.received else ():
+                rows.add(reply.prompt, choice.generation)
+                choices.append(choice)
+        return rows, choices
+
+    def transmissions(self) -> list[str]:
+        """The ids of everything that was sent to the agent."""
+        return [sent.id for request, _ in self._answered for sent in request.transmissions]
+
+    def stop_reason(self, choices: Sequence[Choice]) -> StopReason:
+        """The stop reason of an episode whose agent received `choices`."""
+        if self.limit is not None or not choices:
             return self.limit or "done"
-        return "done" if self._last.finish_reason == "stop" else "length"
+        return "done" if choices[-1].finish_reason == "stop" else "length"
 
     async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[Generation]:
         if self._sampled + asked.n > self.limits.max_turns:
@@ -137,6 +156,10 @@ class Session:
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
     return [] if body.tool_choice == "none" else body.tools or []
+
+
+def _begins(ids: Sequence[int], prefix: Sequence[int]) -> bool:
+    return len(ids) >= len(prefix) and list(ids[: len(prefix)]) == list(prefix)
 
 
 def _cut(generation: Generation, stops: Sequence[str], renderer: Renderer) -> tuple[Generation, str | None]:
