@@ -24,8 +24,9 @@ from rich.progress import TaskID
 
 from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episodes.chat import Served
-from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
+from asyncrl.actors.episodes.chat import ServedModel
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import chatter, player
 from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
@@ -198,7 +199,9 @@ async def _by_checkpoint(config: Config) -> AsyncIterator[Plays]:
 
 @asynccontextmanager
 async def _by_endpoint(config: Config, endpoint: Endpoint) -> AsyncIterator[Plays]:
-    served = await Served.at(endpoint.url, endpoint.served_name, endpoint.api_key_env, config.actors.episode_idle_s)
+    served = await ServedModel.at(
+        endpoint.url, endpoint.served_name, endpoint.api_key_env, config.actors.episode_idle_s
+    )
     async with chatter(config, served) as play:
         yield play
 

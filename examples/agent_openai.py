@@ -1,9 +1,9 @@
-"""An agent written with the openai client, as it would be for any OpenAI-compatible server: a loop over tool calls.
+"""An agent written with the openai client, as for any OpenAI-compatible server: a loop over tool calls.
 
     asyncrl launch --config configs/agent-openai.yaml
 
 asyncrl calls `agent` once per episode. The client's base URL belongs to this episode: every token that the policy
-samples for it is recorded with its logprob and its policy version, and what the function returns is the reward.
+samples for it is recorded with its logprob and its policy version. The function returns the reward.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ async def agent(task: Mapping[str, Any], client: AsyncOpenAI, *, max_turns: int 
     """Answer the task's question with two tools. Success is 1 when the last message is exactly the answer.
 
     Args:
-        task: of `data.source: lookup`: `prompt`, `store`, `answer`.
-        client: bound to this episode.
-        max_turns: questions to the policy; past them the episode has failed.
+        task: a task of `data.source: lookup`: `prompt`, `store`, `answer`.
+        client: the client of this episode.
+        max_turns: number of requests to the policy; after them the episode has failed.
     """
     messages: list[Any] = [{"role": "user", "content": task["prompt"]}]
     for _ in range(max_turns):
         completion = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
-        said = completion.choices[0].message
-        if not said.tool_calls:
-            return {"success": float((said.content or "").strip() == task["answer"])}
-        messages.append(said)
-        for call in said.tool_calls:
+        message = completion.choices[0].message
+        if not message.tool_calls:
+            return {"success": float((message.content or "").strip() == task["answer"])}
+        messages.append(message)
+        for call in message.tool_calls:
             result = await use(call.function.name, call.function.arguments, task["store"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return {"success": 0.0}
 
 
 async def use(name: str, arguments: str, store: Mapping[str, int]) -> str:
-    """What the policy did wrong is told to it, in words; it can do better in the next turn."""
+    """The result of a call, or an error message, so that the policy can do better in its next turn."""
     try:
         values = json.loads(arguments)
         if name == "lookup":

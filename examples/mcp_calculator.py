@@ -1,4 +1,4 @@
-"""A small MCP server, and tasks for it: the policy learns to ask it.
+"""A small MCP server, and tasks for it: the policy learns to call its tool.
 
     asyncrl launch --config configs/mcp.yaml
 """
@@ -12,7 +12,7 @@ from asyncrl.actors.envs.calculator import calculate
 
 
 def task(rng: random.Random) -> dict[str, Any]:
-    """One question, with the answer that `exact_match` compares."""
+    """One question, with the answer for `exact_match`."""
     a, b = rng.randrange(10, 100), rng.randrange(10, 100)
     return {"prompt": f"Work out {a} + {b}", "ground_truth": str(a + b)}
 

@@ -1,4 +1,4 @@
-"""A server of OpenEnv (pip install openenv-core): a digit is to be guessed.
+"""A server of OpenEnv (pip install openenv-core): the policy guesses a digit.
 
     .venv-gyms/bin/python examples/openenv_guess.py 8000
 
@@ -24,7 +24,7 @@ class Hint(Observation):
 
 
 class Digit(Environment[Guess, Hint, State]):
-    """Says whether the digit is higher or lower; 1 for finding it within four tries."""
+    """Tells whether the digit is higher or lower; reward 1 for finding it within four tries."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -51,6 +51,6 @@ class Digit(Environment[Guess, Hint, State]):
 
 
 if __name__ == "__main__":
-    # An environment for every session; its default is one session at a time.
+    # One environment per session; OpenEnv's default is one session at a time.
     app = create_fastapi_app(Digit, Guess, Hint, max_concurrent_envs=256)
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")

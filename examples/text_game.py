@@ -1,4 +1,4 @@
-"""A game of text with gymnasium's `reset` and `step`, and no package but Python: a digit is to be guessed.
+"""A text game with gymnasium's `reset` and `step`, in plain Python: the policy guesses a digit.
 
     asyncrl launch --config configs/text-gym.yaml
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Guess:
-    """Says whether the digit is higher or lower; 1 for finding it within `tries`."""
+    """Tells whether the digit is higher or lower; reward 1 for finding it within `tries`."""
 
     def __init__(self, tries: int = 4) -> None:
         self._tries = tries
@@ -22,8 +22,8 @@ class Guess:
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._tries -= 1
-        said = text.strip()
-        if said == str(self._secret):
+        guess = text.strip()
+        if guess == str(self._secret):
             return "Yes.", 1.0, True, False, {}
-        hint = ("higher" if int(said) < self._secret else "lower") if said.isdecimal() else "not a digit"
+        hint = ("higher" if int(guess) < self._secret else "lower") if guess.isdecimal() else "not a digit"
         return hint, 0.0, False, self._tries == 0, {}

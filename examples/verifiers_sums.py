@@ -1,4 +1,4 @@
-"""A taskset of the package verifiers (0.4): sums, and a reward for the right one (configs/verifiers.yaml)."""
+"""A taskset of the package verifiers (0.4): sums, with a reward for the right answer (configs/verifiers.yaml)."""
 
 from __future__ import annotations
 

@@ -156,10 +156,10 @@ def test_an_episode_that_takes_too_long_says_so(
 @pytest.fixture
 def own_endpoint() -> Iterator[str]:
     """The endpoint that agents are given by an actor, with the quickstart's model behind it, which answers greedily."""
-    from asyncrl.actors.endpoint.server import Endpoint
+    from asyncrl.actors.endpoint.server import EndpointServer
     from asyncrl.actors.endpoint.session import Session
     from asyncrl.actors.engines import build_engine
-    from asyncrl.actors.episodes.episode import Limits, Progress
+    from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
     from asyncrl.actors.rendering.build import build_renderer
 
     served: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
@@ -168,13 +168,13 @@ def own_endpoint() -> Iterator[str]:
         config = Config.model_validate(QUICKSTART)
         engine, over = build_engine(config), asyncio.Event()
         await engine.start()
-        limits = dataclasses.replace(Limits.of(config), max_turns=10_000)  # of all episodes: to it they are one
+        limits = dataclasses.replace(EpisodeLimits.of(config), max_turns=10_000)  # of all episodes: to it they are one
         session = Session(ticket(kind="eval"), engine, build_renderer(config), limits, Progress(0.0))
-        async with Endpoint("quickstart", limits.max_tokens) as endpoint:
+        async with EndpointServer("quickstart", limits.max_tokens) as endpoint:
             with endpoint.open(session) as url:
                 served.set_result((asyncio.get_running_loop(), over, url))
                 await asyncio.wait_for(over.wait(), 100)
-        await session.calls.close()
+        await session.requests.close()
         await engine.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))

@@ -24,7 +24,7 @@ LEARNER = [
     ("asyncrl.learner.checkpoints:Checkpoints.begin", 1),
     (f"{CLIENT}.checkpointed", 1),
 ]
-ACTORS = [(f"{ACTOR}.tickets", 3), (f"{ACTOR}.put", 5), ("asyncrl.actors.weight_updates:Updates.look", 3)]
+ACTORS = [(f"{ACTOR}.tickets", 3), (f"{ACTOR}.put", 5), ("asyncrl.actors.weight_updates:WeightUpdates.look", 3)]
 ACTORS += [("asyncrl.actors.engines.hf.engine:HFEngine.load", 2), ("asyncrl.actors.ack_log:AckLog.write", 5)]
 BUFFER = [(f"asyncrl.buffer.core:Buffer.{op}", nth) for op, nth in (("put", 9), ("batch", 3), ("finished", 2))]
 BUFFER += [("asyncrl.buffer.core:Buffer.published", 2), ("asyncrl.buffer.core:Buffer.checkpointed", 1)]

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.player import environment
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.audit.ledger import LedgerRows, read_ledger
@@ -97,7 +98,7 @@ async def synchronous_loop(config: Config) -> Synchronous:
     """Generate a batch, train on it, copy the weights: no process, no socket, no buffer."""
     compute_alike(config)
     backend, objective = TorchBackend(config), Objective(config.learner)
-    engine, renderer, limits = build_engine(config), TemplateRenderer.of(config), Limits.of(config)
+    engine, renderer, limits = build_engine(config), TemplateRenderer.of(config), EpisodeLimits.of(config)
     source, make_env = open_source(config), environment(config)
 
     async def episode(group: int, index: int, version: int) -> Trajectory:
@@ -105,7 +106,8 @@ async def synchronous_loop(config: Config) -> Synchronous:
         task, temperature = source.task(group), config.actors.temperature
         ticket = Ticket(TicketId(0, group, index), 0, "train", task, (0, version), SIZE, temperature, seed, 30.0)
         progress = Progress(time.monotonic())
-        return await play(ticket, make_env, engine, renderer, limits, progress, actor="me", env_name=config.env.name)
+        result = await play(ticket, make_env, engine, renderer, limits, progress)
+        return result.trajectory(ticket, progress, actor="me", env_name=config.env.name)
 
     await engine.start()
     steps, gradients, most_turns = [], [], 0

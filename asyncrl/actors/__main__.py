@@ -1,4 +1,4 @@
-"""`python -m asyncrl.actors RUN --name actor-0`: one actor process, put together from the run's config."""
+"""`python -m asyncrl.actors RUN --name actor-0`: one actor process, built from the run's config."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from asyncrl.actors.ack_log import AckLog
+from asyncrl.actors.components import Components
 from asyncrl.actors.daemon_threads import running, use_daemon_threads
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.leases import LeaseKeeper, Patience
@@ -18,7 +19,7 @@ from asyncrl.actors.loop import Actor
 from asyncrl.actors.player import player
 from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.actors.rendering.template import TemplateRenderer
-from asyncrl.actors.weight_updates import DrainingEngine, Updates
+from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
@@ -46,12 +47,12 @@ async def run(folder: RunFolder, name: str) -> None:
         engine = DrainingEngine(engine)
     opened = AsyncExitStack()
     play_episode = await opened.enter_async_context(player(config, engine, renderer, actor=name))
-    weights = channel(config).subscriber(folder)  # it may fetch while the engine starts
+    weights = channel(config).subscriber(folder)  # may fetch while the engine starts
     await engine.start()
 
     address, deadline_s = folder.address("buffer"), config.buffer.lease_s / 3
     buffer = AsyncBufferClient(address, identity=name, deadline_s=deadline_s)
-    # A client of its own, because it is used by a thread of its own.
+    # A second client, because another thread uses it.
     renewals = BufferClient(address, identity=f"{name}-leases", deadline_s=deadline_s)
     keeper = LeaseKeeper(
         functools.partial(renewals.renew, name),
@@ -60,11 +61,8 @@ async def run(folder: RunFolder, name: str) -> None:
         deadline_s,
     )
     acks = AckLog(folder.acks / f"{name}.jsonl")
-    actor = Actor(
-        name, config, engine=engine, play=play_episode, buffer=buffer, keeper=keeper,
-        updates=Updates(engine, weights, recompute_kv=config.weights.kv == "recompute"),
-        reporter=reporter, acks=acks,
-    )  # fmt: skip
+    updates = WeightUpdates(engine, weights, recompute_kv=config.weights.kv == "recompute")
+    actor = Actor(name, config, Components(engine, play_episode, buffer, updates, keeper, reporter, acks))
     settle()
     reporter.ready()
     log.info("ready: engine %s, %d slots", config.actors.engine, config.actors.most_slots)
@@ -80,13 +78,13 @@ async def run(folder: RunFolder, name: str) -> None:
         reporter.close()
     await asyncio.sleep(0.1)
     if stuck := running():
-        log.warning("%d plain functions (tools, scores, agents) did not return: left behind", stuck)
+        log.warning("%d plain functions (tools, scores, agents) did not return and are abandoned", stuck)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncrl.actors", description="One actor process of a run.")
     parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--name", required=True, help="of this actor, for instance actor-0")
+    parser.add_argument("--name", required=True, help="name of this actor, for instance actor-0")
     arguments = parser.parse_args()
     play(arguments.name, lambda: asyncio.run(run(RunFolder.existing(arguments.run), arguments.name)))
 

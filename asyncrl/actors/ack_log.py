@@ -1,4 +1,4 @@
-"""What this actor was told is stored: a witness for the audit that neither the buffer nor the learner can alter."""
+"""The trajectories that the buffer acknowledged to this actor: evidence for the audit that only the actor writes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from asyncrl.trajectory import Trajectory
 
 
 class AckLog:
-    """`acks/<actor>.jsonl`: one line per acknowledged training trajectory, appended whole, never rewritten.
+    """`acks/<actor>.jsonl`: one line per acknowledged training trajectory, appended in one write, never rewritten.
 
-    A line follows the acknowledgement, so a killed actor may lack its last lines; it never names what is not stored.
-    Lines are numbered through the actor's restarts: one that is taken out later leaves a gap.
+    A line follows the acknowledgement: a killed actor may lack its last lines, but each line names a stored trajectory.
+    Numbering continues through the actor's restarts, so a line removed later leaves a gap.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        so_far = path.read_bytes() if path.exists() else b""
-        self._next = so_far.count(b"\n")
-        # One write of a short line to an O_APPEND file is not torn, whoever dies meanwhile.
+        written = path.read_bytes() if path.exists() else b""
+        self._next = written.count(b"\n")
+        # A single write of a short line to an O_APPEND file is not torn when a process dies.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.ftruncate(self._file, so_far.rfind(b"\n") + 1)  # a power cut can leave a part of a line
+        os.ftruncate(self._file, written.rfind(b"\n") + 1)  # a power cut can leave part of a line
 
     def write(self, t: Trajectory) -> None:
         id = t.id
-        names = {"n": self._next, "branch": id.branch, "group": id.group, "index": id.index}
-        line = json.dumps(names | {"attempt": t.attempt, "digest": t.digest()})
+        fields = {"n": self._next, "branch": id.branch, "group": id.group, "index": id.index}
+        line = json.dumps(fields | {"attempt": t.attempt, "digest": t.digest()})
         os.write(self._file, f"{line}\n".encode())
         self._next += 1
 

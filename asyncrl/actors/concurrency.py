@@ -1,7 +1,7 @@
-"""How many episodes an actor plays at once, under `actors.slots: auto`: more while the engine has room, a third less
+"""Adjusts how many episodes an actor plays at once (`actors.slots: auto`): more while the engine has room, a third less
 when it had to take KV cache away from a running request (additive increase, multiplicative decrease).
 
-A preempted request is computed twice. Below that point more requests cost nothing that the engine would notice.
+A preempted request is computed twice. Below that point additional requests cost the engine next to nothing.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from dataclasses import dataclass, field
 from asyncrl.config import Config
 
 FIRST, STEP = 16, 8
-"""Slots at the start; slots more at one look."""
+"""Slots at the start; slots added at one adjustment."""
 FULL = 0.9
-"""Share of the KV cache in use from which on nothing grows: what runs grows by itself."""
+"""Share of the KV cache in use above which no slots are added: running requests grow by themselves."""
 BACK_OFF = 2 / 3
 CALM = 20
-"""Looks after a preemption before anything grows again."""
+"""Adjustments after a preemption before slots are added again."""
 
 
 @dataclass(slots=True)
-class Slots:
-    """`now` is the number; it stays within `low` and `high`."""
+class Concurrency:
+    """`limit` is the number of episode slots; it stays within `low` and `high`."""
 
     low: int
     high: int
-    now: int
+    limit: int
     _preempted: float = field(default=0.0, init=False)
     _calm: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, config: Config) -> Slots:
+    def of(cls, config: Config) -> Concurrency:
         most = config.actors.most_slots
         first = min(FIRST, most) if config.actors.slots == "auto" else most
         return cls(1 if config.actors.slots == "auto" else most, most, first)
 
-    def look(self, playing: int, stats: Mapping[str, float]) -> bool:
-        """To be called at a steady pace, with the episodes that are played and what the engine says of its load
-        (Engine.load_stats). Whether there are more slots than before."""
-        before, preempted = self.now, stats.get("preempted", 0.0)
+    def adjust(self, playing: int, stats: Mapping[str, float]) -> bool:
+        """Adjust the limit to `playing`, the episodes in progress, and the engine's load (Engine.load_stats). Called at
+        a steady pace. Returns whether the limit grew."""
+        before, preempted = self.limit, stats.get("preempted", 0.0)
         if preempted > self._preempted:
-            self.now, self._calm = max(self.low, int(self.now * BACK_OFF)), CALM
+            self.limit, self._calm = max(self.low, int(self.limit * BACK_OFF)), CALM
         elif self._calm:
             self._calm -= 1
-        elif playing >= self.now and not stats["waiting"] and stats["kv_use"] < FULL:
-            self.now = min(self.high, self.now + STEP)
+        elif playing >= self.limit and not stats["waiting"] and stats["kv_use"] < FULL:
+            self.limit = min(self.high, self.limit + STEP)
         self._preempted = preempted
-        return self.now > before
+        return self.limit > before

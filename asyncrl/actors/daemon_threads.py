@@ -1,4 +1,4 @@
-"""Threads for what users write as plain functions: tools, scores, agents. One that never returns holds nobody up."""
+"""Threads for users' plain functions: tools, scores, agents. A function that never returns does not block the exit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-CALLS = "plain-function"
-"""The name of these threads."""
+THREAD_NAME = "plain-function"
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A thread per call, as many as are asked for: episodes bound them. The pool of the standard library has its
-    threads joined before Python ends, and would wait for a stuck one for ever."""
+    """One thread per call; the number of episodes bounds them. The standard library's pool joins its threads before
+    Python exits, and would wait for a stuck one for ever."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         call = functools.partial(_call, future, functools.partial(fn, *args, **kwargs))
-        threading.Thread(target=call, name=CALLS, daemon=True).start()
+        threading.Thread(target=call, name=THREAD_NAME, daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -28,13 +27,13 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def use_daemon_threads() -> None:
-    """For `asyncio.to_thread` in the running loop."""
+    """Make `asyncio.to_thread` in the running loop use daemon threads."""
     asyncio.get_running_loop().set_default_executor(DaemonThreads())
 
 
 def running() -> int:
-    """Calls that have not returned."""
-    return sum(thread.name == CALLS for thread in threading.enumerate())
+    """Number of calls that have not returned."""
+    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 def _call(future: Future[Any], call: Callable[[], Any]) -> None:
@@ -42,7 +41,7 @@ def _call(future: Future[Any], call: Callable[[], Any]) -> None:
         return
     try:
         result = call()
-    except SystemExit as error:  # in the awaiting coroutine it would end the event loop, and all episodes in it
+    except SystemExit as error:  # in the awaiting coroutine it would end the event loop and all its episodes
         future.set_exception(RuntimeError(f"it called sys.exit({error.code!r})"))
     except BaseException as error:
         future.set_exception(error)

@@ -1,7 +1,7 @@
-"""Leases are renewed outside the event loop, and only for episodes that get on.
+"""Renews leases from a thread, and only for episodes that make progress.
 
-So an environment that blocks the event loop cannot let the leases of its neighbours lapse at once, and one that never
-returns cannot hold its ticket for ever.
+So an environment that blocks the event loop for a while does not let the leases of other episodes lapse, and an
+environment that never returns cannot hold its ticket for ever.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from asyncrl.actors.episodes.episode import Progress
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.errors import RunError
 from asyncrl.trajectory import Lease as Lease
 
 log = logging.getLogger(__name__)
 
 BLOCKED_S = 30.0
-"""The event loop gives a sign of life twice a second; a shorter silence is a busy machine, not a blocked loop."""
+"""Seconds without a sign of life, which comes twice a second, before the event loop counts as blocked; a shorter gap
+means a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an episode may take."""
+    """The time limits of an episode."""
 
     idle_s: float
     """`actors.episode_idle_s`"""
     episode_s: float
     """`actors.episode_s`"""
 
-    def exhausted(self, now: float, started: float, progress: Progress, engine_moved: float) -> str:
-        """Why the episode is given up, or nothing. All times by one clock.
+    def exhausted(self, now: float, progress: Progress, engine_moved: float) -> str:
+        """Why the episode is given up; empty if it is not. All times are of one clock.
 
-        While it waits for its tokens it gets on as long as the engine does; once it is over, and only its
-        acknowledgement is awaited, it is never given up.
+        While the episode waits for tokens, progress of the engine counts as its own. Once it is over and waits only for
+        its acknowledgement, it is never given up.
 
-        >>> Patience(2.0, 9.0).exhausted(5.0, 0.0, Progress(1.0), 0.0)
+        >>> Patience(2.0, 9.0).exhausted(5.0, Progress(1.0), 0.0)
         'no progress for 4 s in phase environment (actors.episode_idle_s is 2)'
         """
         if progress.phase == "put":
             return ""
-        if now - started > self.episode_s:
-            return f"it lasts {now - started:.0f} s (actors.episode_s is {self.episode_s:g})"
+        if now - progress.started > self.episode_s:
+            return f"it has lasted {now - progress.started:.0f} s (actors.episode_s is {self.episode_s:g})"
         last = max(progress.at, engine_moved) if progress.phase == "generate" else progress.at
         if now - last > self.idle_s:
             idle = f"no progress for {now - last:.0f} s in phase {progress.phase}"
@@ -53,14 +54,13 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Watched:
     progress: Progress
-    started: float
     give_up: Callable[[str, str], None]
 
 
 class LeaseKeeper:
-    """A thread that renews what is held every `every_s`, and gives up what made no progress or was revoked."""
+    """A thread that renews leases every `every_s`, and gives up episodes without progress or with a revoked lease."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class LeaseKeeper:
     ) -> None:
         """
         Args:
-            renew: asks the buffer; returns the leases that it revoked. RunError: it did not answer.
-            generated: tokens that the engine has generated, so that its progress can be seen.
-            every_s: well below the lease's term.
+            renew: renews leases at the buffer; returns those that it revoked. RunError: the buffer did not answer.
+            generated: number of tokens that the engine has generated; growth is progress.
+            every_s: seconds between two renewals, well below the term of a lease.
         """
         self._renew, self._generated, self._patience, self._every_s = renew, generated, patience, every_s
-        self._held: dict[Lease, _Held] = {}
+        self._watched: dict[Lease, _Watched] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._engine_moved = self._beat = time.monotonic()
@@ -92,44 +92,45 @@ class LeaseKeeper:
             self._thread.join(5.0)
 
     def hold(self, lease: Lease, progress: Progress, give_up: Callable[[str, str], None]) -> None:
-        """`give_up(reason, detail)` is called in the keeper's thread; reason: `timeout` or `revoked`."""
+        """Renew `lease` from now on. `give_up(reason, detail)` is called in the keeper's thread; reason: `timeout` or
+        `revoked`."""
         with self._lock:
-            self._held[lease] = _Held(progress, progress.at, give_up)
+            self._watched[lease] = _Watched(progress, give_up)
 
     def drop(self, lease: Lease) -> None:
         with self._lock:
-            self._held.pop(lease, None)
+            self._watched.pop(lease, None)
 
     def leased(self) -> list[Lease]:
         with self._lock:
-            return list(self._held)
+            return list(self._watched)
 
     def beat(self) -> None:
-        """Called by the event loop, as a sign that it turns."""
+        """Sign of life of the event loop."""
         self._beat = time.monotonic()
 
     def look(self, now: float) -> None:
-        """One round."""
+        """Give up what made no progress, renew the rest."""
         if (generated := self._generated()) != self._seen:
             self._seen, self._engine_moved = generated, now
         with self._lock:
-            held = dict(self._held)
-        for lease, h in list(held.items()):
-            if why := self._patience.exhausted(now, h.started, h.progress, self._engine_moved):
-                del held[lease]
+            watched = dict(self._watched)
+        for lease, one in list(watched.items()):
+            if why := self._patience.exhausted(now, one.progress, self._engine_moved):
+                del watched[lease]
                 self.drop(lease)
-                h.give_up("timeout", f"episode {lease[0]}: {why}")
-        if not held:
+                one.give_up("timeout", f"episode {lease[0]}: {why}")
+        if not watched:
             return
         try:
-            revoked = self._renew(list(held))
+            revoked = self._renew(list(watched))
         except RunError as error:
             log.warning("leases were not renewed: %s", error)
             return
         for lease in revoked:
-            if lease in held:
+            if lease in watched:
                 self.drop(lease)
-                held[lease].give_up("revoked", f"the buffer took back the lease of {lease[0]}")
+                watched[lease].give_up("revoked", f"the buffer revoked the lease of {lease[0]}")
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
@@ -138,11 +139,11 @@ class LeaseKeeper:
                 # Nothing in this process can cancel a function that blocks the event loop.
                 log.critical(
                     "the event loop has stood still for %.0f s (actors.episode_idle_s): an environment blocks it, "
-                    "for instance with time.sleep in an async method. The actor ends; its tickets are lent again.",
+                    "for instance with time.sleep in an async method. The actor ends; its tickets are issued again.",
                     now - self._beat,
                 )
                 os._exit(1)
             try:
                 self.look(now)
             except Exception:
-                log.exception("a round of the leases failed; the next one tries again")
+                log.exception("renewing the leases failed; the next round tries again")

@@ -5,14 +5,14 @@
        └ credits: free slots              └ weights: verified, then loaded between two tokens
 
     loop       takes                       gives                         unblocked by
-    tickets    tickets, when slots free    an episode task per ticket    a slot that became free, a ticket, new weights
-    episode    one ticket                  put, or fail; the slot        tokens, the environment, the acknowledgement
+    tickets    tickets, when slots free    an episode task per ticket    a free slot, a ticket, new weights
+    episode    one ticket (tickets.py)     put, or fail; the slot        tokens, the environment, the acknowledgement
     weights    the newest version          pause, load, resume           a publication
     beat       counts                      metrics, a sign of life       the clock
     leases     (leases.py, a thread)       renewals, cancellations       the clock
 
-The buffer may restart: every call to it is repeated until it answers. Told to stop, the actor takes no more tickets,
-gives its episodes `actors.drain_s` to finish and the rest of its tickets back.
+The buffer may restart: every call to it is repeated until it answers. When the actor is stopped, it takes no more
+tickets, gives its episodes `actors.drain_s` to finish, and releases the remaining tickets (departure.py).
 """
 
 from __future__ import annotations
@@ -23,60 +23,44 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from asyncrl.actors.ack_log import AckLog
-from asyncrl.actors.concurrency import Slots
-from asyncrl.actors.engines.protocol import Engine
-from asyncrl.actors.leases import Lease, LeaseKeeper
-from asyncrl.actors.player import Play
-from asyncrl.actors.tickets import LEAVE_S, Lent
-from asyncrl.actors.weight_updates import Updates
+from asyncrl.actors.components import Components
+from asyncrl.actors.concurrency import Concurrency
+from asyncrl.actors.departure import LEAVE_S, drain
+from asyncrl.actors.leases import Lease
+from asyncrl.actors.status import Status
+from asyncrl.actors.tickets import HeldTickets
 from asyncrl.buffer.client import TicketReply
-from asyncrl.buffer.client.retry import Buffer, Calls
 from asyncrl.config import Config
-from asyncrl.tracking.reporter import Reporter
+from asyncrl.trajectory import Ticket
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""How long the buffer may hold a request for tickets: with new weights the actor must ask anew."""
+"""Longest time the buffer may hold a ticket request; kept short because new weights require a new request."""
 ANNOUNCE_S = 1.0
-"""Between two requests for tickets that say what is held: with every one, that would be most of what they cost."""
+"""Seconds between two ticket requests that list the leases held; the list would be most of a request's cost."""
 LOOK_S = 0.02
-"""Between two looks for new weights; a look costs one stat."""
+"""Seconds between two looks for new weights; a look costs one stat."""
 
 
 class Actor:
-    def __init__(
-        self,
-        name: str,
-        config: Config,
-        *,
-        engine: Engine,
-        play: Play,
-        buffer: Buffer,
-        updates: Updates,
-        keeper: LeaseKeeper,
-        reporter: Reporter,
-        acks: AckLog,
-    ) -> None:
-        self._name, self._config, self._engine = name, config, engine
-        self._buffer, self._updates, self._keeper, self._reporter = buffer, updates, keeper, reporter
-        self._slots = Slots.of(config)
-        self._changed = asyncio.Event()
-        """A slot became free, or new weights are held."""
-        self._calls = Calls(self._tell)
-        self.lent = Lent(name, play, buffer, self._calls, keeper, acks, changed=self._changed.set, tell=self._tell)
-        self._stopping = self._lent_eval = False
-        """The last answer held tickets of an evaluation: the next one may, too."""
-        self._why = ""
+    def __init__(self, name: str, config: Config, components: Components) -> None:
+        self._name, self._config = name, config
+        self._engine, self._buffer, self._reporter = components.engine, components.buffer, components.reporter
+        self._updates, self._keeper = components.updates, components.keeper
+        self._concurrency = Concurrency.of(config)
+        self.tickets = HeldTickets(components, report=lambda: self._status.report())
+        self._status = Status(config.env.name, components, self.tickets, self._concurrency)
+        self._stopping = False
+        self._issued_eval = False
+        """The last reply held evaluation tickets; the next one may, too."""
         self._announced = float("-inf")
-        self._paused_at_last = (time.monotonic(), 0.0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Returns after `stop` is set, all that was played put or given back. Raises what ends an actor: EngineDied,
+        """Returns after `stop` is set and every ticket is put or released. Raises what ends an actor: EngineDied,
         WeightsMismatch, and a refusal of the buffer."""
         self._reporter.waiting("buffer", "buffer")
-        await self._calls.until_answered("hello", lambda: self._buffer.hello("actor"))
+        await self.tickets.calls.until_answered("hello", lambda: self._buffer.hello("actor"))
         self._reporter.waiting("weights", "learner")
         while not stop.is_set() and not await self._updates.look():
             self._keeper.beat()
@@ -85,123 +69,77 @@ class Actor:
         loops = [asyncio.create_task(loop()) for loop in (self._take_tickets, self._take_weights, self._beat)]
         stopped = asyncio.create_task(stop.wait())
         try:
-            ends: list[asyncio.Future[Any]] = [*loops, stopped, self.lent.fatal]
+            ends: list[asyncio.Future[Any]] = [*loops, stopped, self.tickets.fatal]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for failed in (self.lent.fatal, *loops):
-                if failed.done():  # a loop ends only by what it raises
+            for failed in (self.tickets.fatal, *loops):
+                if failed.done():  # a loop ends only with an exception
                     failed.result()
             await self._leave(loops[0])
         finally:
             self._keeper.close()
-            episodes = self.lent.tasks
-            for task in (*loops, stopped, *episodes):
+            tasks = [*loops, stopped, *self.tickets.tasks]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*loops, stopped, *episodes, return_exceptions=True)
-
-    # The loops.
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_tickets(self) -> None:
         while not self._stopping:
-            self._changed.clear()
-            taken = 0
-            if self._free():
-                reply = await self._calls.until_answered("tickets", self._ask)
-                taken, self._why = len(reply.tickets), reply.why
-                self._lent_eval = any(ticket.kind == "eval" for ticket in reply.tickets)
-                for ticket in reply.tickets:
-                    self.lent.begin(ticket)
-            if not taken:
-                self._tell()
-                await _sleep_until(self._changed, POLL_S / 2)
+            self.tickets.changed.clear()
+            issued: Sequence[Ticket] = ()
+            if self._free_slots():
+                reply = await self.tickets.calls.until_answered("tickets", self._ask)
+                issued, self._status.no_ticket = reply.tickets, reply.why
+                self._issued_eval = any(ticket.kind == "eval" for ticket in issued)
+                for ticket in issued:
+                    self.tickets.begin(ticket)
+            if not issued:
+                self._status.report()
+                await _sleep_until(self.tickets.changed, POLL_S / 2)
 
-    def _free(self) -> int:
-        return max(0, self._slots.now - self._busy())
-
-    def _busy(self) -> int:
-        """An episode that is over, and waits for the others of its group, takes up no slot."""
-        return sum(slot.progress.phase != "put" for slot in self.lent.playing.values())
+    def _free_slots(self) -> int:
+        return max(0, self._concurrency.limit - self.tickets.busy)
 
     def _ask(self) -> Awaitable[TicketReply]:
-        # The keeper renews all leases; they are said here as well, for a buffer that has just begun.
+        # The keeper renews all leases; they are listed here as well, for a buffer that has just restarted.
         leased: Sequence[Lease] = ()
         if (now := time.monotonic()) - self._announced >= ANNOUNCE_S:
             self._announced, leased = now, self._keeper.leased()
-        return self._buffer.tickets(self._name, self._engine.held, self._free(), leased, POLL_S)
+        return self._buffer.tickets(self._name, self._engine.held_version, self._free_slots(), leased, POLL_S)
 
     async def _take_weights(self) -> None:
         while True:
             if not self._evaluates() and await self._updates.look(self._evaluates):
-                log.info("holds version %s.%s after %.3f s", *self._engine.held, self._updates.load_s)
-                self._changed.set()
-                self._tell()
+                log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
+                self.tickets.changed.set()
+                self._status.report()
             await asyncio.sleep(LOOK_S)
 
     def _evaluates(self) -> bool:
-        """An evaluation is of one version: its episodes end before the next one is taken over."""
-        return self._lent_eval or any(slot.ticket.kind == "eval" for slot in self.lent.playing.values())
+        """Whether an evaluation runs: it measures one version, so no other is loaded before its episodes end."""
+        return self._issued_eval or any(held.ticket.kind == "eval" for held in self.tickets.playing.values())
 
     async def _beat(self) -> None:
         """A sign of life for the keeper twice a second, and metrics every `tracking.system_s`."""
-        sent = 0.0
+        sent, system_s = 0.0, self._config.tracking.system_s
         while True:
             self._keeper.beat()
-            self._tell()
-            if self._slots.look(self._busy(), self._engine.load_stats()):
-                self._changed.set()
-            if time.monotonic() - sent >= self._config.tracking.system_s:
+            self._status.report()
+            if self._concurrency.adjust(self.tickets.busy, self._engine.load_stats()):
+                self.tickets.changed.set()
+            if time.monotonic() - sent >= system_s:
                 sent = time.monotonic()
-                self._reporter.metrics(self.metrics())
-            await asyncio.sleep(min(0.5, self._config.tracking.system_s))
+                self._status.send_metrics()
+            await asyncio.sleep(min(0.5, system_s))
 
-    async def _leave(self, tickets: asyncio.Task[None]) -> None:
+    async def _leave(self, taking_tickets: asyncio.Task[None]) -> None:
         self._stopping = True
-        self._changed.set()
-        # An answer that is on its way may hold tickets: it is waited for, so that they can be given back.
-        await asyncio.wait([tickets], timeout=LEAVE_S)
+        self.tickets.changed.set()
+        # A reply on its way may hold tickets; waiting for it lets them be released.
+        await asyncio.wait([taking_tickets], timeout=LEAVE_S)
         actors = self._config.actors
-        await self.lent.drain(actors.drain_s, self._engine if actors.resume_episodes else None)
-        self._reporter.metrics(self.metrics())
-
-    # What it says about itself.
-
-    def _tell(self) -> None:
-        cause, on = self._cause()
-        self._reporter.waiting(cause, on)
-
-    def _cause(self) -> tuple[str | None, str]:
-        if self._updates.loading:
-            return "weights", ""
-        if any(s.progress.phase == "generate" for s in self.lent.playing.values()):
-            return None, ""
-        if self._calls.silent:
-            return "buffer", "buffer"
-        if self.lent.playing:
-            return "environment", self._config.env.name
-        if self.lent.putting:
-            return "put", "buffer"
-        return "ticket", f"buffer: {self._why}" if self._why else "buffer"
-
-    def metrics(self) -> dict[str, float]:
-        """Series by name (tracking/series.py)."""
-        stats = self._engine.load_stats()
-        now, paused_s = time.monotonic(), stats["paused_s"]
-        then, paused_before = self._paused_at_last
-        self._paused_at_last = now, paused_s
-        return {
-            "throughput/tokens_generated": stats["generated"],
-            "throughput/tokens_wasted/aborted": float(self.lent.counts.aborted_tokens),
-            "throughput/episodes": float(self.lent.counts.episodes),
-            "throughput/prefix_breaks": float(self.lent.counts.prefix_breaks),
-            "throughput/requests_running": stats["running"],
-            "throughput/requests_waiting": stats["waiting"],
-            "throughput/slots": float(self._slots.now),
-            "throughput/slots_busy": self._busy() / self._slots.now,
-            "throughput/kv_use": stats["kv_use"],
-            "weights/held_version": float(self._engine.held[1]),
-            "weights/load_s": self._updates.load_s,
-            "weights/paused_share": min(1.0, (paused_s - paused_before) / max(now - then, 1e-9)),
-            "weights/updates": float(self._updates.count),
-        }
+        interrupt = self._engine if actors.resume_episodes else None
+        await drain(self._name, self.tickets, self._buffer, actors.drain_s, interrupt)
+        self._status.send_metrics()
 
 
 async def _sleep_until(event: asyncio.Event, seconds: float) -> None:

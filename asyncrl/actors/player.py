@@ -1,4 +1,4 @@
-"""Who plays a ticket: the config's environment, turn by turn, or its agent, through the endpoint."""
+"""Plays tickets: in the config's environment, turn by turn, or with its agent, through the endpoint."""
 
 from __future__ import annotations
 
@@ -11,51 +11,49 @@ from typing import Any
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent, provided_by_actor
-from asyncrl.actors.envs.hosting.pool import Workers
+from asyncrl.actors.envs.hosting.pool import EnvWorkers
 from asyncrl.actors.envs.protocol import Env
-from asyncrl.actors.episodes.chat import Chatted, Served, chat
-from asyncrl.actors.episodes.episode import Limits, Progress, play
-from asyncrl.actors.episodes.group_scores import Groups
+from asyncrl.actors.episodes.chat import ChatResult, ServedModel, chat
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.group_scores import GroupScores
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.config import Config
-from asyncrl.data.base import Message, Task
+from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
-"""One episode. Raises EpisodeFailed, and what the engine raises (EngineDied)."""
+"""Plays one episode. Raises EpisodeFailed, and what the engine raises (EngineDied)."""
 
 
 @asynccontextmanager
 async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: str) -> AsyncIterator[Play]:
-    """What plays episodes of `env.name` while the context is open. Raises ConfigError."""
-    name, limits = config.env.name, Limits.of(config)
+    """A function that plays episodes of `env.name` while the context is open. Raises ConfigError."""
+    name, limits = config.env.name, EpisodeLimits.of(config)
     make = _chosen(config)
     if not is_agent(make):
         name_of, limits_of = _by_env(config, make)
         score = open_group_score(config)
-        groups = None if score is None else _groups(config, score)
+        scores = None if score is None else _group_scores(config, score)
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
-                env, of_env = name_of(ticket.task), limits_of(ticket.task)
-                said: list[Message] = []
-                trajectory = await play(
-                    ticket, make_env, engine, renderer, of_env, progress, actor=actor, env_name=env, said=said
-                )
-                if groups is None or ticket.kind == "eval":
+                result = await play(ticket, make_env, engine, renderer, limits_of(ticket.task), progress)
+                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=name_of(ticket.task))
+                if scores is None or ticket.kind == "eval":
                     return trajectory
-                answer = GroupAnswer(said, trajectory.reward, trajectory.rewards)
-                return await groups.compared(ticket, trajectory, answer)
+                answer = GroupAnswer(result.messages, result.reward, result.rewards)
+                return await scores.compared(ticket, trajectory, answer)
 
             yield play_env
         return
     if config.env.group_score:
         raise ConfigError(
-            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: only the episodes of "
-            "environments are compared. Remove env.group_score."
+            f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: group scores "
+            "compare episodes of environments only. Remove env.group_score."
         )
     if config.env.workers != "async":
         raise ConfigError(
@@ -65,55 +63,60 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
 
     # uvicorn, and openai, which take a second to import, are for agents only.
     from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
-    from asyncrl.actors.endpoint.server import Endpoint
+    from asyncrl.actors.endpoint.server import EndpointServer
 
     agent = functools.partial(make, **config.env.options)
-    async with Endpoint(config.model.path, limits.max_tokens) as endpoint, Clients(config.actors.episode_s) as clients:
+    async with (
+        EndpointServer(config.model.path, limits.max_tokens) as endpoint,
+        Clients(config.actors.episode_s) as clients,
+    ):
         yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
 
 
-def _groups(config: Config, score: GroupScore) -> Groups:
-    return Groups(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
+def _group_scores(config: Config, score: GroupScore) -> GroupScores:
+    return GroupScores(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
 
 
-def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], Limits]]:
-    """Under which name a task counts, and its limits: an environment that stands for several says so."""
+def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:
+    """(the name that a task counts under, its limits), by task; they differ for an environment that holds several."""
     name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: config.env.name)
     own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
-    limits = Limits.of(config)
+    limits = EpisodeLimits.of(config)
     limits_of = {name: dataclasses.replace(limits, **changed) for name, changed in own.items()}
     return name_of, lambda task: limits_of.get(name_of(task), limits)
 
 
 @asynccontextmanager
 async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Callable[[], Env]]:
-    """What makes an environment per episode, where `env.workers` says."""
+    """A function that makes an environment per episode, in the place that `env.workers` names."""
     env = config.env
     if env.workers == "async":
         yield functools.partial(make, **env.options)
         return
-    async with Workers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
+    async with EnvWorkers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
         yield workers.env
 
 
 @asynccontextmanager
-async def chatter(config: Config, served: Served) -> AsyncIterator[Callable[[Ticket, Progress], Awaitable[Chatted]]]:
-    """What plays episodes of `env.name` with a served model while the context is open. Raises ConfigError, also for an
-    agent: it brings its own client."""
+async def chatter(
+    config: Config, served: ServedModel
+) -> AsyncIterator[Callable[[Ticket, Progress], Awaitable[ChatResult]]]:
+    """A function that plays episodes of `env.name` with a served model while the context is open. Raises ConfigError,
+    also for an agent, which brings its own client."""
     make = _chosen(config)
     if is_agent(make):
-        raise ConfigError(f"env.name is {config.env.name!r}, an agent: give it a client of the endpoint yourself.")
+        raise ConfigError(f"env.name is {config.env.name!r}, an agent: call it with a client of the endpoint yourself.")
     _, limits_of = _by_env(config, make)
     async with _hosted(config, make) as make_env:
 
-        async def play_chat(ticket: Ticket, progress: Progress) -> Chatted:
+        async def play_chat(ticket: Ticket, progress: Progress) -> ChatResult:
             return await chat(ticket, make_env, served, limits_of(ticket.task))
 
         yield play_chat
 
 
 def environment(config: Config) -> Callable[[], Env]:
-    """What makes one environment per episode. Raises ConfigError, also for an agent: that is no environment."""
+    """A function that makes one environment per episode. Raises ConfigError, also for an agent."""
     make = _chosen(config)
     if is_agent(make):
         raise ConfigError(f"env.name is {config.env.name!r}, an agent: expected an environment here.")
@@ -122,7 +125,7 @@ def environment(config: Config) -> Callable[[], Env]:
 
 def _chosen(config: Config) -> Callable[..., Env]:
     try:
-        make = resolve(config.env.name, ENVIRONMENTS, "env.name")
+        make: Callable[..., Env] = resolve(config.env.name, ENVIRONMENTS, "env.name")
         check_options(make, config.env.options, "env.options", provided_by_actor(make))
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -1,4 +1,4 @@
-"""New weights for a running engine: looked for, verified, loaded between two tokens."""
+"""New weights for a running engine: found, verified, loaded between two tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from asyncrl.weights.protocol import Subscriber, Weights, WeightsCorrupt
 
 log = logging.getLogger(__name__)
 
-ANEW_S = 20.0
-"""Weights that were opened so long before the engine paused are opened anew: a learner lends them for a minute."""
+REOPEN_S = 20.0
+"""Weights opened longer than this before the engine paused are opened again: the learner keeps them for a minute."""
 
 
 class DrainingEngine:
-    """An engine whose `pause` waits for the running requests and holds back new ones (`weights.drain`)."""
+    """An engine whose `pause` waits until running requests end, and delays new ones (`weights.drain`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -27,12 +27,12 @@ class DrainingEngine:
         self._idle.set()
 
     @property
-    def held(self) -> tuple[int, int]:
-        return self._engine.held
+    def held_version(self) -> tuple[int, int]:
+        return self._engine.held_version
 
-    @held.setter
-    def held(self, value: tuple[int, int]) -> None:
-        self._engine.held = value
+    @held_version.setter
+    def held_version(self, value: tuple[int, int]) -> None:
+        self._engine.held_version = value
 
     async def start(self) -> None:
         await self._engine.start()
@@ -73,50 +73,51 @@ class DrainingEngine:
         return self._engine.load_stats()
 
 
-class Updates:
-    """Takes over a version that is newer than the one held: of a later branch, or later on the same."""
+class WeightUpdates:
+    """Loads versions newer than the one held: of a later branch, or later on the same branch."""
 
     def __init__(self, engine: Engine, subscriber: Subscriber, *, recompute_kv: bool) -> None:
         self._engine, self._subscriber, self._recompute_kv = engine, subscriber, recompute_kv
         self.loading = False
         self.count = 0
         self.load_s = 0.0
-        """Seconds that the last update took, reading and checking included."""
+        """Seconds that the last update took, including reading and checking."""
 
-    async def look(self, not_now: Callable[[], bool] = lambda: False) -> bool:
-        """Take over what is new. Whether there was something. `not_now` is asked last, when all is read and checked.
+    async def look(self, postpone: Callable[[], bool] = lambda: False) -> bool:
+        """Load a newer version, if there is one, unless `postpone()` holds once it is read and checked. Returns whether
+        one was loaded.
 
-        Weights that are corrupt are left; the next look tries again. Raises WeightsMismatch.
+        Corrupt weights are not loaded; the next look tries again. Raises WeightsMismatch.
         """
         start = time.monotonic()
         try:
             latest = self._subscriber.latest()
-            if latest is None or (self.count and latest.order <= self._engine.held):
+            if latest is None or (self.count and latest.order <= self._engine.held_version):
                 return False
             # Every byte is read here, while the engine still generates.
             weights = await asyncio.to_thread(self._subscriber.open)
             opened = time.monotonic()
         except WeightsCorrupt as error:
-            log.error("weights were not taken over: %s", error)
+            log.error("weights were not loaded: %s", error)
             return False
         try:
-            if self.count and weights.id.order <= self._engine.held:
+            if self.count and weights.id.order <= self._engine.held_version:
                 return False
             await self._engine.check(weights)
-            if not_now():
+            if postpone():
                 return False
             self.loading = True
             await self._engine.pause(self._recompute_kv)
             try:
-                if time.monotonic() - opened > ANEW_S:
+                if time.monotonic() - opened > REOPEN_S:
                     weights.close()
                     weights = await asyncio.to_thread(self._subscriber.open)
                     await self._engine.check(weights)
                 await self._engine.load(weights)
             finally:
                 await self._engine.resume()
-        except WeightsCorrupt as error:  # found when they were read, before anything was changed
-            log.error("weights were not taken over: %s", error)
+        except WeightsCorrupt as error:  # raised while reading, before anything was changed
+            log.error("weights were not loaded: %s", error)
             return False
         finally:
             self.loading = False

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from asyncrl.plugins import resolve
+
 Arg = tyro.conf.arg
 
 
@@ -36,7 +38,6 @@ def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping
         pass
 
     tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
-    from asyncrl.plugins import resolve
 
     for title, table in tables.items():
         print(title)

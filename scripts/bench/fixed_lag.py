@@ -18,7 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from asyncrl.actors.engines import build_engine
-from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.player import environment
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
@@ -120,7 +121,7 @@ class Player:
     def __init__(self, config: Config) -> None:
         self.engine = build_engine(config)
         self._config, self._source, self._make_env = config, open_source(config), environment(config)
-        self._renderer, self._limits = TemplateRenderer.of(config), Limits.of(config)
+        self._renderer, self._limits = TemplateRenderer.of(config), EpisodeLimits.of(config)
 
     async def hold(self, weights: Held) -> None:
         await self.engine.pause(recompute_kv=True)
@@ -139,14 +140,12 @@ class Player:
             attempt=0,
             kind=kind,
             task=self._source.task(group) if kind == "train" else self._source.held_out(group),
-            min_version=self.engine.held,
+            min_version=self.engine.held_version,
             group_size=size,
             temperature=config.actors.temperature,
             seed=ticket_seed(config.actors.seed, kind, 0, group, index, 0),
             lease_s=config.buffer.lease_s,
         )
         progress = Progress(time.monotonic())
-        return await play(
-            ticket, self._make_env, self.engine, self._renderer, self._limits, progress,
-            actor="bench", env_name=config.env.name,
-        )  # fmt: skip
+        result = await play(ticket, self._make_env, self.engine, self._renderer, self._limits, progress)
+        return result.trajectory(ticket, progress, actor="bench", env_name=config.env.name)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.ack_log import AckLog
+from asyncrl.actors.components import Components
 from asyncrl.actors.envs.protocol import Turn
-from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
 from asyncrl.actors.loop import Actor
-from asyncrl.actors.weight_updates import DrainingEngine, Updates
+from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
 from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
@@ -127,7 +129,7 @@ class Stage:
         self.stop = asyncio.Event()
         self.revoked: list[Lease] = []
         engine: Any = DrainingEngine(self.engine) if options.get("drain") else self.engine
-        self.updates = Updates(engine, self.subscriber, recompute_kv=True)
+        self.updates = WeightUpdates(engine, self.subscriber, recompute_kv=True)
         make = options.get("env", lambda: FakeEnv([tool_says("1"), Turn(reward=1.0, done=True)]))
 
         def make_env() -> FakeEnv:
@@ -140,20 +142,20 @@ class Stage:
             Patience(options.get("idle_s", 10.0), 100.0),
             0.02,
         )
-        limits = Limits.of(self.config)
+        limits = EpisodeLimits.of(self.config)
 
         async def play_episode(ticket: Ticket, progress: Progress) -> Trajectory:
             renderer = FakeRenderer()
-            trajectory = await play(
-                ticket, make_env, engine, renderer, limits, progress, actor="actor-0", env_name="lookup"
-            )
-            compared = options.get("compared")  # as groups.py does: (ticket, trajectory, answer) -> trajectory
+            result = await play(ticket, make_env, engine, renderer, limits, progress)
+            trajectory = result.trajectory(ticket, progress, actor="actor-0", env_name="lookup")
+            compared = options.get("compared")  # as group_scores.py does: (ticket, trajectory, answer) -> trajectory
             return await compared(ticket, trajectory, GroupAnswer([], 0.0, {})) if compared else trajectory
 
-        self.actor = Actor(
-            "actor-0", self.config, engine=engine, play=play_episode, buffer=self.buffer,
-            updates=self.updates, keeper=keeper, reporter=self.reporter, acks=AckLog(self.acks),  # type: ignore[arg-type]
+        components = Components(
+            engine=engine, play=play_episode, buffer=self.buffer, updates=self.updates, keeper=keeper,
+            reporter=self.reporter, acks=AckLog(self.acks),  # type: ignore[arg-type]
         )  # fmt: skip
+        self.actor = Actor("actor-0", self.config, components)
 
     def acknowledged(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.acks.read_text().splitlines()]

@@ -25,10 +25,10 @@ def ticket(index: int = 0, *, group: int = 0, kind: Any = "train", seed: int = 7
 
 
 class FakeEngine:
-    """Says what `script` says; logprob of the k-th token it ever samples is -k / 1000, its version `held[1]`."""
+    """Says what `script` says; the k-th token it samples has logprob -k / 1000 and version `held_version[1]`."""
 
     def __init__(self, script: Callable[[str, Sequence[int], Sampling], Sequence[int]], max_tokens: int = 1000) -> None:
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self.calls: list[tuple[str, list[int], Sampling]] = []
         self.said: list[int] = []
         self._script, self._max_tokens = script, max_tokens
@@ -57,7 +57,7 @@ class FakeEngine:
         return Generation(
             np.array(ids, np.int32),
             logprobs,
-            np.full(len(ids), self.held[1], np.int32),
+            np.full(len(ids), self.held_version[1], np.int32),
             "stop" if stopped else "length",
         )
 
@@ -71,8 +71,8 @@ class FakeEngine:
         self.log.append(f"pause {recompute_kv}")
 
     async def load(self, weights: Weights) -> None:
-        self.held = (weights.id.branch, weights.id.version)
-        self.log.append(f"load {self.held}")
+        self.held_version = (weights.id.branch, weights.id.version)
+        self.log.append(f"load {self.held_version}")
 
     async def resume(self) -> None:
         self.log.append("resume")
@@ -140,3 +140,25 @@ class FakeEnv:
 
 def tool_says(text: str) -> Turn:
     return Turn(messages=[{"role": "tool", "content": text}])
+
+
+SAID = [65, 66, 67, 68, STOP]
+
+
+class CutEngine(FakeEngine):
+    """Has said the first `said` tokens of an answer when it is aborted."""
+
+    def __init__(self, said: int) -> None:
+        super().__init__(lambda *_: SAID)
+        self._cut = said
+        self.running: dict[str, asyncio.Event] = {}
+
+    async def generate(self, request: str, prompt: Any, sampling: Sampling) -> Generation:
+        self.running[request] = asyncio.Event()
+        await self.running[request].wait()
+        whole = await super().generate(request, prompt, sampling)
+        n = self._cut
+        return Generation(whole.token_ids[:n], whole.logprobs[:n], whole.versions[:n], "abort")
+
+    async def abort(self, request: str) -> None:
+        self.running[request].set()

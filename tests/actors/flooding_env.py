@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn
 
 
-class FloodingEnv:
-    tools: Sequence[Tool] = ()
-
+class FloodingEnv(Environment):
     async def reset(self, task: Task) -> list[Message]:
         return [{"role": "user", "content": "fox"}]
 
     async def step(self, message: Message) -> Turn:
-        return Turn([{"role": "user", "content": "fox owl " * 200}], reward=1.0)
-
-    async def close(self) -> None: ...
+        return Turn(messages=[{"role": "user", "content": "fox owl " * 200}], reward=1.0)

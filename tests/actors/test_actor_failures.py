@@ -23,7 +23,7 @@ def test_a_failing_environment_costs_its_episode_only(tmp_path: Path) -> None:
 
         s = Stage(tmp_path, [ticket(0), ticket(1)], env=env)
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 1 and len(s.buffer.failed) == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1 and len(s.buffer.failed) == 1)
         s.stop.set()
         await running
         ((id, attempt, reason, detail),) = s.buffer.failed
@@ -40,7 +40,7 @@ def test_a_refused_trajectory_is_no_reason_to_end(tmp_path: Path, code: str, fai
         s = Stage(tmp_path, [ticket()])
         s.buffer.outcome = BufferRefused("put", code, "no")
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.aborted_tokens == 4)
+        await until(lambda: s.actor.tickets.counts.aborted_tokens == 4)
         s.stop.set()
         await running
         assert [reason for _, _, reason, _ in s.buffer.failed] == ["env_error"] * failures
@@ -82,31 +82,6 @@ def test_a_revoked_lease_ends_the_episode_silently(tmp_path: Path) -> None:
         await running
         assert s.buffer.failed == []
         assert s.buffer.released == [(TicketId(0, 0, 1), 1)]
-
-    act(scenario)
-
-
-def test_told_to_stop_it_drains_then_gives_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        class Slow(FakeEnv):
-            async def step(self, message: Any) -> Turn:
-                await asyncio.sleep(0.15 if self.task["episode"] == 0 else 60)
-                return Turn(done=True)
-
-        s = Stage(tmp_path, [ticket(0), ticket(1)], env=lambda: Slow([]), drain_s=0.5)
-        running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: len(s.engine.said) == 4)
-        s.buffer.free.append(ticket(2))
-        s.buffer.free.append(ticket(3))
-        s.buffer.free.append(ticket(4))
-        s.stop.set()
-        await running
-        assert [t.id.index for t in s.buffer.stored] == [0]
-        released = {lease[0].index for lease in s.buffer.released}
-        assert 1 in released
-        lent = {2, 3, 4} - {t.id.index for t in s.buffer.free}
-        assert released == {1} | lent, "a ticket that arrived while stopping is given back, too"
-        assert all(env.closed == 1 for env in s.envs)
 
     act(scenario)
 

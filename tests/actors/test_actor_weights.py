@@ -20,7 +20,7 @@ def test_nothing_is_asked_before_weights_are_held(tmp_path: Path) -> None:
         assert s.buffer.credits == []
         assert s.reporter.causes[-1] == ("weights", "learner")
         s.subscriber.version = (1, 5)
-        await until(lambda: s.actor.lent.counts.episodes == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1)
         s.stop.set()
         await running
         assert set(s.buffer.held) == {(1, 5)}
@@ -62,9 +62,9 @@ def test_an_evaluation_keeps_its_version(tmp_path: Path) -> None:
         await until(lambda: bool(s.engine.calls))
         s.subscriber.version = (0, 1)
         await asyncio.sleep(0.1)
-        assert s.engine.held == (0, 0)
+        assert s.engine.held_version == (0, 0)
         s.engine.gate.set()
-        await until(lambda: s.engine.held == (0, 1))
+        await until(lambda: s.engine.held_version == (0, 1))
         assert [t.newest_version for t in s.buffer.stored] == [0]
         s.stop.set()
         await running
@@ -81,9 +81,9 @@ def test_under_drain_running_requests_finish_before_an_update(tmp_path: Path) ->
         s.subscriber.version = (0, 1)
         await until(lambda: s.updates.loading)
         await asyncio.sleep(0.05)
-        assert s.engine.held == (0, 0)
+        assert s.engine.held_version == (0, 0)
         s.engine.gate.set()
-        await until(lambda: s.actor.lent.counts.episodes == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1)
         s.stop.set()
         await running
         row = s.buffer.stored[0].rows[0]
@@ -107,7 +107,7 @@ def test_an_evaluation_keeps_its_version_also_where_nothing_of_it_is_played(tmp_
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: len(s.buffer.stored) == 1)
         s.subscriber.version = (0, 1)
-        await until(lambda: len(s.buffer.stored) == 4 and s.engine.held == (0, 1))
+        await until(lambda: len(s.buffer.stored) == 4 and s.engine.held_version == (0, 1))
         s.stop.set()
         await running
         assert {(t.oldest_version, t.newest_version) for t in s.buffer.stored} == {(0, 0)}
@@ -125,7 +125,7 @@ def test_an_evaluation_that_begins_while_weights_are_read_keeps_its_version(tmp_
             return read(verify)
 
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.engine.held == (0, 0) and bool(s.buffer.credits))
+        await until(lambda: s.engine.held_version == (0, 0) and bool(s.buffer.credits))
         s.subscriber.open = slowly  # type: ignore[method-assign]
         s.subscriber.version = (0, 1)
         await asyncio.sleep(0.1)
@@ -133,7 +133,7 @@ def test_an_evaluation_that_begins_while_weights_are_read_keeps_its_version(tmp_
         s.buffer.free.append(ticket(kind="eval"))
         await asyncio.sleep(0.4)
         s.engine.gate.set()
-        await until(lambda: len(s.buffer.stored) == 1 and s.engine.held == (0, 1))
+        await until(lambda: len(s.buffer.stored) == 1 and s.engine.held_version == (0, 1))
         s.stop.set()
         await running
         assert (s.buffer.stored[0].oldest_version, s.buffer.stored[0].newest_version) == (0, 0)

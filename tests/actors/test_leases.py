@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from asyncrl.actors.episodes.episode import Progress
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
 from asyncrl.errors import RunError
 from asyncrl.trajectory import TicketId
@@ -21,12 +21,12 @@ A, B = (TicketId(0, 0, 0), 1), (TicketId(0, 0, 1), 2)
         ("environment", 21.0, 21.0, "no progress for 11 s in phase environment"),
         ("generate", 21.0, 20.0, ""),
         ("generate", 31.0, 20.0, "no progress for 11 s in phase generate"),
-        ("generate", 111.0, 111.0, "it lasts 101 s (actors.episode_s is 100)"),
+        ("generate", 111.0, 111.0, "it has lasted 101 s (actors.episode_s is 100)"),
         ("put", 999.0, 0.0, ""),
     ],
 )
 def test_patience(phase: str, now: float, engine_moved: float, why: str) -> None:
-    found = Patience(10.0, 100.0).exhausted(now, 10.0, Progress(10.0, phase), engine_moved)
+    found = Patience(10.0, 100.0).exhausted(now, Progress(10.0, phase), engine_moved)
     assert found.startswith(why)
     assert bool(found) == bool(why)
 

@@ -16,7 +16,7 @@ def test_tickets_become_acknowledged_trajectories(tmp_path: Path) -> None:
     async def scenario() -> None:
         s = Stage(tmp_path, [ticket(i, group=g) for g in range(3) for i in range(4)])
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 12)
+        await until(lambda: s.actor.tickets.counts.episodes == 12)
         s.stop.set()
         await running
         assert {t.id for t in s.buffer.stored} == {TicketId(0, g, i) for g in range(3) for i in range(4)}
@@ -42,12 +42,12 @@ def test_an_actor_that_plays_more_than_it_has_slots_by_now_asks_for_nothing(tmp_
         s = Stage(tmp_path, [ticket(i) for i in range(4)])
         s.engine.gate = asyncio.Event()
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: len(s.actor.lent.playing) == 4)
-        s.actor._slots.now = 2
-        s.actor._changed.set()
+        await until(lambda: len(s.actor.tickets.playing) == 4)
+        s.actor._concurrency.limit = 2
+        s.actor.tickets.changed.set()
         await asyncio.sleep(0.05)
         s.engine.gate.set()
-        await until(lambda: s.actor.lent.counts.episodes == 4)
+        await until(lambda: s.actor.tickets.counts.episodes == 4)
         s.stop.set()
         await running
         assert min(s.buffer.credits) >= 1
@@ -60,7 +60,7 @@ def test_a_put_is_sent_again_until_it_is_acknowledged(tmp_path: Path) -> None:
         s = Stage(tmp_path, [ticket()])
         s.buffer.silent = 2
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 1)
+        await until(lambda: s.actor.tickets.counts.episodes == 1)
         s.stop.set()
         await running
         assert len(s.buffer.stored) == len(s.acknowledged()) == 1
@@ -75,7 +75,7 @@ def test_only_what_is_stored_is_logged(tmp_path: Path, outcome: str, lines: int)
         s = Stage(tmp_path, [ticket(), ticket(1, kind="eval")])
         s.buffer.outcome = outcome
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 2)
+        await until(lambda: s.actor.tickets.counts.episodes == 2)
         s.stop.set()
         await running
         assert len(s.acknowledged()) == lines

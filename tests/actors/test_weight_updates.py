@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actors.weight_updates import Updates
+from asyncrl.actors.weight_updates import WeightUpdates
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 
 NEWER = WeightsVersion(0, 3, "d")
@@ -37,7 +37,7 @@ class FakeChannel:
 class FakeEngine:
     """Notes what it is asked, and finds damage where it is told to."""
 
-    held = (0, 1)
+    held_version = (0, 1)
 
     def __init__(self, damage_at: str) -> None:
         self.damage_at, self.asked = damage_at, list[str]()
@@ -55,7 +55,7 @@ class FakeEngine:
 
     async def load(self, weights: Any) -> None:
         await self._asked("load")
-        self.held = weights.id.order
+        self.held_version = weights.id.order
 
     async def resume(self) -> None:
         await self._asked("resume")
@@ -67,16 +67,16 @@ class FakeEngine:
 )
 def test_damaged_weights_are_left_and_the_next_look_tries_again(where: str, asked: list[str]) -> None:
     engine, channel = FakeEngine(where), FakeChannel(where == "open")
-    updates = Updates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
+    updates = WeightUpdates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
     assert asyncio.run(updates.look()) is False
     assert engine.asked == asked
-    assert engine.held == (0, 1)
+    assert engine.held_version == (0, 1)
     assert not updates.loading
     assert updates.count == 0
     assert channel.weights.closed == (where != "open"), "what was lent is given back"
     engine.damage_at, channel.damaged = "", False
     assert asyncio.run(updates.look()) is True
-    assert (engine.held, updates.count) == (NEWER.order, 1)
+    assert (engine.held_version, updates.count) == (NEWER.order, 1)
 
 
 def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,11 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
 
     async def load(weights: Any) -> None:
         loaded.append((weights, weights.closed))
-        engine.held = weights.id.order
+        engine.held_version = weights.id.order
 
     monkeypatch.setattr(engine, "load", load)
-    monkeypatch.setattr("asyncrl.actors.weight_updates.ANEW_S", -1.0)
-    assert asyncio.run(Updates(engine, Lender(False), recompute_kv=True).look()) is True  # type: ignore[arg-type]
+    monkeypatch.setattr("asyncrl.actors.weight_updates.REOPEN_S", -1.0)
+    assert asyncio.run(WeightUpdates(engine, Lender(False), recompute_kv=True).look()) is True  # type: ignore[arg-type]
     assert loaded == [(lent[1], False)]
     assert [weights.closed for weights in lent] == [True, True]
     assert engine.asked == ["check", "pause", "check", "resume"]
@@ -105,10 +105,10 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
 
 def test_what_is_opened_may_be_older_than_what_was_announced_and_is_left() -> None:
     engine, channel = FakeEngine(""), FakeChannel(False)
-    updates = Updates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
+    updates = WeightUpdates(engine, channel, recompute_kv=True)  # type: ignore[arg-type]
     assert asyncio.run(updates.look()) is True
     engine.asked.clear()
     channel.latest = lambda: WeightsVersion(0, 5, "d")  # type: ignore[method-assign]
     channel.weights = FakeWeights()
     assert asyncio.run(updates.look()) is False
-    assert (engine.asked, engine.held, channel.weights.closed) == ([], NEWER.order, True)
+    assert (engine.asked, engine.held_version, channel.weights.closed) == ([], NEWER.order, True)

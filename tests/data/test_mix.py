@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.mix import MixEnv
-from asyncrl.actors.episodes.episode import Progress
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.config import Config
@@ -62,7 +62,7 @@ def test_a_task_is_played_in_its_environment_with_its_reward_weight(sources: dic
 
     assert asyncio.run(play("a")) == (0.25, 0)
     assert asyncio.run(play("b")) == (1.0, 1)
-    with pytest.raises(ValueError, match=r"task 'c/1' is of 'c'; env.options.envs has a, b"):
+    with pytest.raises(ValueError, match=r"task 'c/1' is for 'c'; env.options.envs has a, b"):
         asyncio.run(MixEnv(**options).reset({"id": "c/1", "prompt": "", "env": "c"}))
 
 
@@ -139,10 +139,10 @@ def test_what_cannot_work_is_named(sources: dict[str, dict[str, Any]]) -> None:
         MixSource({"a": {"source": "jsonlines"}})
     for spec, said in (
         ({"name": "calc"}, r"envs\.x\.name: 'calc' is not a known name"),
-        ({"name": "verifiers"}, "an agent; a mix is of environments"),
+        ({"name": "verifiers"}, "an agent; a mix holds environments"),
         ({"name": "single_turn"}, r"envs\.x\.options\.score: .* needs it"),
         ({"nme": "lookup"}, "expected {name"),
-        ({"name": "lookup", "max_turn": 2}, "of max_turns, max_tokens, max_new_tokens, call_s what is its own"),
+        ({"name": "lookup", "max_turn": 2}, "any of max_turns, max_tokens, max_new_tokens, call_s"),
     ):
         with pytest.raises(ValueError, match=said):
             MixEnv.check({"envs": {"x": spec}})

@@ -229,10 +229,10 @@ def test_wrappers_compose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_fails_its_episode_when_its_score_does() -> None:
-    from asyncrl.actors.envs import ENVIRONMENTS
+    from asyncrl.actors.envs.single_turn import SingleTurnEnv
 
     async def episode(solution: str) -> Any:
-        env = ENVIRONMENTS["single_turn"]([{"name": f"{FILE}:compute_score", "weight": 2.0}])
+        env = SingleTurnEnv([{"name": f"{FILE}:compute_score", "weight": 2.0}])
         await env.reset(TASK)
         return await env.step({"role": "assistant", "content": solution, "tokens": 1})
 

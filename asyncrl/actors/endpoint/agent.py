@@ -1,4 +1,4 @@
-"""An episode played by an agent: it asks, the endpoint records, what it returns is the reward."""
+"""An episode played by an agent: it sends requests, the endpoint records them, its return value is the reward."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from types import ModuleType
 from typing import Any
 
 from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT
-from asyncrl.actors.endpoint.server import Endpoint
+from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs.agent import is_async, rewards_of
-from asyncrl.actors.episodes.environment_calls import contained
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress, Result, finished
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Task
 from asyncrl.trajectory import Ticket, Trajectory
 
 API_KEY = "asyncrl"
-"""Any text: the URL is the secret."""
+"""Any text, since the URL is the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What an agent gets as its client where the openai package is not installed."""
+    """The client that an agent gets where the openai package is not installed."""
 
     base_url: str
     api_key: str = API_KEY
 
 
 class Clients:
-    """One pool of connections for all episodes."""
+    """Clients of all episodes, with one pool of connections."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: of one request; the episode's own limits end it long before."""
+        """`timeout_s`: deadline of one request, far beyond the limits of the episode."""
         self._openai = _openai()
         self._async: Any = None
         self._sync: Any = None
         self._responses: dict[str, Any] = {}
         if self._openai is not None:
-            for name in ("httpx", "httpx2"):  # a line per request, with the episode's URL, which is its secret
+            for name in ("httpx", "httpx2"):  # they log every URL, which is the episode's secret
                 logging.getLogger(name).setLevel(logging.WARNING)
             options = {"base_url": "http://127.0.0.1/", "api_key": API_KEY, "timeout": timeout_s}
             kinds = _confirming(self._openai, self._responses)
@@ -61,12 +62,12 @@ class Clients:
             self._sync.close()
 
     def was_read(self, id: str) -> bool:
-        """Whether one of the clients read the whole body of that answer, and its request returned to the agent."""
+        """Whether one of the clients read the whole reply of that id, and its request returned to the agent."""
         response = self._responses.get(id)
         return response is not None and response.num_bytes_downloaded >= int(response.headers["content-length"])
 
     def forget(self, session: Session) -> None:
-        """Let go of what was noted of an episode that has ended."""
+        """Drop the records of an episode that has ended."""
         for id in session.transmissions():
             self._responses.pop(id, None)
 
@@ -78,12 +79,12 @@ class Clients:
 
 
 _REQUEST: ContextVar[list[str] | None] = ContextVar("request", default=None)
-"""Ids of the answers that the request under way has begun to read."""
+"""Ids of the replies that the current request has begun to read."""
 
 
 def _confirming(openai: Any, responses: dict[str, Any]) -> tuple[Any, Any]:
-    """openai's two clients, which keep in `responses` each answer that begins to arrive, by its id, and let go of those
-    whose request raised: it was cancelled, timed out, or asked again."""
+    """openai's two clients, which keep in `responses` each reply that begins to arrive, by its id, and drop those whose
+    request raised: it was cancelled, timed out, or repeated."""
 
     def begun(response: Any) -> None:
         if id := response.headers.get(ANSWER_ID):
@@ -140,11 +141,11 @@ class AgentPlayer:
     def __init__(
         self,
         agent: Callable[[Task, Any], Any],
-        endpoint: Endpoint,
+        endpoint: EndpointServer,
         clients: Clients,
         engine: Engine,
         renderer: Renderer,
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         actor: str,
         env_name: str,
@@ -156,10 +157,9 @@ class AgentPlayer:
     async def __call__(self, ticket: Ticket, progress: Progress) -> Trajectory:
         """Raises EpisodeFailed, and what the engine raises.
 
-        An agent that raises after it ran into a limit of the episode has not reached its goal: reward 0. Whatever else
-        it raises is a fault of the agent, never a reward.
+        An agent that raises after it exceeded a limit of the episode missed its goal: reward 0. Any other exception is
+        a failure of the agent, never a reward.
         """
-        start = progress.at
         session = Session(ticket, self._engine, self._renderer, self._limits, progress, self._clients.was_read)
         task = {**ticket.task, "episode": ticket.id.index}
         asynchronous = is_async(self._agent)
@@ -173,19 +173,19 @@ class AgentPlayer:
                 if session.broken.done():
                     session.broken.result()
                 reward, rewards = self._rewards(playing, session)
-                for _ in range(2):  # what became of the last connections is read by the loop
+                for _ in range(2):  # so that the event loop handles the last events of connections
                     await asyncio.sleep(0)
-                rows, answers = session.received()
+                rows, choices = session.received()
             finally:
                 playing.cancel()
                 self._clients.forget(session)
-                await session.calls.close()
+                await session.requests.close()
                 if not session.broken.cancel():
-                    session.broken.exception()  # seen, whether or not it was raised
+                    session.broken.exception()  # mark as retrieved
         if not len(rows):
-            raise EpisodeFailed("env_error", f"agent {self._env_name} ended without an answer of the policy")
-        result = Result(rows.freeze(), reward, rewards, {}, len(answers), session.stop_reason(answers))
-        return finished(ticket, result, progress, start, actor=self._actor, env_name=self._env_name)
+            raise EpisodeFailed("env_error", f"agent {self._env_name} ended without a reply of the policy")
+        result = EpisodeResult(rows.freeze(), reward, rewards, {}, len(choices), session.stop_reason(choices))
+        return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:
         name = f"agent {self._env_name}"

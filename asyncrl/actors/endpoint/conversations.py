@@ -1,8 +1,7 @@
-"""From the messages of a request to the ids to sample after, when nobody says which conversation goes on.
+"""Finds the prompt ids for a request's messages, since a request does not name the conversation that it continues.
 
-What the policy said is recognised by the messages before it and itself; behind it the sampled ids stand as they were
-sampled, and only the tail is rendered. Messages that were never said this way (an edited history, a summary) are
-rendered as a whole.
+A message of the policy is recognised by itself and the messages before it. Up to it the prompt consists of the ids as
+they were sampled, and only the tail is rendered. Other messages (an edited history, a summary) are rendered in full.
 """
 
 from __future__ import annotations
@@ -12,86 +11,86 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncrl.actors.endpoint.deduplication import Call
-from asyncrl.actors.endpoint.replies import Answer
+from asyncrl.actors.endpoint.deduplication import DistinctRequest
+from asyncrl.actors.endpoint.replies import Choice
 from asyncrl.actors.endpoint.requests import BadRequest, plain
-from asyncrl.actors.rendering.template import Renderer, ToolSchema, tell_prefix_break
+from asyncrl.actors.rendering.template import Renderer, ToolSchema, warn_of_prefix_break
 from asyncrl.data.base import Message
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Turn:
     ids: list[int]
     sampled: int
     closed: bool
-    calls: list[Call]
-    """Whose answers these are: one, or several that read the same."""
+    requests: list[DistinctRequest]
+    """The requests with this reply: one, or several whose replies read the same."""
 
 
 class Conversations:
-    """Of one episode: any number, beside each other and branching."""
+    """The conversations of one episode, any number of them, which may run in parallel and branch."""
 
     def __init__(self, renderer: Renderer) -> None:
         self.breaks = 0
-        """How often the template changed what stood before, so that a whole conversation was rendered anew."""
+        """How often the template changed earlier tokens, so that a whole conversation was rendered again."""
         self._renderer = renderer
-        self._said: dict[bytes, _Said] = {}
+        self._turns: dict[bytes, _Turn] = {}
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """The ids of `messages`, ending where the assistant speaks. Raises BadRequest if the template refuses them."""
         try:
-            return self._tail_of_what_was_said(messages, tools) or self._renderer.render_initial(messages, tools)
+            return self._continued(messages, tools) or self._renderer.render_initial(messages, tools)
         except Exception as error:  # a template may raise anything
             raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 
-    def said(
+    def record(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
         prompt: Sequence[int],
-        answer: Answer,
-        call: Call,
+        choice: Choice,
+        request: DistinctRequest,
     ) -> None:
-        """The policy answered `messages`, which are `prompt`, with `answer`, as one choice of `call`."""
-        sampled = answer.token_ids
+        """Record that the policy answered `messages`, rendered as `prompt`, with `choice`, one of `request`."""
+        sampled = choice.token_ids
         closed = len(sampled) > 0 and sampled[-1] in self._renderer.stop_token_ids
-        key = _keys([*messages, plain(answer.message)], tools)[-1]
-        known = self._said[key].calls if key in self._said else []
-        self._said[key] = _Said([*prompt, *sampled], len(sampled), closed, [*known, call])
+        key = _keys([*messages, plain(choice.message)], tools)[-1]
+        earlier = self._turns[key].requests if key in self._turns else []
+        self._turns[key] = _Turn([*prompt, *sampled], len(sampled), closed, [*earlier, request])
 
-    def _tail_of_what_was_said(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
+    def _continued(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
         keys = _keys(messages, tools)
         for key in keys:
-            if key in self._said:
-                _contains_one_of(self._said[key].calls)
+            if key in self._turns:
+                _mark_contained(self._turns[key].requests)
         for n in range(len(messages), 0, -1):
-            if (said := self._said.get(keys[n - 1])) is None:
+            if (turn := self._turns.get(keys[n - 1])) is None:
                 continue
             tail = self._renderer.render_tail(
-                messages[:n], messages[n:], tools, closed=said.closed, row=said.ids, sampled=said.sampled
+                messages[:n], messages[n:], tools, closed=turn.closed, row=turn.ids, sampled=turn.sampled
             )
             if tail is not None:
-                return said.ids + tail
+                return turn.ids + tail
             self.breaks += 1
-            tell_prefix_break(messages[n]["role"] if n < len(messages) else "assistant")
+            warn_of_prefix_break(messages[n]["role"] if n < len(messages) else "assistant")
             return None
         return None
 
 
-def _contains_one_of(calls: Sequence[Call]) -> None:
-    """A request contains an answer that reads as those of `calls` do. Unless one of them is known to be received, it is
-    one that is not known to be lost."""
-    if not any(call.certainly_received for call in calls):
-        next((call for call in calls if not call.certainly_lost), calls[-1]).contained = True
+def _mark_contained(requests: Sequence[DistinctRequest]) -> None:
+    """Mark one of `requests`, whose replies read the same, as contained in a later request, unless one of them is known
+    to be received; preferably one that is not known to be lost."""
+    if not any(request.certainly_received for request in requests):
+        next((request for request in requests if not request.certainly_lost), requests[-1]).contained = True
 
 
 def _keys(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[bytes]:
-    """One for each beginning of `messages`."""
+    """One key for each prefix of `messages`."""
     key = hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16)
     keys = []
     for message in messages:
-        # Most agents do not send back what the model thought.
-        told = {name: value for name, value in message.items() if name != "reasoning_content"}
-        key.update(json.dumps(told, sort_keys=True).encode() + b"\n")
+        # Most agents do not send the reasoning back.
+        hashed = {name: value for name, value in message.items() if name != "reasoning_content"}
+        key.update(json.dumps(hashed, sort_keys=True).encode() + b"\n")
         keys.append(key.copy().digest())
     return keys

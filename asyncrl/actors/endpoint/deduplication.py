@@ -1,7 +1,7 @@
-"""Which requests are one: an agent's client asks again when a connection broke, and must not be answered twice.
+"""Recognises repeated requests: a client asks again when its connection broke, and must not be answered twice.
 
-Two equal requests whose callers both listen are two (best of n). A request that takes the place of a caller who is gone
-or whose answer was lost, that says it is a retry, or that carries the same idempotency key, is the same request.
+Two equal requests whose callers both wait are two (best of n). A request is a repetition if the earlier caller is gone
+or its reply was lost, if it is marked as a retry, or if it carries the same idempotency key.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from asyncrl.actors.endpoint.delivery import Transmission, WasRead
 from asyncrl.actors.endpoint.replies import Reply
 
 
-class Call:
+class DistinctRequest:
     """One request, however often it is sent."""
 
     def __init__(self, task: asyncio.Task[Reply], was_read: WasRead) -> None:
         self.task = task
-        self.listeners = 0
+        self.callers = 0
         self.contained = False
-        """A later request of the agent contains the answer."""
+        """A later request of the agent contains the reply."""
         self.transmissions: list[Transmission] = []
         self._was_read = was_read
 
     @property
     def received(self) -> bool:
-        """The agent has the answer, as far as can be known."""
+        """Whether the agent has the reply, as far as the evidence goes."""
         return self.contained or any(t.received(self._was_read) for t in self.transmissions)
 
     @property
@@ -37,47 +37,47 @@ class Call:
 
     @property
     def certainly_lost(self) -> bool:
-        """It was answered, and no answer arrived."""
+        """Whether replies were sent and none arrived."""
         return bool(self.transmissions) and all(t.certainly_lost(self._was_read) for t in self.transmissions)
 
 
-class Calls:
+class DistinctRequests:
     """The requests of one episode."""
 
     def __init__(self, was_read: WasRead) -> None:
         self._was_read = was_read
-        self._by_body: dict[bytes, list[Call]] = {}
-        self._by_key: dict[str, Call] = {}
+        self._by_body: dict[bytes, list[DistinctRequest]] = {}
+        self._by_key: dict[str, DistinctRequest] = {}
 
     def open(
         self, body: bytes, key: str | None, *, retry: bool, work: Callable[[], Coroutine[Any, Any, Reply]]
-    ) -> Call:
-        """The call that answers this request: one that is known, or a new one that does `work`."""
+    ) -> DistinctRequest:
+        """The request that has this body: an earlier one, or a new one that does `work`."""
         digest = hashlib.blake2b(body, digest_size=16).digest()
-        call = self._by_key.get(key) if key else None
-        if call is None:
-            call = self._repeated(self._by_body.get(digest, ()), retry)
-        if call is None:
-            call = Call(asyncio.create_task(work()), self._was_read)
-            self._by_body.setdefault(digest, []).append(call)
+        request = self._by_key.get(key) if key else None
+        if request is None:
+            request = self._repeated(self._by_body.get(digest, ()), retry)
+        if request is None:
+            request = DistinctRequest(asyncio.create_task(work()), self._was_read)
+            self._by_body.setdefault(digest, []).append(request)
         if key:
-            self._by_key[key] = call
-        return call
+            self._by_key[key] = request
+        return request
 
     async def close(self) -> None:
-        tasks = [call.task for calls in self._by_body.values() for call in calls]
+        tasks = [request.task for requests in self._by_body.values() for request in requests]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _repeated(self, equal: Sequence[Call], retry: bool) -> Call | None:
+    def _repeated(self, equal: Sequence[DistinctRequest], retry: bool) -> DistinctRequest | None:
         """The one of `equal` requests that this one repeats."""
-        for call in equal:
+        for request in equal:
             # A client's retry may arrive before its broken connection is noticed.
-            if not call.transmissions and (retry or not call.listeners):
-                return call
-        answered = [call for call in equal if call.transmissions]
-        lost = [call for call in answered if call.certainly_lost and not call.contained]
+            if not request.transmissions and (retry or not request.callers):
+                return request
+        answered = [request for request in equal if request.transmissions]
+        lost = [request for request in answered if request.certainly_lost and not request.contained]
         if retry and not lost:
-            lost = [call for call in answered if not call.certainly_received]
+            lost = [request for request in answered if not request.certainly_received]
         return lost[-1] if lost else None

@@ -1,4 +1,4 @@
-"""What an agent is answered, in OpenAI's chat dialect and in vLLM's token dialect: plain data for JSON."""
+"""Replies to agents, in OpenAI's chat dialect and in vLLM's token dialect: plain data for JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from asyncrl.data.base import Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """One choice."""
+class Choice:
+    """One of the `n` outputs of a request."""
 
     generation: Generation
     message: Message
-    """As the agent reads it; empty in the token dialect."""
+    """The message that the agent reads; empty in the token dialect."""
     finish_reason: Literal["stop", "length"]
 
     @property
@@ -38,11 +38,11 @@ class Reply:
     """All choices of one request."""
 
     prompt: list[int]
-    answers: list[Answer]
+    choices: list[Choice]
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """The assistant's message as OpenAI sends it: arguments as a text, no content beside calls that stand alone."""
+    """The assistant's message in OpenAI's form: arguments as a text, content null if there are only calls."""
     calls = [
         {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or []
@@ -59,22 +59,22 @@ def _as_text(arguments: Any) -> str:
 def chat_json(
     body: ChatBody, head: dict[str, Any], reply: Reply, text: Callable[[Sequence[int]], str]
 ) -> dict[str, Any]:
-    """A `chat.completion`. `head`: its id, time, model and fingerprint; `text`: of single tokens."""
+    """A `chat.completion`. `head`: its id, time, model and fingerprint. `text`: decodes single tokens."""
     choices = []
-    for index, answer in enumerate(reply.answers):
-        choice = {
+    for index, choice in enumerate(reply.choices):
+        entry = {
             "index": index,
-            "message": message_json(answer.message),
-            "finish_reason": _finish_reason(answer),
-            "logprobs": _logprobs(answer, text) if body.logprobs else None,
+            "message": message_json(choice.message),
+            "finish_reason": _finish_reason(choice),
+            "logprobs": _logprobs(choice, text) if body.logprobs else None,
         }
-        choices.append(choice | ({"token_ids": answer.token_ids} if body.return_token_ids else {}))
+        choices.append(entry | ({"token_ids": choice.token_ids} if body.return_token_ids else {}))
     completion = head | {"object": "chat.completion", "choices": choices, "usage": _usage(reply)}
     return completion | ({"prompt_token_ids": reply.prompt} if body.return_token_ids else {})
 
 
 def chat_events(body: ChatBody, completion: dict[str, Any]) -> str:
-    """The same answer as server-sent events, for a client that streams."""
+    """The same completion as server-sent events, for a client that streams."""
     head = {name: completion[name] for name in ("id", "created", "model", "system_fingerprint")}
     head["object"] = "chat.completion.chunk"
     usage = body.stream_options is not None and body.stream_options.include_usage
@@ -98,22 +98,22 @@ def chat_events(body: ChatBody, completion: dict[str, Any]) -> str:
 
 
 def tokens_json(body: TokenBody, reply: Reply) -> dict[str, Any]:
-    """vLLM's answer: ids, logprobs, and the policy versions as spans of output tokens."""
+    """The reply in vLLM's form: ids, logprobs, and the policy versions as spans of output tokens."""
     choices = [
         {
             "index": index,
-            "token_ids": answer.token_ids,
-            "finish_reason": answer.finish_reason,
+            "token_ids": choice.token_ids,
+            "finish_reason": choice.finish_reason,
             "stop_reason": None,
             "logprobs": {
                 "content": [
                     {"token": f"token_id:{id}", "token_id": id, "logprob": logprob, "top_logprobs": []}
-                    for id, logprob in zip(answer.token_ids, answer.logprobs, strict=True)
+                    for id, logprob in zip(choice.token_ids, choice.logprobs, strict=True)
                 ]
             },
-            "weight_versions": _spans(answer.generation.versions.tolist()),
+            "weight_versions": _spans(choice.generation.versions.tolist()),
         }
-        for index, answer in enumerate(reply.answers)
+        for index, choice in enumerate(reply.choices)
     ]
     return {"request_id": body.request_id, "choices": choices, "usage": _usage(reply)}
 
@@ -122,13 +122,13 @@ def error_json(message: str, kind: str, param: str | None = None, code: str | No
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _finish_reason(answer: Answer) -> str:
-    return "tool_calls" if answer.finish_reason == "stop" and answer.message.get("tool_calls") else answer.finish_reason
+def _finish_reason(choice: Choice) -> str:
+    return "tool_calls" if choice.finish_reason == "stop" and choice.message.get("tool_calls") else choice.finish_reason
 
 
-def _logprobs(answer: Answer, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def _logprobs(choice: Choice, text: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     content = []
-    for id, logprob in zip(answer.token_ids, answer.logprobs, strict=True):
+    for id, logprob in zip(choice.token_ids, choice.logprobs, strict=True):
         token = text([id])
         content.append(
             {"token": token, "logprob": logprob, "bytes": list(token.encode(errors="replace")), "top_logprobs": []}
@@ -137,8 +137,8 @@ def _logprobs(answer: Answer, text: Callable[[Sequence[int]], str]) -> dict[str,
 
 
 def _usage(reply: Reply) -> dict[str, int]:
-    read, said = len(reply.prompt), sum(len(answer.token_ids) for answer in reply.answers)
-    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+    prompt, sampled = len(reply.prompt), sum(len(choice.token_ids) for choice in reply.choices)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def _spans(versions: Sequence[int]) -> list[dict[str, Any]]:

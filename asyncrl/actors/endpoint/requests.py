@@ -1,7 +1,7 @@
-"""What an agent asks, in OpenAI's chat dialect and in vLLM's token dialect.
+"""Requests of agents, in OpenAI's chat dialect and in vLLM's token dialect.
 
-What would have to be sampled in another way than the run samples is overruled where the answer means the same
-(temperature, top_p), and refused where it would not (penalties, a grammar, several candidates per token).
+Fields that ask for other sampling than the run's are overruled where the reply still means the same (temperature,
+top_p), and refused where it would not (penalties, a grammar, several candidates per token).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CHOICES = 64
 
 
 class BadRequest(Exception):
-    """Answered with an error in OpenAI's form, never retried by its client: 400, unless `status` says otherwise."""
+    """A request that gets an error in OpenAI's form, which clients do not retry."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -26,8 +26,8 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How a request wants to be sampled, within the run's own limits."""
+class RequestedSampling:
+    """The sampling that a request asks for, within the limits of the run."""
 
     n: int = 1
     max_new_tokens: int | None = None
@@ -72,16 +72,16 @@ class ChatBody(_Body):
     def _are_text(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [plain(message) for message in messages]
 
-    def wish(self) -> Wish:
+    def sampling(self) -> RequestedSampling:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         longest = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return Wish(self.n or 1, longest, tuple(s for s in stop if s), (), self.seed)
+        return RequestedSampling(self.n or 1, longest, tuple(s for s in stop if s), (), self.seed)
 
     def overruled(self, temperature: float, top_p: float) -> list[str]:
-        """Fields that ask for another sampling than the run's. A greedy ticket (`temperature` 0) says nothing about
-        that: the agent's may well be the one that the run trains at."""
-        asked = {"temperature": (self.temperature, temperature or self.temperature), "top_p": (self.top_p, top_p)}
-        return [name for name, (wanted, given) in asked.items() if wanted is not None and wanted != given]
+        """Fields that ask for other sampling than the run's. With a greedy ticket (`temperature` 0) any temperature is
+        accepted: it may be the one that the run trains at."""
+        fields = {"temperature": (self.temperature, temperature or self.temperature), "top_p": (self.top_p, top_p)}
+        return [name for name, (asked, used) in fields.items() if asked is not None and asked != used]
 
 
 class TokenSampling(_Body):
@@ -107,10 +107,10 @@ class TokenBody(_Body):
             raise ValueError("token_ids must not contain negative values")
         return ids
 
-    def wish(self) -> Wish:
+    def sampling(self) -> RequestedSampling:
         s = self.sampling_params
         stop = (s.stop,) if isinstance(s.stop, str) else tuple(s.stop or ())
-        return Wish(s.n, s.max_tokens, tuple(t for t in stop if t), tuple(s.stop_token_ids or ()), s.seed)
+        return RequestedSampling(s.n, s.max_tokens, tuple(t for t in stop if t), tuple(s.stop_token_ids or ()), s.seed)
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -127,7 +127,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "top_k": (0, -1),
 }
-"""Fields that change which tokens are likely, or need what no engine gives, and the values that do not."""
+"""Fields that change the sampling distribution, or need what no engine offers; with the values that are harmless."""
 
 
 def read_chat(body: bytes) -> ChatBody:
@@ -144,7 +144,7 @@ def read_tokens(body: bytes, vocabulary: int) -> TokenBody:
     if tokens.stream:
         raise BadRequest("the token endpoint does not stream: ask without `stream`", param="stream")
     if tokens.sampling_params.stop:
-        raise BadRequest("the token endpoint knows no text: use stop_token_ids", param="sampling_params.stop")
+        raise BadRequest("the token endpoint does not decode text: use stop_token_ids", param="sampling_params.stop")
     ends = tokens.sampling_params.stop_token_ids or []
     for name, ids in (("token_ids", tokens.token_ids), ("sampling_params.stop_token_ids", ends)):
         if wrong := [id for id in ids if not 0 <= id < vocabulary]:
@@ -175,9 +175,9 @@ def _read(kind: type[B], body: bytes) -> B:
 
 
 def plain(message: Any) -> Message:
-    """A message as templates want it: text content, arguments as a dict where they are one; unknown keys left out.
+    """A message in the form that chat templates expect: text content, arguments as a dict if possible, known keys only.
 
-    Raises ValueError for what no chat template of a language model takes.
+    Raises ValueError for what no chat template of a language model accepts.
 
     >>> plain({"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None})
     {'role': 'user', 'content': 'Hi'}
@@ -185,14 +185,14 @@ def plain(message: Any) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise ValueError(f"a message has role {role!r}; expected a text")
-    # OpenAI renamed it; no open model's template knows the new name.
-    found: Message = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    # `developer` is OpenAI's new name of `system`; no open model's template knows it.
+    copied: Message = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
-            found[name] = message[name]
+            copied[name] = message[name]
     if calls := message.get("tool_calls"):
-        found["tool_calls"] = [_plain_call(call) for call in calls]
-    return found
+        copied["tool_calls"] = [_plain_call(call) for call in calls]
+    return copied
 
 
 def _text(content: Any) -> str:

@@ -1,11 +1,11 @@
-"""An OpenAI-compatible endpoint on loopback, one base URL per episode: any agent can play.
+"""An OpenAI-compatible endpoint on loopback, with one base URL per episode, for any agent.
 
     POST /r/EPISODE/v1/chat/completions       tools, n, stop, seed, max_tokens, logprobs, stream
     GET  /r/EPISODE/v1/models
     POST /r/EPISODE/inference/v1/generate     vLLM's token dialect
 
-EPISODE cannot be guessed and is good as long as the episode lasts. While weights are swapped a request waits; it never
-fails for that. Errors have OpenAI's form.
+EPISODE cannot be guessed and is valid while the episode lasts. A request waits while weights are loaded; it never
+fails because of that. Errors have OpenAI's form.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from asyncrl.actors.endpoint.deduplication import Call
+from asyncrl.actors.endpoint.deduplication import DistinctRequest
 from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT, Connections, Transmission
 from asyncrl.actors.endpoint.replies import Reply, chat_events, chat_json, error_json, tokens_json
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, read_chat, read_tokens
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import EngineDied
-from asyncrl.actors.episodes.episode import EpisodeFailed
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 
 log = logging.getLogger(__name__)
 B = TypeVar("B", ChatBody, TokenBody)
@@ -44,17 +44,17 @@ HOST = "127.0.0.1"
 MAX_BODY_BYTES = 8 << 20
 START_S = 10.0
 IDLE_S = 120
-"""Longer than clients keep an idle connection (openai 5 s, Go 90 s), so that it is never the server that closes one
-under them; agents that make a client per episode leave one behind with each."""
+"""Longer than clients keep an idle connection (openai 5 s, Go 90 s), so that the server never closes a connection that
+a client is about to use. Agents that create a client per episode leave one connection behind with each."""
 GONE = 499
-"""The caller is gone: nobody reads this status."""
+"""Status for a caller that is gone and reads none."""
 
 
-class Endpoint:
+class EndpointServer:
     """Serves while the context is open."""
 
     def __init__(self, model: str, max_tokens: int) -> None:
-        """`model`: the id that `/v1/models` tells; `max_tokens`: of one row."""
+        """`model`: the id that `/v1/models` returns. `max_tokens`: the limit of one row."""
         self.app = Starlette(
             routes=[
                 Route("/r/{episode}/v1/chat/completions", self._chat, methods=["POST"]),
@@ -68,7 +68,7 @@ class Endpoint:
         self._overruled: set[str] = set()
         self._connections = Connections()
         self._socket = socket.socket()
-        self._server = _Server(
+        self._server = _UvicornServer(
             uvicorn.Config(
                 self.app, http=_watched(self._connections), ws="none", lifespan="off", log_level="warning",
                 access_log=False, proxy_headers=False,
@@ -77,7 +77,7 @@ class Endpoint:
         )  # fmt: skip
         self._serving: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Endpoint:
+    async def __aenter__(self) -> EndpointServer:
         self._socket.bind((HOST, 0))
         self._serving = asyncio.create_task(self._server.serve([self._socket]), name="endpoint")
         async with asyncio.timeout(START_S):
@@ -95,7 +95,7 @@ class Endpoint:
 
     @contextmanager
     def open(self, session: Session) -> Iterator[str]:
-        """The base URL of an episode, as long as the context is open."""
+        """The base URL of an episode, valid while the context is open."""
         episode = secrets.token_urlsafe(24)
         self._sessions[episode] = session
         try:
@@ -110,24 +110,25 @@ class Endpoint:
         raw = await _body(request)
         body = read_chat(raw)
         for name in body.overruled(session.temperature, session.limits.top_p):
-            self._tell(name, getattr(body, name))
-        call = await self._answered(request, session, raw, lambda: session.chat(body))
-        if call is None:
+            self._warn_overruled(name, getattr(body, name))
+        distinct = await self._finished(request, session, raw, lambda: session.chat(body))
+        if distinct is None:
             return Response(status_code=GONE)
-        reply = session.deliver(call, body)
-        completion = chat_json(body, self._head(call, body, reply), reply, session.renderer.decode)
+        reply = session.deliver(distinct, body)
+        completion = chat_json(body, self._head(distinct, body, reply), reply, session.renderer.decode)
         if body.stream:
-            return self._sent(request, call, Response(chat_events(body, completion), media_type="text/event-stream"))
-        return self._sent(request, call, _json(completion))
+            events = Response(chat_events(body, completion), media_type="text/event-stream")
+            return self._tracked(request, distinct, events)
+        return self._tracked(request, distinct, _json(completion))
 
     async def _tokens(self, request: Request) -> Response:
         session = self._session(request)
         raw = await _body(request)
         body = read_tokens(raw, session.renderer.vocabulary)
-        call = await self._answered(request, session, raw, lambda: session.tokens(body))
-        if call is None:
+        distinct = await self._finished(request, session, raw, lambda: session.tokens(body))
+        if distinct is None:
             return Response(status_code=GONE)
-        return self._sent(request, call, _json(tokens_json(body, session.deliver(call, body))))
+        return self._tracked(request, distinct, _json(tokens_json(body, session.deliver(distinct, body))))
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
@@ -142,32 +143,32 @@ class Endpoint:
         except KeyError:
             raise BadRequest("no such episode, or it is over", code="unknown_episode", status=404) from None
 
-    async def _answered(
+    async def _finished(
         self, request: Request, session: Session, raw: bytes, work: Callable[[], Coroutine[Any, Any, Reply]]
-    ) -> Call | None:
-        """The call of this request, done; None when its caller is gone before that."""
+    ) -> DistinctRequest | None:
+        """The request, once it is done; None if its caller is gone before."""
         retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         path = request.url.path.rpartition("/")[2].encode()
-        call = session.calls.open(path + raw, request.headers.get("idempotency-key"), retry=retry, work=work)
+        distinct = session.requests.open(path + raw, request.headers.get("idempotency-key"), retry=retry, work=work)
         gone = asyncio.create_task(_gone(request))
-        call.listeners += 1
+        distinct.callers += 1
         try:
-            await asyncio.wait([call.task, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([distinct.task, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            call.listeners -= 1
+            distinct.callers -= 1
             gone.cancel()
-        if not call.task.done():
+        if not distinct.task.done():
             return None
-        if call.task.cancelled():
+        if distinct.task.cancelled():
             raise BadRequest("the episode is over", code="unknown_episode", status=404)
-        if isinstance(error := call.task.exception(), EngineDied | EpisodeFailed):
-            raise BadRequest(f"the actor gives this episode up: {error}", code="given_up", status=503)
-        return call
+        if isinstance(error := distinct.task.exception(), EngineDied | EpisodeFailed):
+            raise BadRequest(f"the actor gives up this episode: {error}", code="given_up", status=503)
+        return distinct
 
-    def _sent(self, request: Request, call: Call, response: Response) -> Response:
-        """`response`, whose fate is noted: delivery.py says when it counts as received."""
+    def _tracked(self, request: Request, distinct: DistinctRequest, response: Response) -> Response:
+        """`response`, with its transmission tracked: delivery.py says when it counts as received."""
         transmission = Transmission(secrets.token_hex(8), OWN_CLIENT in request.headers)
-        call.transmissions.append(transmission)
+        distinct.transmissions.append(transmission)
         if request.client is not None:
             self._connections.sending((request.client.host, request.client.port), transmission)
         response.headers[ANSWER_ID] = transmission.id
@@ -178,31 +179,34 @@ class Endpoint:
         response.background = BackgroundTask(handed)
         return response
 
-    def _head(self, call: Call, body: ChatBody, reply: Reply) -> dict[str, Any]:
-        version = max((int(a.generation.versions.max(initial=0)) for a in reply.answers), default=0)
+    def _head(self, request: DistinctRequest, body: ChatBody, reply: Reply) -> dict[str, Any]:
+        version = max((int(choice.generation.versions.max(initial=0)) for choice in reply.choices), default=0)
         return {
-            "id": f"chatcmpl-{id(call):x}",
+            "id": f"chatcmpl-{id(request):x}",
             "created": int(time.time()),
             "model": body.model or self._model,
             "system_fingerprint": f"policy-version-{version}",
         }
 
-    def _tell(self, name: str, value: object) -> None:
+    def _warn_overruled(self, name: str, value: object) -> None:
         if name not in self._overruled:
             self._overruled.add(name)
             log.warning(
-                "an agent asks for %s %s: overruled, the run samples as actors.%s says (said once)", name, value, name
+                "an agent asks for %s %s: overruled, the run samples with actors.%s (this warning comes once)",
+                name,
+                value,
+                name,
             )
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the actor's
+        yield  # the actor handles signals
 
 
 def _watched(connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which tells `connections` what becomes of each."""
+    """uvicorn's protocol, which reports to `connections` when each is opened and closed."""
 
     class Watched(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -234,7 +238,7 @@ async def _gone(request: Request) -> None:
 
 
 def _json(content: dict[str, Any], status: int = 200) -> Response:
-    # Not starlette's JSONResponse: what a policy says may hold half a surrogate pair, which is no UTF-8.
+    # Not starlette's JSONResponse: the policy's text may hold half a surrogate pair, which is not UTF-8.
     return Response(json.dumps(content), status, media_type="application/json")
 
 

@@ -1,8 +1,8 @@
-"""One episode as the endpoint sees it: requests in, what was sampled kept as rows.
+"""One episode at the endpoint: requests in, rows of sampled tokens out.
 
-    request ──> prompt ids (conversations.py) ──> engine ──> answer ──received (delivery.py)──> rows (episodes/rows.py)
+    request ──> prompt ids (conversations.py) ──> engine ──> reply ──received (delivery.py)──> rows (episodes/rows.py)
 
-Only what the agent received is part of the episode, which is known for good at its end.
+Only replies that the agent received are part of the episode; which ones is known for certain only at its end.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
 from asyncrl.actors.endpoint.conversations import Conversations
-from asyncrl.actors.endpoint.deduplication import Call, Calls
+from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
 from asyncrl.actors.endpoint.delivery import WasRead
-from asyncrl.actors.endpoint.replies import Answer, Reply
-from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, Wish
+from asyncrl.actors.endpoint.replies import Choice, Reply
+from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress
-from asyncrl.actors.episodes.rows import Branches
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.rows import BranchingRows
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket
 
@@ -29,89 +30,85 @@ T = TypeVar("T")
 
 
 class Session:
-    """The requests of one episode, from its ticket's first to its end."""
+    """The requests of one episode, from the first to the end of its ticket."""
 
     def __init__(
         self,
         ticket: Ticket,
         engine: Engine,
         renderer: Renderer,
-        limits: Limits,
+        limits: EpisodeLimits,
         progress: Progress,
         was_read: WasRead = lambda id: False,
     ) -> None:
-        """`was_read`: of asyncrl's own client, whether it read a transmission; without one, every client is foreign."""
-        self.calls = Calls(was_read)
+        """`was_read`: whether asyncrl's own client read a transmission; without one, every client is foreign."""
+        self.requests = DistinctRequests(was_read)
         self.limit: StopReason | None = None
-        """The limit of the episode that a request ran into."""
+        """The limit of the episode that a request exceeded."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with what ends the episode, or the actor, from below."""
+        """Fails with the error of the engine that ends the episode, or the actor."""
         self.renderer, self.limits, self.temperature = renderer, limits, ticket.temperature
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
-        self._asked = self._running = self._named = 0
-        self._answered: list[tuple[Call, Reply]] = []
+        self._sampled = self._running = self._named = 0
+        self._answered: list[tuple[DistinctRequest, Reply]] = []
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
         prompt = self._conversations.prompt(body.messages, _tools(body))
-        answers = []
-        for generation in await self._sample(prompt, body.wish()):
-            answers.append(self._read(generation, body.wish().stop))
-        return Reply(prompt, answers)
+        asked = body.sampling()
+        return Reply(prompt, [self._choice(generation, asked.stop) for generation in await self._sample(prompt, asked)])
 
     async def tokens(self, body: TokenBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
-        for call, reply in self._answered:
-            if any(_begins(body.token_ids, [*reply.prompt, *answer.token_ids]) for answer in reply.answers):
-                call.contained = True
-        generations = await self._sample(body.token_ids, body.wish())
-        return Reply(
-            body.token_ids, [Answer(g, {}, "stop" if g.stop_reason == "stop" else "length") for g in generations]
-        )
+        for request, reply in self._answered:
+            if any(_begins(body.token_ids, [*reply.prompt, *choice.token_ids]) for choice in reply.choices):
+                request.contained = True
+        generations = await self._sample(body.token_ids, body.sampling())
+        return Reply(body.token_ids, [Choice(generation, {}, _finish_reason(generation)) for generation in generations])
 
-    def deliver(self, call: Call, body: ChatBody | TokenBody) -> Reply:
-        """The answer of a call that is done, on its way to the agent. Raises what the call raised."""
-        reply = call.task.result()
-        if any(known is call for known, _ in self._answered):
+    def deliver(self, request: DistinctRequest, body: ChatBody | TokenBody) -> Reply:
+        """The reply to a finished request, before it is sent. Raises what the request raised."""
+        reply = request.task.result()
+        if any(earlier is request for earlier, _ in self._answered):
             return reply
-        self._answered.append((call, reply))
+        self._answered.append((request, reply))
         if isinstance(body, ChatBody):
-            for answer in reply.answers:
-                self._conversations.said(body.messages, _tools(body), reply.prompt, answer, call)
+            for choice in reply.choices:
+                self._conversations.record(body.messages, _tools(body), reply.prompt, choice, request)
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
-    def received(self) -> tuple[Branches, list[Answer]]:
-        """The answers that the agent received by now, as rows and in the order in which they were given."""
-        rows, answers = Branches(), []
-        for call, reply in self._answered:
-            for answer in reply.answers if call.received else ():
-                rows.add(reply.prompt, answer.generation)
-                answers.append(answer)
-        return rows, answers
+    def received(self) -> tuple[BranchingRows, list[Choice]]:
+        """The choices that the agent has received by now, as rows, and in the order in which they were sent."""
+        rows, choices = BranchingRows(), []
+        for request, reply in self._answered:
+            for choice in reply.choices if request.received else ():
+                rows.add(reply.prompt, choice.generation)
+                choices.append(choice)
+        return rows, choices
 
     def transmissions(self) -> list[str]:
         """The ids of everything that was sent to the agent."""
-        return [sent.id for call, _ in self._answered for sent in call.transmissions]
+        return [sent.id for request, _ in self._answered for sent in request.transmissions]
 
-    def stop_reason(self, answers: Sequence[Answer]) -> StopReason:
-        """Why an episode ended in which the agent received `answers`."""
-        if self.limit is not None or not answers:
+    def stop_reason(self, choices: Sequence[Choice]) -> StopReason:
+        """The stop reason of an episode whose agent received `choices`."""
+        if self.limit is not None or not choices:
             return self.limit or "done"
-        return "done" if answers[-1].finish_reason == "stop" else "length"
+        return "done" if choices[-1].finish_reason == "stop" else "length"
 
-    async def _sample(self, prompt: Sequence[int], wish: Wish) -> list[Generation]:
-        if self._asked + wish.n > self.limits.max_turns:
+    async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[Generation]:
+        if self._sampled + asked.n > self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
-                f"the episode's env.max_turns is {self.limits.max_turns}, and {self._asked} answers were sampled",
+                f"the episode's env.max_turns is {self.limits.max_turns}, and {self._sampled} replies were sampled",
                 code="max_turns_exceeded",
             )
-        first, self._asked = self._asked, self._asked + wish.n
-        self._move(+1)
+        first, self._sampled = self._sampled, self._sampled + asked.n
+        self._count_running(+1)
         try:
-            return await _together([self._one(prompt, wish, first, k) for k in range(wish.n)])
+            return await _gather([self._one(prompt, asked, first + k, k) for k in range(asked.n)])
         except PromptTooLong as error:
             self.limit = "max_tokens"
             raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
@@ -120,39 +117,39 @@ class Session:
                 self.broken.set_exception(error)
             raise
         finally:
-            self._move(-1)
+            self._count_running(-1)
 
-    async def _one(self, prompt: Sequence[int], wish: Wish, first: int, k: int) -> Generation:
+    async def _one(self, prompt: Sequence[int], asked: RequestedSampling, number: int, k: int) -> Generation:
         t = self._ticket
         longest = self.limits.max_new_tokens
         sampling = Sampling(
-            max_new_tokens=longest if wish.max_new_tokens is None else min(longest, wish.max_new_tokens),
+            max_new_tokens=longest if asked.max_new_tokens is None else min(longest, asked.max_new_tokens),
             temperature=t.temperature,
-            stop_token_ids=tuple(dict.fromkeys((*self.renderer.stop_token_ids, *wish.stop_token_ids))),
-            seed=t.seed * 1_000_003 + first + k if wish.seed is None else _seed(t.seed, wish.seed, k, prompt),
+            stop_token_ids=tuple(dict.fromkeys((*self.renderer.stop_token_ids, *asked.stop_token_ids))),
+            seed=t.seed * 1_000_003 + number if asked.seed is None else _seed(t.seed, asked.seed, k, prompt),
             top_p=self.limits.top_p,
             top_k=self.limits.top_k,
         )
-        generation = await self._engine.generate(f"{t.id}-{t.attempt}/{first + k}", prompt, sampling)
+        generation = await self._engine.generate(f"{t.id}-{t.attempt}/{number}", prompt, sampling)
         self._progress.tokens += len(generation.token_ids)
         if generation.stop_reason == "abort":
-            raise EpisodeFailed("aborted", f"{t.id} in request {first + k}")
+            raise EpisodeFailed("aborted", f"{t.id} in request {number}")
         return generation
 
-    def _read(self, generation: Generation, stops: Sequence[str]) -> Answer:
-        """As an answer; where a stop string came, what was sampled behind it is cut off, as if it never had been."""
+    def _choice(self, generation: Generation, stops: Sequence[str]) -> Choice:
+        """The choice for a generation; everything after a stop string is cut off."""
         generation, hit = _cut(generation, stops, self.renderer)
         message = self.renderer.parse(generation.token_ids.tolist())
         if hit is not None:
             message["content"] = message["content"].partition(hit)[0]
         for index, call in enumerate(message.get("tool_calls") or []):
-            # Agents tell calls apart by their ids; of those that the model did not write each is made unique.
+            # Agents tell calls apart by their ids: ids that the model did not write are made unique.
             if call["id"] == f"call{index:05d}":
                 call["id"] = f"call{self._named:05d}"
                 self._named += 1
-        return Answer(generation, message, "stop" if hit is not None else _ended(generation))
+        return Choice(generation, message, "stop" if hit is not None else _finish_reason(generation))
 
-    def _move(self, by: int) -> None:
+    def _count_running(self, by: int) -> None:
         self._running += by
         self._progress.enter("generate" if self._running else "environment")
 
@@ -161,35 +158,35 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
     return [] if body.tool_choice == "none" else body.tools or []
 
 
-def _begins(ids: Sequence[int], other: Sequence[int]) -> bool:
-    return len(ids) >= len(other) and list(ids[: len(other)]) == list(other)
+def _begins(ids: Sequence[int], prefix: Sequence[int]) -> bool:
+    return len(ids) >= len(prefix) and list(ids[: len(prefix)]) == list(prefix)
 
 
 def _cut(generation: Generation, stops: Sequence[str], renderer: Renderer) -> tuple[Generation, str | None]:
-    """Up to the first token with which the text holds a stop string, and that string. Stopping there depends on the
-    tokens before alone, so what is left is distributed as if the engine had stopped."""
+    """The generation up to the first token with which the text holds a stop string, and that string. Stopping there
+    depends on the earlier tokens alone, so the rest is distributed as if the engine had stopped."""
     ids = generation.token_ids.tolist()
     if not stops or not any(stop in renderer.decode(ids) for stop in stops):
         return generation, None
-    # More tokens only add to a text: halving finds the first with a few decodings instead of one per token.
+    # More tokens only extend the text, so bisection needs a few decodings instead of one per token.
     n = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: any(stop in renderer.decode(ids[:n]) for stop in stops))
     text, g = renderer.decode(ids[:n]), generation
     hit = min((stop for stop in stops if stop in text), key=text.index)
     return Generation(g.token_ids[:n], g.logprobs[:n], g.versions[:n], g.stop_reason), hit
 
 
-def _ended(generation: Generation) -> Literal["stop", "length"]:
+def _finish_reason(generation: Generation) -> Literal["stop", "length"]:
     return "stop" if generation.stop_reason == "stop" else "length"
 
 
 def _seed(ticket: int, wanted: int, k: int, prompt: Sequence[int]) -> int:
-    """The same request gives the same answer within an episode, and another one in another episode of the group."""
+    """A seed: equal requests get equal replies within an episode, and other replies in other episodes of the group."""
     text = json.dumps([ticket, wanted, k, list(prompt)]).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, or the first exception; then nothing goes on."""
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results, or the first exception; then the others are cancelled."""
     tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
         return list(await asyncio.gather(*tasks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.config import Config
@@ -21,11 +20,10 @@ ENGINES: dict[str, str] = {
 
 def build_engine(config: Config) -> Engine:
     """The engine that `actors.engine` names, with `actors.engine_options`. Raises ConfigError."""
+    options = config.actors.engine_options
     try:
-        name = ENGINES.get(config.actors.engine, config.actors.engine)
-        build = resolve(name, dict.fromkeys(ENGINES), "actors.engine")
-        options = config.actors.engine_options
-        check_options(cast(Callable[..., Engine], build), options, "actors.engine_options", provided=("config",))
+        build: Callable[..., Engine] = resolve(config.actors.engine, ENGINES, "actors.engine")
+        check_options(build, options, "actors.engine_options", provided=("config",))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return cast(Callable[..., Engine], build)(config, **options)
+    return build(config, **options)

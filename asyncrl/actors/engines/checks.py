@@ -1,4 +1,4 @@
-"""Checks that every engine makes: of a request before it is taken, of weights before any parameter is overwritten."""
+"""Checks that every engine makes: of a request before it runs, of weights before any parameter is overwritten."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Fit:
-    """Whether weights suit one model. Of the same weights it is found out once: that reads every byte."""
+    """Checks that weights fit one model. The same weights are checked once, since that reads every byte."""
 
     def __init__(self, shapes: Shapes, optional: Collection[str]) -> None:
         self._shapes, self._optional = shapes, optional
-        self._known: tuple[Weights, dict[str, torch.Tensor]] | None = None
+        self._checked: tuple[Weights, dict[str, torch.Tensor]] | None = None
 
     def tensors(self, weights: Weights) -> dict[str, torch.Tensor]:
-        """Of `weights`, which fit. Raises WeightsMismatch."""
-        if self._known is None or self._known[0] is not weights:
-            self._known = None
+        """The tensors of `weights`. Raises WeightsMismatch if they do not fit."""
+        if self._checked is None or self._checked[0] is not weights:
+            self._checked = None
             tensors = dict(weights.tensors())
             check_fit(tensors, self._shapes, self._optional, str(weights.id))
-            self._known = weights, tensors
-        return self._known[1]
+            self._checked = weights, tensors
+        return self._checked[1]
 
     def shapes(self, weights: LeasedWeights) -> None:
-        """Of weights whose values another process compares. Raises WeightsMismatch."""
+        """Check shapes only, of weights whose values another process checks. Raises WeightsMismatch."""
         given = {entry.name: entry.shape for entry in weights.layout.entries}
         if problem := _misfit(given, self._shapes, self._optional):
             raise _mismatch(str(weights.id), problem)
 
     def forget(self) -> None:
-        """Let go of the weights."""
-        self._known = None
+        """Drop the reference to the weights."""
+        self._checked = None
 
 
 def check_fit(given: Mapping[str, torch.Tensor], shapes: Shapes, optional: Collection[str], id: str) -> None:
-    """Raises WeightsMismatch unless `given` has every tensor of `shapes` that is not `optional`, none besides, each of
-    the right shape and finite. `id` names the weights in the error."""
+    """Raises WeightsMismatch unless `given` has every tensor of `shapes` (`optional` ones may lack) and no other, each
+    finite and of the right shape. `id` names the weights in the error."""
     problem = _misfit({name: tuple(tensor.shape) for name, tensor in given.items()}, shapes, optional)
     for name, tensor in given.items() if not problem else ():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -90,18 +90,18 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 def prompt_of(
     request: str, prompt: Sequence[int], sampling: Sampling, *, vocab: int, room: int, running: Collection[str]
 ) -> Int32:
-    """[T] the prompt's ids. `room`: tokens of a row, prompt and answer; `running`: the requests under way.
+    """[T] the prompt's ids. `room`: tokens of a row, prompt and output together. `running`: the running requests.
 
     Raises PromptTooLong; raises ValueError for an out-of-vocabulary id, a zero token budget, or a duplicate request
     name.
     """
     ids = np.asarray(prompt, np.int32)
-    # A negative id is a large one without its sign.
+    # As an unsigned number, a negative id is large.
     if not len(ids) or ids.view(np.uint32).max() >= vocab:
         raise ValueError(f"request {request}: the prompt must hold token ids of 0..{vocab - 1} and not be empty")
     if len(ids) >= room:
         raise PromptTooLong(
-            f"request {request}: the prompt has {len(ids)} tokens, a row has at most {room} with the answer "
+            f"request {request}: the prompt has {len(ids)} tokens, a row at most {room} with the output "
             "(env.max_tokens): raise it or shorten the prompt"
         )
     if sampling.max_new_tokens < 1:

@@ -1,7 +1,7 @@
-"""What generates: token ids in; token ids, behaviour logprobs and a policy version per token out.
+"""The interface of engines: token ids in; token ids, behaviour logprobs and a policy version per token out.
 
-Requests keep running while weights change: `pause`, `load`, `resume` between two tokens. Text, messages and templates
-never come this far.
+Requests keep running while weights change: `pause`, `load`, `resume` between two tokens. Engines see no text, messages
+or templates.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ class PromptTooLong(ValueError):
 
 
 class WeightsMismatch(RunError):
-    """Weights that do not fit the engine's model; nothing was changed and the engine still serves."""
+    """The weights do not fit the engine's model; nothing was changed and the engine still serves."""
 
 
 class EngineDied(Exception):
-    """The engine cannot generate any more; every request that was running ends with this. The actor ends with it and is
-    started again."""
+    """The engine cannot generate any more. Every running request fails with this; the actor ends, and is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one request is sampled."""
+    """Sampling parameters of one request."""
 
     max_new_tokens: int
     temperature: float
@@ -40,35 +39,35 @@ class Sampling:
     stop_token_ids: tuple[int, ...]
     """Generation ends with the first of these; it is part of the output."""
     seed: int
-    """The k-th token depends on (seed, k) and the model alone, not on the requests beside it."""
+    """The k-th token depends on (seed, k) and the model alone, not on concurrent requests."""
     top_p: float = 1.0
     top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What one request produced. The three arrays have the same length N >= 0."""
+    """The output of one request. The three arrays have the same length N >= 0."""
 
     token_ids: Int32
-    """[N] the stop token included."""
+    """[N] including the stop token."""
     logprobs: Float32
     """[N] natural log of the probability with which the token was sampled, at the sampling temperature (at
     temperature 1 for greedy requests)."""
     versions: Int32
-    """[N] policy version whose weights sampled the token."""
+    """[N] the policy version that sampled each token."""
     stop_reason: Literal["stop", "length", "abort"]
 
 
 class Engine(Protocol):
-    """Many requests in flight, one event loop."""
+    """Serves many concurrent requests on one event loop."""
 
-    held: tuple[int, int]
+    held_version: tuple[int, int]
     """(branch, version) of the weights in use."""
 
     async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Ends every running request with EngineDied. Harmless when repeated."""
+        """End every running request with EngineDied. May be called again."""
         ...
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
@@ -79,22 +78,22 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request: str) -> None:
-        """Its `generate` returns what there is, with stop_reason `abort`. An unknown or finished request is ignored."""
+        """Make `generate` return the tokens so far, with stop_reason `abort`. Ignores unknown or finished ones."""
         ...
 
     async def check(self, weights: Weights) -> None:
-        """Whether `load` will take `weights`: everything that can be found out while the engine generates, so that the
-        pause is shorter. Raises WeightsMismatch."""
+        """Check `weights` as far as possible while the engine generates, so that the pause is shorter. Raises
+        WeightsMismatch."""
         ...
 
     async def pause(self, recompute_kv: bool) -> None:
-        """Returns when nothing is sampled any more. `recompute_kv`: whether a following `load` re-prefills running
-        sequences under the new weights (every later logprob is exactly the new policy's) or keeps their KV."""
+        """Returns when sampling has stopped. `recompute_kv`: whether the next `load` re-prefills running sequences with
+        the new weights (every later logprob is exactly the new policy's) or keeps their KV."""
         ...
 
     async def load(self, weights: Weights) -> None:
-        """Take over `weights`, in place, while paused. Raises WeightsMismatch before anything is changed, also without
-        a `check` before."""
+        """Load `weights`, in place, while paused. Raises WeightsMismatch before anything is changed, even without an
+        earlier `check`."""
         ...
 
     async def resume(self) -> None: ...

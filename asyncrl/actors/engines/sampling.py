@@ -1,4 +1,4 @@
-"""From logits to one sampled token per row, with noise that depends on (seed, position) and on nothing else."""
+"""Samples one token per row of logits, with noise that depends on (seed, position) only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 Float64 = npt.NDArray[np.float64]
 LARGE, BLOCK = 4096, 64
-"""A vocabulary from LARGE on is searched in blocks of BLOCK tokens."""
+"""A vocabulary of LARGE tokens or more is searched in blocks of BLOCK tokens."""
 
 
 def uniforms(seed: int, count: int) -> Float64:
@@ -21,7 +21,7 @@ def uniforms(seed: int, count: int) -> Float64:
 
 
 class _Keyed(threading.local):
-    """A generator per thread, keyed anew for each request: one that is made asks the system for entropy, for 20 us."""
+    """A generator per thread, keyed again for each request: creating one takes 20 us, to read the system's entropy."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
@@ -57,7 +57,7 @@ def sample(
 def _search(weights: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """weights [B, V] >= 0. Returns the tokens [B, 1] that `noise` falls on, and the sums of weights [B, 1] float64.
 
-    In a large vocabulary first the block of tokens is found, then the token in it: a fifth of the time.
+    In a large vocabulary the search finds a block of tokens first, then the token in it: a fifth of the time.
     """
     if weights.shape[-1] < LARGE:
         cumulative = weights.cumsum(-1, dtype=torch.float64)

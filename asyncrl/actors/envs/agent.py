@@ -1,9 +1,9 @@
-"""An agent in the place of an environment: a function that plays a whole episode over an OpenAI client.
+"""Agents, which take the place of an environment: functions that play a whole episode over an OpenAI client.
 
     async def agent(task, client) -> float: ...
 
-It asks the policy through `client` as often as it likes and returns the reward: a number, or numbers by name, whose
-sum is trained on. A plain function runs in a thread.
+An agent calls the policy through `client` as often as it likes and returns the reward: a number, or numbers by name,
+whose sum is the reward. A plain function runs in a thread.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def is_agent(found: Any) -> bool:
+def is_agent(named: Any) -> bool:
     """Whether what `env.name` names is an agent: a coroutine function, or a function of `task` and `client`.
 
     >>> def agent(task, client): ...
     >>> is_agent(agent), is_agent(dict)
     (True, False)
     """
-    if inspect.isclass(found) or not callable(found):
+    if inspect.isclass(named) or not callable(named):
         return False
-    return inspect.iscoroutinefunction(found) or _first_two(found) == ("task", "client")
+    return inspect.iscoroutinefunction(named) or _first_two(named) == ("task", "client")
 
 
-def provided_by_actor(found: Any) -> tuple[str, ...]:
+def provided_by_actor(named: Any) -> tuple[str, ...]:
     """The parameters that the actor passes itself; the rest come from `env.options`."""
-    return _first_two(found) if is_agent(found) else ()
+    return _first_two(named) if is_agent(named) else ()
 
 
 def is_async(agent: Any) -> bool:
@@ -38,7 +38,7 @@ def is_async(agent: Any) -> bool:
 
 
 def rewards_of(result: Any) -> tuple[float, dict[str, float]]:
-    """(what is trained on, its parts by name). Raises TypeError on anything but finite numbers.
+    """(the reward, its parts by name). Raises TypeError for anything but finite numbers.
 
     >>> rewards_of({"right": 1.0, "short": 0.5})
     (1.5, {'right': 1.0, 'short': 0.5})
@@ -50,8 +50,8 @@ def rewards_of(result: Any) -> tuple[float, dict[str, float]]:
     return float(sum(numbers)), {str(name): float(value) for name, value in parts.items()}
 
 
-def _first_two(found: Any) -> tuple[str, ...]:
+def _first_two(function: Any) -> tuple[str, ...]:
     try:
-        return tuple(inspect.signature(found).parameters)[:2]
-    except (TypeError, ValueError):  # a callable of C has no signature
+        return tuple(inspect.signature(function).parameters)[:2]
+    except (TypeError, ValueError):  # a callable written in C has no signature
         return ()

@@ -1,4 +1,4 @@
-"""A calculator as a tool, which evaluates arithmetic and nothing else, and the smallest environment around it."""
+"""A calculator as a tool, which evaluates arithmetic and nothing else, and an environment with this tool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
@@ -49,11 +49,11 @@ def _value(node: ast.expr) -> float:
     raise ValueError(f"not arithmetic: {type(node).__name__}")
 
 
-class CalculatorEnv(ToolEnv):
+class CalculatorEnv(ToolEnvironment):
     """The policy may call `calculate` as often as it has turns; its final text is scored."""
 
     def __init__(
         self, score: ScoreSpec = "exact_match", *, max_turns: int | None = None, tool_timeout_s: float = 30.0
     ) -> None:
-        """As in `tools`."""
+        """The arguments are those of ToolEnvironment."""
         super().__init__((calculate,), score, max_turns=max_turns, tool_timeout_s=tool_timeout_s)

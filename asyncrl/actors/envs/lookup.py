@@ -9,11 +9,11 @@ import random
 from asyncrl.actors.envs.calculator import calculate
 from asyncrl.actors.envs.protocol import Message, Task
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.errors import ConfigError
 
 
-class LookupEnv(ToolEnv):
+class LookupEnv(ToolEnvironment):
     """Reward 1 when the final text is exactly the task's answer, else 0."""
 
     def __init__(
@@ -21,11 +21,11 @@ class LookupEnv(ToolEnv):
     ) -> None:
         """
         Args:
-            max_turns: as in `tools`.
-            tool_latency_s: how long each tool call takes: seconds, or `lognormal:mean,sigma` for a long tail (`mean` in
+            max_turns: as in ToolEnvironment.
+            tool_latency_s: duration of each tool call: seconds, or `lognormal:mean,sigma` for a long tail (`mean` in
                 seconds; drawn per call, seeded by the task and the episode's index in its group).
             tool_timeout_s: deadline of one call.
-        Raises ConfigError on a `tool_latency_s` of another form.
+        Raises ConfigError for a `tool_latency_s` of another form.
         """
         super().__init__((self.lookup, self.calculate), max_turns=max_turns, tool_timeout_s=tool_timeout_s)
         self._latency = _parse_latency(tool_latency_s)

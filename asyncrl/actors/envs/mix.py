@@ -1,32 +1,31 @@
-"""Several environments as one: each task is played in that of its source (`data.source: mix`)."""
+"""Several environments as one: each task is played in the environment of its source (`data.source: mix`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
-from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Env, Environment, Message, Task, Turn
 from asyncrl.config.mix_rules import LIMITS
 from asyncrl.plugins import check_options, resolve
 
 _FIELDS = {"name", "options", "reward_weight"}
 
 
-class MixEnv:
-    """Plays a task in the environment that its `env` names, and is counted under that name in every metric."""
-
-    tools: Sequence[Tool] = ()
+class MixEnv(Environment):
+    """Plays a task in the environment that its `env` names. Metrics count the episode under that name."""
 
     def __init__(self, envs: dict[str, dict[str, Any]]) -> None:
         """
         Args:
             envs: by the name of their source in `data.options.sources`: `{name, options}`, as `env.name` and
-                `env.options`; `reward_weight`, by which what is earned there is multiplied, 1 if not set; and limits of
-                their own: `max_turns`, `max_tokens`, `max_new_tokens`, `call_s`.
+                `env.options`; `reward_weight`, a factor of their rewards, 1 if not set; and their own limits:
+                `max_turns`, `max_tokens`, `max_new_tokens`, `call_s`.
         """
         self._envs = envs
         self._weight = 1.0
@@ -34,24 +33,24 @@ class MixEnv:
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Every environment by its own checks. Raises ValueError."""
+        """Check every environment of the mix. Raises ValueError."""
         for name, spec in options.get("envs", {}).items():
             field = f"env.options.envs.{name}"
             if not isinstance(spec, Mapping) or "name" not in spec or set(spec) - _FIELDS - set(LIMITS):
                 raise ValueError(
-                    f"{field} is {spec!r}; expected {{name: ..., options: ..., reward_weight: ...}}, and of "
-                    f"{', '.join(LIMITS)} what is its own"
+                    f"{field} is {spec!r}; expected {{name: ..., options: ..., reward_weight: ...}}, and any of "
+                    f"{', '.join(LIMITS)}"
                 )
             weight = spec.get("reward_weight", 1.0)
             if not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"{field}.reward_weight is {weight!r}; expected a finite number")
-            made, inner = _maker(spec, field), spec.get("options", {})
-            if is_agent(made):
+            make, inner = _maker(spec, field), spec.get("options", {})
+            if is_agent(make):
                 raise ValueError(
-                    f"{field}.name is {spec['name']!r}, an agent; a mix is of environments. Train it alone."
+                    f"{field}.name is {spec['name']!r}, an agent; a mix holds environments only. Train it alone."
                 )
-            check_options(made, inner, f"{field}.options")
-            if callable(check := getattr(made, "check", None)):
+            check_options(make, inner, f"{field}.options")
+            if callable(check := getattr(make, "check", None)):
                 try:
                     check(inner)
                 except ValueError as error:
@@ -59,23 +58,23 @@ class MixEnv:
 
     @staticmethod
     def name_of(task: Task) -> str:
-        """What the episode of `task` is counted under."""
+        """The name that metrics count the episode of `task` under."""
         return str(task.get("env", "mix"))
 
     @staticmethod
     def limits(options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """The limits that each environment has of its own."""
+        """The limits that each environment sets for itself."""
         return {
             name: {limit: spec[limit] for limit in LIMITS if limit in spec}
             for name, spec in options.get("envs", {}).items()
         }
 
     async def reset(self, task: Task) -> list[Message]:
-        """Raises ValueError for a task of a source that no environment is given for."""
+        """Raises ValueError for a task of a source without an environment."""
         spec = self._envs.get(self.name_of(task))
         if spec is None:
             raise ValueError(
-                f"task {task['id']!r} is of {task.get('env')!r}; env.options.envs has {', '.join(self._envs)}: add it"
+                f"task {task['id']!r} is for {task.get('env')!r}; env.options.envs has {', '.join(self._envs)}: add it"
             )
         self._env = functools.partial(_maker(spec, "env.options.envs"), **spec.get("options", {}))()
         self._weight = float(spec.get("reward_weight", 1.0))
@@ -94,6 +93,5 @@ class MixEnv:
 
 
 def _maker(spec: Mapping[str, Any], field: str) -> Callable[..., Env]:
-    from asyncrl.actors.envs import ENVIRONMENTS
-
-    return resolve(spec["name"], ENVIRONMENTS, f"{field}.name")
+    make: Callable[..., Env] = resolve(spec["name"], ENVIRONMENTS, f"{field}.name")
+    return make

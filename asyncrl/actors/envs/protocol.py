@@ -1,4 +1,4 @@
-"""The native environment protocol: messages in, messages and reward out. Token ids never come this far.
+"""The interface of environments: messages in, messages and reward out. They see no token ids.
 
 The episode loop (`asyncrl/actors/episodes/episode.py`) owns everything token-shaped: budgets, stop reasons, masks,
 versions. An environment sees one assistant message at a time and answers with the messages that follow it.
@@ -6,6 +6,7 @@ versions. An environment sees one assistant message at a time and answers with t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,19 +14,19 @@ from typing import Protocol
 from asyncrl.actors.envs.tool import Tool
 from asyncrl.data.base import Message, Task
 
-__all__ = ["Env", "EnvFailed", "Message", "Task", "Tool", "Turn"]
+__all__ = ["Env", "EnvFailed", "Environment", "Message", "Task", "Tool", "Turn"]
 
 
 class EnvFailed(Exception):
-    """What went wrong in an environment, in words that need no type before them."""
+    """An environment's failure, described by a complete message: the type of the exception is not shown with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """An environment's answer to one assistant message."""
+    """An environment's answer to one assistant message: `Turn(reward=1.0, done=True)`, `Turn(messages=[...])`."""
 
     messages: list[Message] = field(default_factory=list)
-    """What the policy reads next, e.g. tool results. Empty is allowed only with `done`."""
+    """The messages that the policy reads next, e.g. tool results. May be empty only with `done`."""
     reward: float = 0.0
     """Added to the trajectory's reward."""
     done: bool = False
@@ -33,28 +34,42 @@ class Turn:
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers to look at, e.g. `success`. The last value of a name in an episode counts."""
     rewards: dict[str, float] = field(default_factory=dict)
-    """The parts of `reward` by name, for the record; they need not sum to it (weights are the environment's affair)."""
+    """The parts of `reward` by name, for the record; they need not sum to it: the environment may weight them."""
 
 
 class Env(Protocol):
-    """One instance plays one episode and is never used again.
+    """The interface that the episode loop calls. One instance plays one episode and is never used again.
 
-    Whatever it raises, or a deadline it misses, costs that episode only: it is recorded as `env_error`, never as
-    reward 0.
+    An exception, or a missed deadline, costs that episode only: it is recorded as `env_error`, never as reward 0.
     """
 
     tools: Sequence[Tool]
-    """What the policy may call; rendered into the prompt. Final once `reset` has returned."""
+    """The tools of the policy, rendered into the prompt. Final once `reset` has returned."""
 
     async def reset(self, task: Task) -> list[Message]:
         """Begin the episode of `task`; returns the conversation's first messages."""
         ...
 
     async def step(self, message: Message) -> Turn:
-        """Answer one assistant message: `content`, `tool_calls` if it makes any, `tokens` sampled for it, and `last`:
-        `env.max_turns` lets the policy say no more."""
+        """Answer one assistant message: `content`, `tool_calls` if it makes any, `tokens` (how many were sampled for
+        it), and `last` (whether it is the last that `env.max_turns` allows)."""
         ...
 
     async def close(self) -> None:
-        """Give back what the episode holds. Called once, also after an error."""
+        """Free what the episode holds. Called once, also after an error."""
         ...
+
+
+class Environment(ABC):
+    """Base class of environments: an `Env` for which `reset` and `step` are enough."""
+
+    tools: Sequence[Tool] = ()
+
+    @abstractmethod
+    async def reset(self, task: Task) -> list[Message]: ...
+
+    @abstractmethod
+    async def step(self, message: Message) -> Turn: ...
+
+    async def close(self) -> None:
+        return None

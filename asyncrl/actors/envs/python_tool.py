@@ -1,17 +1,17 @@
-"""An agent that may run Python in the sandbox, and is scored for its final text."""
+"""An environment whose policy may run Python in the sandbox; its final text is scored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
 from asyncrl.rewards.sandbox import Run, SandboxFailed, open_sandbox
 
 
-class PythonToolEnv(ToolEnv):
-    """Each call of `python` is a fresh process: nothing stays from one to the next."""
+class PythonToolEnv(ToolEnvironment):
+    """Each call of `python` is a new process: nothing is kept between calls."""
 
     def __init__(
         self,
@@ -24,12 +24,12 @@ class PythonToolEnv(ToolEnv):
     ) -> None:
         """
         Args:
-            score, max_turns, max_tool_chars: as in `tools`.
+            score, max_turns, max_tool_chars: as in ToolEnvironment.
             sandbox: `{url: ...}` of a SandboxFusion service or `asyncrl sandbox`, or options of the local sandbox.
-            timeout_s: of one run.
+            timeout_s: deadline of one run.
         """
         self._sandbox, self._timeout_s = open_sandbox(sandbox), timeout_s
-        # A call may wait for its turn in the sandbox: only a sandbox that hangs runs into this deadline.
+        # A call may wait for its turn in the sandbox; only a sandbox that hangs exceeds this deadline.
         super().__init__(
             (self.python,),
             score,
@@ -41,7 +41,7 @@ class PythonToolEnv(ToolEnv):
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
         """Raises ValueError for a score or a sandbox that cannot work."""
-        ToolEnv.check(options)
+        ToolEnvironment.check(options)
         open_sandbox(options.get("sandbox"))
 
     async def python(self, code: str) -> str:
@@ -53,7 +53,7 @@ class PythonToolEnv(ToolEnv):
         result = await self._sandbox.run(Run(code, run_timeout=self._timeout_s))
         if result.status == "SandboxError" or result.run is None:
             raise SandboxFailed(result.message)
-        said = result.run.stdout + (f"\n{result.run.stderr[-1500:]}" if result.run.stderr else "")
+        output = result.run.stdout + (f"\n{result.run.stderr[-1500:]}" if result.run.stderr else "")
         if result.status == "Failed":
-            said += f"\n[{result.message}]"
-        return said.strip() or "[nothing was printed]"
+            output += f"\n[{result.message}]"
+        return output.strip() or "[nothing was printed]"

@@ -1,29 +1,27 @@
-"""One question, one answer, one score."""
+"""One question, one assistant message, one score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn
 from asyncrl.data.base import prompt_messages
 from asyncrl.rewards import ScoreSpec, build, run_score
 from asyncrl.rewards import check as check_spec
 
 
-class SingleTurnEnv:
-    """The task's prompt, then the assistant's text goes to `score`."""
-
-    tools: Sequence[Tool] = ()
+class SingleTurnEnv(Environment):
+    """Gives the task's prompt and scores the assistant's text."""
 
     def __init__(self, score: ScoreSpec) -> None:
-        """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights: docs/rewards.md."""
+        """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights (docs/rewards.md)."""
         self._score = build(score, "env.options.score")
         self._task: Task = {}
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Refuses a score that cannot work, before anything runs. Raises ValueError."""
+        """Check the score before anything runs. Raises ValueError."""
         check_score(options)
 
     async def reset(self, task: Task) -> list[Message]:
@@ -31,16 +29,13 @@ class SingleTurnEnv:
         return prompt_messages(task)
 
     async def step(self, message: Message) -> Turn:
-        found = await run_score(self._score, self._task, message.get("content") or "", message.get("tokens"))
-        rewards = dict(found.parts) or {"score": found.value}
-        return Turn(reward=found.value, done=True, metrics=dict(found.metrics), rewards=rewards)
-
-    async def close(self) -> None:
-        return None
+        scored = await run_score(self._score, self._task, message.get("content") or "", message.get("tokens"))
+        rewards = dict(scored.parts) or {"score": scored.value}
+        return Turn(reward=scored.value, done=True, metrics=dict(scored.metrics), rewards=rewards)
 
 
 def check_score(options: Mapping[str, Any]) -> None:
-    """`env.options.score`, where it is given as data. Raises ValueError."""
+    """Check `env.options.score` where it is given as data. Raises ValueError."""
     score = options.get("score")
     if isinstance(score, str | dict | list):
         check_spec(score, "env.options.score")

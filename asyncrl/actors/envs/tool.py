@@ -1,4 +1,4 @@
-"""A tool: a name, a JSON schema and something to call. Any Python function with type hints and a docstring is one."""
+"""Tools: a name, a JSON schema and a callable. Any Python function with type hints and a docstring can be a tool."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 
 class ToolError(Exception):
-    """Raised by a tool to tell the policy, in words, that the call was wrong. The episode goes on.
+    """Raised by a tool to tell the policy that its call was wrong. The episode continues.
 
-    Anything else that a tool raises is a fault of the tool, not of the policy, and ends the episode as `env_error`.
+    Any other exception is a failure of the tool, not of the policy, and ends the episode as `env_error`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A callable that the policy may use."""
+    """A callable for the policy."""
 
     name: str
     schema: dict[str, Any]
     """OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
     call: Callable[..., Any]
-    """Sync (run in a thread) or async; takes the arguments by keyword."""
+    """A function, run in a thread, or a coroutine function; takes the arguments by keyword."""
     arguments: type[BaseModel] | None = None
-    """Checks and converts the arguments before the call; None: handed over as they came."""
+    """Checks and converts the arguments before the call; None: they are passed unchanged."""
 
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> Tool:
-        """Schema from the signature and the docstring (Google style `Args:` give each parameter's description).
+        """A tool with a schema from the signature and the docstring (Google style `Args:` describe the parameters).
 
         >>> def add(a: int, b: int = 1) -> int:
         ...     '''Add two numbers.
@@ -46,12 +46,12 @@ class Tool:
         >>> Tool.from_function(add).schema["function"]["parameters"]["required"]
         ['a']
         """
-        # A bound method is a new object each time it is looked up; its function is not, and one schema serves all.
+        # Every access to a bound method creates an object; its function is the same, and so shares one schema.
         schema, arguments = _describe(getattr(function, "__func__", function))
         return cls(schema["function"]["name"], schema, function, arguments)
 
     async def __call__(self, arguments: dict[str, Any]) -> str:
-        """Call with `arguments`; the result as text. Raises ToolError when they do not fit the schema."""
+        """The result of a call as text. Raises ToolError when the arguments do not fit the schema."""
         if self.arguments is not None:
             try:
                 checked = self.arguments.model_validate(arguments)
@@ -85,7 +85,9 @@ def _describe(function: Callable[..., Any]) -> tuple[dict[str, Any], type[BaseMo
         if parameter.name in ("self", "cls"):
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise TypeError(f"tool {name}: parameter {parameter} has no name in JSON; make it a plain named parameter")
+            raise TypeError(
+                f"tool {name}: parameter {parameter} cannot be passed by name; make it a plain named parameter"
+            )
         if parameter.name not in hints:
             raise TypeError(f"tool {name}: parameter {parameter.name} has no type hint; add one, e.g. `str`")
         default = ... if parameter.default is parameter.empty else parameter.default

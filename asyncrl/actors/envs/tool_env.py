@@ -1,12 +1,13 @@
-"""An agent with tools: calls are executed until the assistant answers without one; the answer is scored."""
+"""An environment with tools: it executes calls until the assistant answers without one, and scores that answer."""
 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actors.envs.protocol import Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Tool, Turn
 from asyncrl.actors.envs.single_turn import check_score
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.rendering.tool_calls import arguments_of
@@ -18,12 +19,12 @@ ToolLike = Tool | Callable[..., Any] | str
 """A tool, a function with type hints and a docstring, or the import path of either."""
 
 
-class ToolEnv:
-    """Executes an assistant message's tool calls concurrently and scores the first message that makes none.
+class ToolEnvironment(Environment):
+    """Executes an assistant message's tool calls concurrently and scores the first message without calls.
 
-    What the policy did wrong (an unknown tool, arguments that do not fit, a ToolError) comes back to it as a tool
-    message. What a tool did wrong (any other exception, no answer within `tool_timeout_s`) ends the episode as
-    `env_error`: an outage must not teach the policy that its call was bad.
+    Errors of the policy (an unknown tool, arguments that do not fit, a ToolError) are returned to it as a tool message.
+    Failures of a tool (any other exception, no answer within `tool_timeout_s`) end the episode as `env_error`: an
+    outage must not teach the policy that its call was bad.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class ToolEnv:
     ) -> None:
         """
         Args:
-            tools: what the policy may call.
-            score: a name, an import path, or several with weights (docs/rewards.md); given the last message's text.
-            max_turns: assistant messages, where that is fewer than `env.max_turns`. The last one that either allows is
-                scored even if it calls tools (metric `max_turns` is 1).
+            tools: the tools of the policy.
+            score: a name, an import path, or several with weights (docs/rewards.md); scores the last message's text.
+            max_turns: number of assistant messages, if fewer than `env.max_turns`. The last message that both limits
+                allow is scored even if it calls tools (metric `max_turns` is 1).
             tool_timeout_s: deadline of one call.
-            max_tool_chars: a longer result is cut, and says so.
+            max_tool_chars: a longer result is cut, with a note.
         """
         self.tools: Sequence[Tool] = tuple(as_tool(tool) for tool in tools)
         self._score: Score | None = None if score is None else build(score, "env.options.score")
@@ -52,11 +53,11 @@ class ToolEnv:
         self._turns = 0
         self.task: Task = {}
         self.tokens: int | None = None
-        """Of the assistant message that is being answered, as the policy sampled it."""
+        """Number of tokens sampled for the current assistant message."""
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Refuses tools and a score that cannot work, before anything runs. Raises ValueError."""
+        """Check the tools and the score before anything runs. Raises ValueError."""
         check_score(options)
         for tool in options.get("tools", ()):
             as_tool(tool)
@@ -72,20 +73,19 @@ class ToolEnv:
         last = message.get("last", False) or self._turns == self._max_turns
         if calls and not last:
             return Turn(messages=await self._execute(calls))
-        found = await self.score(message.get("content") or "")
-        if isinstance(found, tuple):
-            found = Scored(*found)
-        metrics = {"turns": float(self._turns), "max_turns": float(bool(calls)), **found.metrics}
-        rewards = dict(found.parts) or {"score": found.value}
-        return Turn(reward=found.value, done=True, metrics=metrics, rewards=rewards)
-
-    async def close(self) -> None:
-        return None
+        scored = await self.score(message.get("content") or "")
+        if isinstance(scored, tuple):
+            scored = Scored(*scored)
+        metrics = {"turns": float(self._turns), "max_turns": float(bool(calls)), **scored.metrics}
+        rewards = dict(scored.parts) or {"score": scored.value}
+        return Turn(reward=scored.value, done=True, metrics=metrics, rewards=rewards)
 
     async def score(self, solution: str) -> Scored | tuple[float, dict[str, float]]:
-        """(reward, metrics) of the final text; an environment with its own idea of success overrides this."""
+        """(reward, metrics) of the final text; override this for another criterion of success."""
         if self._score is None:
-            raise TypeError("env.options.score is not set; give a name or an import path, or override ToolEnv.score")
+            raise TypeError(
+                "env.options.score is not set; give a name or an import path, or override ToolEnvironment.score"
+            )
         return await run_score(self._score, self.task, solution, self.tokens)
 
     async def _execute(self, calls: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -117,7 +117,7 @@ class ToolEnv:
         try:
             async with deadline:
                 return await tool(arguments)
-        except SystemExit as error:  # out of a task of its own, beside others, it would end the event loop
+        except SystemExit as error:  # raised in a task of a group, it would end the event loop
             raise RuntimeError(f"tool {name} called sys.exit({error.code!r})") from error
         except TimeoutError as error:
             if not deadline.expired():
@@ -128,7 +128,7 @@ class ToolEnv:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """What fits, and how much did not.
+    """At most `max_chars` characters of `text`, with a note about how many were cut.
 
     >>> cut("12345", 3)
     '123\\n[cut: 2 more characters]'
@@ -140,3 +140,11 @@ def as_tool(tool: ToolLike) -> Tool:
     """A Tool from a Tool, a function, or the import path of either."""
     made: Any = resolve(tool, None, "env.options.tools") if isinstance(tool, str) else tool
     return made if isinstance(made, Tool) else Tool.from_function(made)
+
+
+def __getattr__(name: str) -> Any:
+    """ToolEnv, the old name of ToolEnvironment, kept for one release."""
+    if name == "ToolEnv":
+        warnings.warn("ToolEnv is now ToolEnvironment: rename it", DeprecationWarning, stacklevel=2)
+        return ToolEnvironment
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,4 @@
-"""An environment in the hands of an episode: each call has a deadline, what goes wrong costs this episode only, and
-what is earned is added up."""
+"""Calls to an environment: each has a deadline, a failure costs this episode only, and rewards are added up."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ T = TypeVar("T")
 
 
 class EpisodeFailed(Exception):
-    """No trajectory. `reason`: env_error, or aborted (its lease was revoked, the actor stops)."""
+    """The episode has no trajectory. `reason`: env_error, endpoint, or aborted (lease revoked, actor stops)."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        # An error may repeat what the policy said, half a surrogate pair too, which no message can carry.
+        # An error may quote the policy, including half a surrogate pair, which no message can carry.
         detail = detail.encode(errors="replace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
 
-class PlayedEnv:
-    """Its calls raise EpisodeFailed; `close` raises nothing."""
+class GuardedEnv:
+    """An environment whose calls raise EpisodeFailed only; `close` raises nothing."""
 
     def __init__(self, make: Callable[[], Env], call_s: float, called: Callable[[], None] = lambda: None) -> None:
-        """`call_s`: seconds of one call. `called` is called after each."""
+        """`call_s`: deadline of one call. `called` is called after each."""
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
@@ -37,45 +36,45 @@ class PlayedEnv:
         try:
             self._env = make()
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment: its constructor: {_said(error)}") from error
+            raise EpisodeFailed("env_error", f"environment: its constructor: {_described(error)}") from error
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """In OpenAI form. Final once `reset` has returned."""
+        """The tools in OpenAI form. Final once `reset` has returned."""
         try:
             return [tool.schema for tool in self._env.tools]
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.tools, expected Tools: {_said(error)}") from error
+            raise EpisodeFailed("env_error", f"environment.tools, expected Tools: {_described(error)}") from error
 
     async def reset(self, task: Task) -> list[Message]:
         return _checked(await self._call(lambda: self._env.reset(task), "reset"), "reset")
 
     async def step(self, message: Message) -> Turn:
-        answer = await self._call(lambda: self._env.step(message), "step")
+        turn = await self._call(lambda: self._env.step(message), "step")
         try:
-            numbers = [answer.reward, *answer.rewards.values(), *answer.metrics.values()]
+            numbers = [turn.reward, *turn.rewards.values(), *turn.metrics.values()]
             finite = all(math.isfinite(n) for n in numbers)
-            for name in (*answer.rewards, *answer.metrics):
+            for name in (*turn.rewards, *turn.metrics):
                 name.encode()
         except (AttributeError, TypeError, UnicodeEncodeError) as error:
             raise EpisodeFailed(
-                "env_error", f"environment.step returned {answer!r:.300}; expected a Turn of numbers, by name ({error})"
+                "env_error", f"environment.step returned {turn!r:.300}; expected a Turn of numbers, by name ({error})"
             ) from error
         if not finite:
-            raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {answer}")
-        _checked(answer.messages or (), "step")
-        self.reward += float(answer.reward)
-        for name, value in answer.rewards.items():
+            raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {turn}")
+        _checked(turn.messages or (), "step")
+        self.reward += float(turn.reward)
+        for name, value in turn.rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
-        self.metrics.update({name: float(value) for name, value in answer.metrics.items()})
-        return answer
+        self.metrics.update({name: float(value) for name, value in turn.metrics.items()})
+        return turn
 
     async def close(self) -> None:
-        """The episode's outcome stands, whatever closing does."""
+        """Close the environment. A failure does not change the episode's outcome."""
         try:
             await _within(self._env.close, self._call_s)
         except Exception as error:
-            log.warning("environment.close: %s", _said(error))
+            log.warning("environment.close: %s", _described(error))
 
     async def _call(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         try:
@@ -84,13 +83,13 @@ class PlayedEnv:
             limit = f"did not return within {self._call_s} s (env.call_s)" if not str(error) else str(error)
             raise EpisodeFailed("env_error", f"environment.{name} {limit}") from error
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.{name}: {_said(error)}") from error
+            raise EpisodeFailed("env_error", f"environment.{name}: {_described(error)}") from error
         finally:
             self._called()
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns. Raises EnvFailed instead of what would end the event loop, and every episode in it."""
+    """The result of `call`. Raises EnvFailed in place of SystemExit, which would end the event loop."""
     try:
         return await call()
     except SystemExit as error:
@@ -98,7 +97,7 @@ async def contained(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _within(call: Callable[[], Awaitable[T]], seconds: float) -> T:
-    """The result of `call`; TimeoutError after `seconds`, also when it does not let itself be cancelled."""
+    """The result of `call`. Raises TimeoutError after `seconds`, even if the call cannot be cancelled."""
     task = asyncio.ensure_future(contained(call))
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -109,12 +108,12 @@ async def _within(call: Callable[[], Awaitable[T]], seconds: float) -> T:
         task.cancel()
         raise TimeoutError
     if task.cancelled():
-        raise EnvFailed("it raised CancelledError, although nobody had cancelled it")
+        raise EnvFailed("it raised CancelledError, although nothing had cancelled it")
     return task.result()
 
 
 def _checked(messages: Any, name: str) -> list[Message]:
-    """As a list. Raises EpisodeFailed unless it is messages, which the renderer still may refuse."""
+    """`messages` as a list. Raises EpisodeFailed unless each has a role; the renderer may still refuse them."""
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
     ):
@@ -124,5 +123,5 @@ def _checked(messages: Any, name: str) -> list[Message]:
     return list(messages)
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return str(error) if isinstance(error, EnvFailed) else f"{type(error).__name__}: {error}"

@@ -1,86 +1,35 @@
 """One episode, token in, token out: the environment and the policy take turns until one of four limits ends it.
 
-    prompt ──> [generate ──> parse ──> environment.step ──> tail] ──> ... ──> Trajectory
+    takes   a ticket, an environment, an engine, a renderer
+    gives   EpisodeResult: rows of tokens with mask, logprobs and versions; the reward
+
+    prompt ──> [generate ──> parse ──> environment.step ──> render tail] ──> ... ──> EpisodeResult
                sampled ids: mask 1                          context: mask 0
 
-Sampled ids are never encoded again. What the environment says is rendered once, as the tail behind them; where the chat
-template would change what stands before it, the row ends and a new one starts with the whole conversation.
+    unblocked by   tokens of the engine; the environment, which has `env.call_s` for each call
 
-What goes wrong in the environment costs this episode only: EpisodeFailed, never reward 0. What goes wrong in the
-engine is not the episode's affair and passes through.
+Sampled ids are never encoded again. The environment's messages are rendered once, as a tail appended to the row. Where
+the chat template would change earlier tokens, the row ends and a new row starts with the whole conversation.
+
+An error of the environment fails this episode only: EpisodeFailed, never reward 0. Engine errors are not caught here.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Env, Turn
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, PlayedEnv
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow
-from asyncrl.actors.rendering.template import Renderer, tell_prefix_break
-from asyncrl.config import Config
+from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
-from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory
-
-__all__ = ["EpisodeFailed", "Limits", "Progress", "Result", "finished", "play"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of every episode, from the config."""
-
-    max_turns: int
-    max_tokens: int
-    """Of one row."""
-    max_new_tokens: int
-    """Of one turn."""
-    call_s: float
-    """Seconds for one call of the environment."""
-    top_p: float = 1.0
-    top_k: int = 0
-
-    @classmethod
-    def of(cls, config: Config) -> Limits:
-        env, actors = config.env, config.actors
-        return cls(env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, actors.top_p, actors.top_k)
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where an episode stands; written by it, read by the thread that renews its lease."""
-
-    at: float
-    """When it last got on, by `clock`."""
-    phase: str = "environment"
-    """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
-    tokens: int = 0
-    """Sampled so far."""
-    taken_over: int = 0
-    """Of these, from the ticket's prefix: sampled by an earlier attempt."""
-    interruptible: str = ""
-    """Name of the engine's request for the first turn, while that runs: aborted, it leaves a prefix."""
-    interrupted: bool = False
-    """To be set before that is done: the actor leaves."""
-    prefix: Row | None = None
-    """Then: prompt and what was sampled, if anything was."""
-    prefix_breaks: int = 0
-    """How often the chat template changed what stood before, so that a new row began."""
-    seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
-    clock: Callable[[], float] = time.monotonic
-    changed: Callable[[], None] = lambda: None
-
-    def enter(self, phase: str) -> None:
-        now = self.clock()
-        if self.phase in self.seconds:
-            self.seconds[self.phase] += now - self.at
-        self.at, self.phase = now, phase
-        self.changed()
+from asyncrl.trajectory import StopReason, Ticket
 
 
 async def play(
@@ -88,166 +37,126 @@ async def play(
     make_env: Callable[[], Env],
     engine: Engine,
     renderer: Renderer,
-    limits: Limits,
+    limits: EpisodeLimits,
     progress: Progress,
-    *,
-    actor: str,
-    env_name: str,
-    said: list[Message] | None = None,
-) -> Trajectory:
+) -> EpisodeResult:
     """Play the episode of `ticket`. Raises EpisodeFailed, Interrupted, and what the engine raises (EngineDied).
 
-    `said` gets the conversation, up to the last message of the policy.
-
-    The last assistant message is handed to the environment also when a limit cut it short, so that every trajectory
-    is scored by it.
+    The last assistant message is passed to the environment even if a limit cut it short, so that the environment scores
+    every trajectory.
     """
-    start = progress.at
-    env = PlayedEnv(make_env, limits.call_s, lambda: progress.enter("environment"))
+    env = GuardedEnv(make_env, limits.call_s, lambda: progress.enter("environment"))
     try:
-        episode = _Episode(ticket, env, engine, renderer, limits, progress)
-        stop_reason = await episode.run()
-        if said is not None:
-            said += episode.messages if episode.last is None else [*episode.messages, episode.last]
+        return await _Episode(ticket, env, engine, renderer, limits, progress).run()
     finally:
         await env.close()
-    rows = tuple(row.freeze() for row in episode.rows)
-    result = Result(rows, env.reward, env.rewards, env.metrics, episode.turns, stop_reason)
-    return finished(ticket, result, progress, start, actor=actor, env_name=env_name)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What an episode came to."""
-
-    rows: tuple[Row, ...]
-    reward: float
-    rewards: Mapping[str, float]
-    metrics: Mapping[str, float]
-    turns: int
-    stop_reason: StopReason
-
-
-def finished(
-    ticket: Ticket, result: Result, progress: Progress, start: float, *, actor: str, env_name: str
-) -> Trajectory:
-    """The trajectory of an episode that began at `start`, by the progress's clock, and is over now."""
-    progress.enter("put")
-    return Trajectory(
-        id=ticket.id,
-        attempt=ticket.attempt,
-        kind=ticket.kind,
-        actor=actor,
-        task_id=str(ticket.task["id"]),
-        env=env_name,
-        rows=result.rows,
-        reward=result.reward,
-        rewards=result.rewards,
-        turns=result.turns,
-        stop_reason=result.stop_reason,
-        timings={**progress.seconds, "total": progress.at - start},
-        metrics=result.metrics,
-    )
 
 
 class _Episode:
     """The state of one episode: its rows, and the conversation so far."""
 
     def __init__(
-        self, ticket: Ticket, env: PlayedEnv, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress
+        self,
+        ticket: Ticket,
+        env: GuardedEnv,
+        engine: Engine,
+        renderer: Renderer,
+        limits: EpisodeLimits,
+        progress: Progress,
     ) -> None:
-        self.rows: list[OpenRow] = []
-        self.turns = 0
         self._ticket, self._env, self._engine, self._renderer = ticket, env, engine, renderer
         self._limits, self._progress = limits, progress
-        self.messages: list[Message] = []
-        self.last: Message | None = None
-        """The policy's, until it is answered: then `messages` hold it."""
+        self._rows: list[OpenRow] = []
+        self._turns = 0
+        self._messages: list[Message] = []
         self._tools: list[Any] = []
 
-    async def run(self) -> StopReason:
-        task = {**self._ticket.task, "episode": self._ticket.id.index}
-        self.messages = await self._env.reset(task)
+    async def run(self) -> EpisodeResult:
+        stop_reason = await self._take_turns()
+        rows, env = tuple(row.freeze() for row in self._rows), self._env
+        return EpisodeResult(rows, env.reward, env.rewards, env.metrics, self._turns, stop_reason, self._messages)
+
+    async def _take_turns(self) -> StopReason:
+        self._messages = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
         self._tools = self._env.tools
         row = self._new_row()
         while True:
             generation = await self._generate(row)
             if generation is None:
                 return "max_tokens"
-            with _refused("the renderer cannot read what the policy said"):
-                message = self.last = self._renderer.parse(generation.token_ids.tolist())
-            # How much was sampled is the environment's to know (a penalty for length), which ids is not.
-            last = self.turns == self._limits.max_turns
-            told = {**message, "tokens": len(generation.token_ids), "last": last}
-            answer = await self._env.step(told)
-            if answer.done and generation.stop_reason == "stop":
+            with _template_errors("the renderer cannot parse what the policy sampled"):
+                message = self._renderer.parse(generation.token_ids.tolist())
+            self._messages = [*self._messages, message]
+            last, stopped = self._turns == self._limits.max_turns, generation.stop_reason == "stop"
+            # The environment learns how many tokens were sampled (for a length penalty), but not which.
+            turn = await self._env.step({**message, "tokens": len(generation.token_ids), "last": last})
+            if turn.done and stopped:
                 return "done"
             if len(row.ids) >= self._limits.max_tokens:
                 return "max_tokens"
-            if answer.done:
+            if turn.done:
                 return "length"
             if last:
                 return "max_turns"
-            row = self._continue(row, message, answer, closed=generation.stop_reason == "stop")
+            row = self._continue(row, turn, closed=stopped)
 
     async def _generate(self, row: OpenRow) -> Generation | None:
         """One turn of the policy, appended to `row`; None when the row has no room for it."""
-        t = self._ticket
+        ticket, limits = self._ticket, self._limits
         sampling = Sampling(
-            max_new_tokens=self._limits.max_new_tokens,
-            temperature=t.temperature,
+            max_new_tokens=limits.max_new_tokens,
+            temperature=ticket.temperature,
             stop_token_ids=self._renderer.stop_token_ids,
-            seed=t.seed * 1_000_003 + self.turns,
-            top_p=self._limits.top_p,
-            top_k=self._limits.top_k,
+            seed=ticket.seed * 1_000_003 + self._turns,
+            top_p=limits.top_p,
+            top_k=limits.top_k,
         )
+        request = f"{ticket.id}-{ticket.attempt}/{self._turns}"
         self._progress.enter("generate")
         try:
-            name = f"{t.id}-{t.attempt}/{self.turns}"
-            if self.turns:
-                generation = await self._engine.generate(name, row.ids, sampling)
+            if self._turns:
+                generation = await self._engine.generate(request, row.ids, sampling)
             else:
-                generation = await first_turn(self._engine, name, row.ids, sampling, t.prefix, self._progress)
+                generation = await first_turn(self._engine, request, row.ids, sampling, ticket.prefix, self._progress)
         except PromptTooLong as error:
-            if self.turns == 0:
-                raise EpisodeFailed("env_error", f"task {t.task['id']}: {error}") from error
+            if self._turns == 0:
+                raise EpisodeFailed("env_error", f"task {ticket.task['id']}: {error}") from error
             return None
         finally:
             self._progress.enter("environment")
         if generation.stop_reason == "abort":
-            raise EpisodeFailed("aborted", f"{t.id} in turn {self.turns}")
+            raise EpisodeFailed("aborted", f"{ticket.id} in turn {self._turns}")
         if not row.sampled_any:
-            self.rows.append(row)
+            self._rows.append(row)
         row.sampled(generation)
         self._progress.tokens += len(generation.token_ids)
-        self.turns += 1
+        self._turns += 1
         return generation
 
-    def _continue(self, row: OpenRow, message: Message, answer: Turn, *, closed: bool) -> OpenRow:
-        """The row in which the policy speaks next: this one with the environment's words, or a new one."""
-        if not answer.messages:
+    def _continue(self, row: OpenRow, turn: Turn, *, closed: bool) -> OpenRow:
+        """The row of the policy's next turn: this one plus the environment's messages, or a new one."""
+        if not turn.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        before = [*self.messages, message]
-        with _refused("the chat template refuses what step said"):
+        with _template_errors("the chat template refuses the messages of step"):
             tail = self._renderer.render_tail(
-                before, answer.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
+                self._messages, turn.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
             )
-        self.messages, self.last = [*before, *answer.messages], None
-        if tail is None:
-            self._progress.prefix_breaks += 1
-            tell_prefix_break(answer.messages[0]["role"])
-            return self._new_row()
-        row.context(tail)
-        return row
+        self._messages = [*self._messages, *turn.messages]
+        if tail is not None:
+            row.context(tail)
+            return row
+        self._progress.prefix_breaks += 1
+        warn_of_prefix_break(turn.messages[0]["role"])
+        return self._new_row()
 
     def _new_row(self) -> OpenRow:
-        with _refused("the chat template refuses the conversation"):
-            return OpenRow(self._renderer.render_initial(self.messages, self._tools))
+        with _template_errors("the chat template refuses the conversation"):
+            return OpenRow(self._renderer.render_initial(self._messages, self._tools))
 
 
 @contextmanager
-def _refused(what: str) -> Iterator[None]:
-    """Raises EpisodeFailed: a template may raise anything over what an environment, or the policy, said."""
+def _template_errors(what: str) -> Iterator[None]:
+    """Raises EpisodeFailed for any exception: a template may raise anything on what it is given."""
     try:
         yield
     except Exception as error:

@@ -1,12 +1,11 @@
-"""`env.group_score`: the episodes of a group wait for each other here, are compared, and go to the buffer then.
+"""`env.group_score`: the episodes of a group wait for each other, are compared, and then go to the buffer.
 
     buffer ──all tickets of a group──> one actor: episode 0 ──┐
-                                                  episode 1 ──┼──> score ──> each trajectory with its part ──> put
+                                                  episode 1 ──┼──> score ──> each trajectory with its score ──> put
                                                   episode 2 ──┘
 
-Nothing is put before it has its whole reward, so that what the buffer acknowledged is final. An episode that waits
-takes up no slot. The buffer lends the tickets of a group to one actor only, and begins the group anew when that one is
-lost.
+A trajectory is put only with its full reward, so that what the buffer acknowledged is final. A waiting episode takes
+up no slot. The buffer leases all tickets of a group to one actor, and restarts the group when that actor is lost.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from asyncrl.trajectory import Ticket, Trajectory
 log = logging.getLogger(__name__)
 
 PART = "group"
-"""Name of the score among a trajectory's rewards."""
+"""Name of the group score among a trajectory's rewards."""
 
 
 @dataclass(slots=True)
-class _Group:
+class _WaitingGroup:
     answers: dict[int, GroupAnswer] = field(default_factory=dict)
-    """By index; those of episodes that are over and wait."""
+    """The episodes that are over, by index."""
     scored: asyncio.Future[dict[int, float]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Groups:
+class GroupScores:
     def __init__(self, score: GroupScore, weight: float, call_s: float, wait_s: float) -> None:
-        """`weight`: of the score in the reward. `call_s`: of the score, `wait_s`: for the others of a group."""
+        """`weight`: of the score in the reward. `call_s`: deadline of the score. `wait_s`: longest wait for a group."""
         self._score, self._weight, self._call_s, self._wait_s = score, weight, call_s, wait_s
-        self._groups: dict[tuple[int, int], _Group] = {}
+        self._groups: dict[tuple[int, int], _WaitingGroup] = {}
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: GroupAnswer) -> Trajectory:
-        """The trajectory with its part of the group's score. Raises EpisodeFailed when the group does not become whole
-        in time, or the score fails: `env_error`, never a reward."""
+        """The trajectory with its group score added. Raises EpisodeFailed (`env_error`, never a reward) when the group
+        is not complete in time, or the score fails."""
         key = ticket.id.branch, ticket.id.group
-        group = self._groups.setdefault(key, _Group())
+        group = self._groups.setdefault(key, _WaitingGroup())
         group.answers[ticket.id.index] = answer
         if len(group.answers) == ticket.group_size:
             del self._groups[key]
@@ -54,32 +53,32 @@ class Groups:
             task.add_done_callback(self._scoring.discard)
         try:
             async with asyncio.timeout(self._wait_s):
-                found = await asyncio.shield(group.scored)
+                scores = await asyncio.shield(group.scored)
         except TimeoutError as error:
-            late = f"{ticket.id}: its group was not whole within {self._wait_s:g} s (actors.episode_s)"
+            late = f"{ticket.id}: its group was not complete within {self._wait_s:g} s (actors.episode_s)"
             raise EpisodeFailed("env_error", late) from error
         finally:
             self._leave(key, group, ticket.id.index)
-        value = found[ticket.id.index]
+        value = scores[ticket.id.index]
         rewards = {**trajectory.rewards, PART: value}
         return dataclasses.replace(trajectory, reward=trajectory.reward + self._weight * value, rewards=rewards)
 
-    def _leave(self, key: tuple[int, int], group: _Group, index: int) -> None:
-        """Of an episode that was given up: its ticket is lent again, and comes back as another attempt."""
+    def _leave(self, key: tuple[int, int], group: _WaitingGroup, index: int) -> None:
+        """Remove an episode that was given up; its ticket is issued again, as another attempt."""
         if self._groups.get(key) is group:
             group.answers.pop(index, None)
             if not group.answers:
                 del self._groups[key]
 
-    async def _run(self, ticket: Ticket, group: _Group) -> None:
-        places = sorted(group.answers)
+    async def _run(self, ticket: Ticket, group: _WaitingGroup) -> None:
+        indices = sorted(group.answers)
         deadline = asyncio.timeout(self._call_s)
         name = name_of(self._score)
         try:
             async with deadline:
-                found = await contained(lambda: self._score(ticket.task, [group.answers[i] for i in places]))
-            values = checked(found, len(places), name)
-            group.scored.set_result(dict(zip(places, values, strict=True)))
+                scores = await contained(lambda: self._score(ticket.task, [group.answers[i] for i in indices]))
+            values = checked(scores, len(indices), name)
+            group.scored.set_result(dict(zip(indices, values, strict=True)))
         except (Exception, asyncio.CancelledError) as error:
             late = isinstance(error, TimeoutError) and deadline.expired()
             what = (
@@ -87,4 +86,4 @@ class Groups:
             )
             failed = EpisodeFailed("env_error", f"group score {name}: {what}")
             group.scored.set_exception(failed)
-            group.scored.exception()  # seen, also when nobody waits any more
+            group.scored.exception()  # mark as retrieved, even if no episode waits any more

@@ -1,67 +1,62 @@
-"""An episode's first turn, interrupted by one actor and gone on with by another.
+"""The first turn of an episode, interrupted on one actor and resumed on another.
 
-    actor told to stop ──abort──> what was sampled, as a prefix ──with the ticket──> buffer ──ticket──> another actor:
-    the prompt rendered again, the same ids? then: prompt, prefix ──engine──> the rest of the turn
+    actor stops ──abort──> the sampled tokens, as a prefix ──with the ticket──> buffer ──ticket──> another actor:
+    renders the prompt again; if the ids are the same: prompt, prefix ──engine──> the rest of the turn
 
-Until its environment is stepped an episode is nothing but a prompt and what was sampled behind it. Tokens keep the
-logprobs and versions that they were sampled with; the rest is sampled by the weights that the other actor holds.
+Until its environment is stepped, an episode consists of its prompt and the tokens sampled after it. These keep their
+logprobs and versions; the other actor samples the rest with the weights that it holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.trajectory import Row
 
-if TYPE_CHECKING:
-    from asyncrl.actors.episodes.episode import Progress
-
 
 class Interrupted(Exception):
-    """The episode ended in its first turn because its actor leaves."""
+    """The episode ended in its first turn because its actor stops."""
 
 
 async def first_turn(
     engine: Engine, request: str, prompt: Sequence[int], sampling: Sampling, prefix: Row | None, progress: Progress
 ) -> Generation:
-    """As `engine.generate`, behind the ticket's `prefix` where that fits, which is part of what is returned.
+    """Like `engine.generate`, but continues the ticket's `prefix` if it fits; the result includes it.
 
-    Raises Interrupted when the request is aborted and `progress.interrupted`; what was sampled is `progress.prefix`.
+    Raises Interrupted when the request is aborted and `progress.interrupted`; `progress.prefix` then holds the tokens.
     """
-    begun = _begun(prefix, prompt, sampling)
-    if begun is None:
-        asked, left = prompt, sampling
-    else:
-        asked = [*prompt, *begun.token_ids.tolist()]
-        left = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(begun.token_ids))
+    begun = _usable(prefix, prompt, sampling)
+    if begun is not None:
+        sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - len(begun.token_ids))
     progress.interruptible = request
     try:
-        said = await engine.generate(request, asked, left)
+        ids = prompt if begun is None else [*prompt, *begun.token_ids.tolist()]
+        generation = await engine.generate(request, ids, sampling)
     finally:
         progress.interruptible = ""
     if begun is not None:
-        progress.taken_over = len(begun.token_ids)
-        said = Generation(
-            np.concatenate((begun.token_ids, said.token_ids)),
-            np.concatenate((begun.logprobs, said.logprobs)),
-            np.concatenate((begun.versions, said.versions)),
-            said.stop_reason,
+        progress.prefix_tokens = len(begun.token_ids)
+        generation = Generation(
+            np.concatenate((begun.token_ids, generation.token_ids)),
+            np.concatenate((begun.logprobs, generation.logprobs)),
+            np.concatenate((begun.versions, generation.versions)),
+            generation.stop_reason,
         )
-    if said.stop_reason == "abort" and progress.interrupted:
-        progress.prefix = _row(prompt, said)
+    if generation.stop_reason == "abort" and progress.interrupted:
+        progress.prefix = _row(prompt, generation)
         raise Interrupted
-    return said
+    return generation
 
 
-def _begun(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Generation | None:
-    """What was sampled of the turn before. None for another prompt (the environment resets to something else now), and
-    where it would be over by now (the run has other limits)."""
+def _usable(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Generation | None:
+    """The sampled tokens of `prefix`; None if its prompt differs (the environment now resets to another), or if they
+    already complete the turn (the limits have changed)."""
     if prefix is None:
         return None
     at = int(prefix.mask.argmax())
@@ -73,9 +68,9 @@ def _begun(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Gen
     return Generation(ids, prefix.logprobs[at:], prefix.versions[at:], "abort")
 
 
-def _row(prompt: Sequence[int], said: Generation) -> Row | None:
-    if not len(said.token_ids):
+def _row(prompt: Sequence[int], generation: Generation) -> Row | None:
+    if not len(generation.token_ids):
         return None
     row = OpenRow(prompt)
-    row.sampled(said)
+    row.sampled(generation)
     return row.freeze()

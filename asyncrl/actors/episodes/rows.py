@@ -1,6 +1,6 @@
-"""From what was sampled to the rows of a trajectory: masks, logprobs and versions per token.
+"""The rows of a trajectory, built from generations: mask, logprob and version of each token.
 
-Of a sampled token there is one place in one row where it carries loss; wherever else it stands it is context.
+A sampled token carries loss at exactly one place in one row; elsewhere it is context.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.trajectory import CONTEXT, Float32, Int32, Row
 
 
 class OpenRow:
-    """A row that still grows. What stands behind its last sampled token is cut off at the end: it teaches nothing."""
+    """A growing row. `freeze` cuts off the context after its last sampled token, which trains nothing."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.ids: list[int] = list(prompt)
@@ -26,7 +26,7 @@ class OpenRow:
 
     @property
     def last_sampled(self) -> int:
-        """How many ids were sampled last."""
+        """Number of tokens of the last generation."""
         return len(self._parts[-1][1].token_ids) if self._parts else 0
 
     def context(self, ids: Sequence[int]) -> None:
@@ -51,8 +51,8 @@ class OpenRow:
         return Row(token_ids, mask, logprobs, versions)
 
 
-class Branches:
-    """Rows of generations that come in any order: conversations beside each other, and such as branch."""
+class BranchingRows:
+    """Rows of generations in any order: of parallel conversations, and of conversations that branch."""
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
@@ -61,14 +61,14 @@ class Branches:
         return len(self._rows)
 
     def add(self, prompt: Sequence[int], generation: Generation) -> None:
-        """What was sampled after `prompt`: it extends the longest row that `prompt` begins with, token by token and to
-        that row's end; otherwise a row begins, in which the prompt is context also where another row sampled it."""
+        """Add a generation after `prompt`: to the longest row that is, token by token, a prefix of `prompt`; otherwise
+        to a new row, in which the prompt is context even where another row sampled it."""
         if not len(generation.token_ids):
             return
         prompt = list(prompt)
-        begun = [row for row in self._rows if row.ids == prompt[: len(row.ids)]]
-        if begun:
-            row = max(begun, key=lambda row: len(row.ids))
+        prefixes = [row for row in self._rows if row.ids == prompt[: len(row.ids)]]
+        if prefixes:
+            row = max(prefixes, key=lambda row: len(row.ids))
             row.context(prompt[len(row.ids) :])
         else:
             row = OpenRow(prompt)

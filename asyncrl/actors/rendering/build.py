@@ -1,4 +1,4 @@
-"""Which renderer `actors.renderer` names: the template's, the user's own, or one of the package `renderers`."""
+"""Builds the renderer that `actors.renderer` names: the template's, the user's, or one of the package `renderers`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.plugins import resolve
 
 
 class BridgedRenderer:
-    """A renderer of the package `renderers`, hand-written for one model family, in the place of a chat template."""
+    """A renderer of the package `renderers`, written for one model family, in place of a chat template."""
 
     def __init__(self, inner: Any, vocabulary: int, decode: Callable[[Sequence[int]], str]) -> None:
         """`inner` has `render_ids`, `bridge_to_next_turn`, `parse_response` and `get_stop_token_ids`."""
@@ -54,7 +54,7 @@ class BridgedRenderer:
                     "type": "function",
                     "function": {
                         "name": call.name or "",
-                        # A call that could not be read is shown as it was written.
+                        # A call that could not be parsed is passed on as it was written.
                         "arguments": call.arguments if call.name and call.arguments is not None else call.raw,
                     },
                 }
@@ -63,31 +63,36 @@ class BridgedRenderer:
         return message
 
 
-RENDERERS: dict[str, Callable[[Config], Renderer]] = {"template": TemplateRenderer.of}
+RENDERERS: dict[str, str] = {"template": "asyncrl.actors.rendering.template:TemplateRenderer.of"}
+"""Name -> import path of a callable `(config: Config) -> Renderer`. An import path of the config's own is called with
+the tokenizer."""
 
 
 def build_renderer(config: Config) -> Renderer:
-    """What `actors.renderer` names. Raises ConfigError."""
-    if config.actors.renderer in RENDERERS:
-        return RENDERERS[config.actors.renderer](config)
-    template = TemplateRenderer.of(config)
+    """The renderer that `actors.renderer` names. Raises ConfigError."""
+    name = config.actors.renderer
     try:
-        make: Callable[..., Any] = resolve(config.actors.renderer, RENDERERS, "actors.renderer")
+        make: Callable[..., Any] = resolve(name, RENDERERS, "actors.renderer")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    made = make(load_tokenizer(config.model))
-    if hasattr(made, "bridge_to_next_turn"):
-        return BridgedRenderer(made, template.vocabulary, template.decode)
-    if missing := [name for name in ("render_initial", "render_tail", "parse", "decode") if not hasattr(made, name)]:
+    if name in RENDERERS:
+        built: Renderer = make(config)
+        return built
+    own = make(load_tokenizer(config.model))
+    if hasattr(own, "bridge_to_next_turn"):
+        template = TemplateRenderer.of(config)
+        return BridgedRenderer(own, template.vocabulary, template.decode)
+    if missing := [
+        method for method in ("render_initial", "render_tail", "parse", "decode") if not hasattr(own, method)
+    ]:
         raise ConfigError(
-            f"actors.renderer is {config.actors.renderer!r}, which gives a {type(made).__name__} without "
-            f"{', '.join(missing)}: expected a Renderer (asyncrl/actors/rendering/template.py) "
-            "or one of the package `renderers`."
+            f"actors.renderer is {name!r}, which gives a {type(own).__name__} without {', '.join(missing)}: expected a "
+            "Renderer (asyncrl/actors/rendering/template.py) or one of the package `renderers`."
         )
-    own: Renderer = made
-    return own
+    renderer: Renderer = own
+    return renderer
 
 
 def _functions(tools: Sequence[ToolSchema]) -> list[Mapping[str, Any]] | None:
-    """Without OpenAI's envelope, which the package does without."""
+    """The tools without OpenAI's envelope, as the package expects them."""
     return [tool.get("function", tool) for tool in tools] or None

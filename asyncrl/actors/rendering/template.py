@@ -1,7 +1,7 @@
-"""Between messages and token ids, in one direction each: messages are rendered, sampled ids are parsed.
+"""Messages are rendered to token ids, sampled ids are parsed to messages; neither is ever reversed.
 
-Sampled ids are never encoded again. After an assistant turn only the tail is rendered: what the chat template adds
-between the ids that the policy sampled and the point where it samples next.
+Sampled ids are never encoded again. After an assistant turn only the tail is rendered: the ids that the chat template
+adds between the sampled ids and the point where the policy samples next.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ToolSchema = Mapping[str, Any]
 
 
 class Renderer(Protocol):
-    """What the episode loop needs to know about a model's chat format."""
+    """The interface between the episode loop and a model's chat format."""
 
     stop_token_ids: tuple[int, ...]
-    """A sampled id among these ends the assistant's turn. It is part of the sampled ids and carries loss."""
+    """Each ends the assistant's turn when sampled. It is part of the sampled ids and carries loss."""
     vocabulary: int
-    """Ids of the tokenizer: 0 to this, exclusive."""
+    """Number of ids of the tokenizer."""
 
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """The ids of a whole conversation, ending where the assistant begins to speak. Starts a row."""
+        """The ids of a whole conversation, up to the assistant's next turn. Starts a row."""
         ...
 
     def render_tail(
@@ -47,12 +47,12 @@ class Renderer(Protocol):
         row: Sequence[int] = (),
         sampled: int = 0,
     ) -> list[int] | None:
-        """The ids to append to a row after the sampled ids, ending where the assistant speaks again.
+        """The ids to append to a row after the sampled ids, up to the assistant's next turn.
 
-        `messages_before` ends with the assistant message that was parsed from those ids; `closed` says whether they end
-        with a stop token (otherwise the tail closes the turn, as context). `row`: the ids so far, of which the last
-        `sampled` are those; for a renderer that goes by ids. None: with the new messages the template changes what came
-        before, so the row ends here and `render_initial` starts a new one.
+        `messages_before` ends with the assistant message parsed from the sampled ids. `closed`: whether these end with
+        a stop token (otherwise the tail closes the turn, as context). `row`: all ids so far, of which the last
+        `sampled` were sampled; for a renderer that works on ids. None: with the new messages the template changes
+        earlier ids, so the row ends here and `render_initial` starts a new one.
         """
         ...
 
@@ -61,7 +61,7 @@ class Renderer(Protocol):
         ...
 
     def parse(self, sampled_ids: Sequence[int]) -> Message:
-        """The assistant message in sampled ids: `content`, and `tool_calls` if there are any. Never raises on them."""
+        """The assistant message in sampled ids: `content`, and `tool_calls` if there are any. Never raises."""
         ...
 
 
@@ -76,12 +76,12 @@ class ChatTokenizer(Protocol):
     def __len__(self) -> int: ...
 
 
-_TOOLS_KEPT = 64
-"""Lists of tools whose JSON is kept."""
+_MAX_TOOL_LISTS = 64
+"""Lists of tools whose JSON is cached."""
 
 
 class TemplateRenderer:
-    """Any model with a chat template: the tail is the difference of two renderings, as text, tokenised once."""
+    """Renders with a model's chat template: the tail is the difference of two rendered texts, tokenised once."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class TemplateRenderer:
             tokenizer: has a chat template.
             tool_calls: how the model writes tool calls: a name in `TOOL_CALL_FORMATS`, or an import path.
             stop_token_ids: empty: the tokenizer's `eos_token_id`.
-            template_options: handed to the template, e.g. `{"enable_thinking": False}`.
-        Raises ConfigError when there is no stop token, or one that no text ends with, and for an unknown format.
+            template_options: passed to the template, e.g. `{"enable_thinking": False}`.
+        Raises ConfigError when there is no stop token, or one without text, and for an unknown format.
         """
         if not stop_token_ids:
             if tokenizer.eos_token_id is None:
@@ -111,21 +111,21 @@ class TemplateRenderer:
         self._stops = tuple(tokenizer.decode([stop], skip_special_tokens=False) for stop in self.stop_token_ids)
         for stop, text in zip(self.stop_token_ids, self._stops, strict=True):
             if not text:
-                raise ConfigError(f"actors.stop_token_ids holds {stop}, which is no token of the model's tokenizer.")
+                raise ConfigError(f"actors.stop_token_ids holds {stop}, which is not a token of the model's tokenizer.")
         try:
             self._format = resolve(tool_calls, TOOL_CALL_FORMATS, "actors.tool_calls")()
         except ValueError as error:
             raise ConfigError(str(error)) from error
         self._options = dict(template_options or {})
-        # The episodes of a group begin alike and often go on alike; tools often answer alike (a number, an error).
+        # The episodes of a group share their beginning and often more; tool results repeat (a number, an error).
         self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(_utf8(text), add_special_tokens=False)))
         self._rendered = lru_cache(maxsize=512)(self._render)
-        self._read = lru_cache(maxsize=_TOOLS_KEPT)(json.loads)
+        self._read = lru_cache(maxsize=_MAX_TOOL_LISTS)(json.loads)
         self._tools: dict[tuple[int, ...], tuple[tuple[ToolSchema, ...], str]] = {}
 
     @classmethod
     def of(cls, config: Config) -> TemplateRenderer:
-        """For `model.path`. Raises ConfigError."""
+        """The renderer for `model.path`. Raises ConfigError."""
         actors = config.actors
         return cls(load_tokenizer(config.model), tool_calls=actors.tool_calls, stop_token_ids=actors.stop_token_ids)
 
@@ -143,19 +143,19 @@ class TemplateRenderer:
         sampled: int = 0,
     ) -> list[int] | None:
         try:
-            base, whole = self._base_and_whole(messages_before, new_messages, tools)
+            base, full = self._base_and_full(messages_before, new_messages, tools)
         except Exception:
-            # A policy may say what its template cannot write, for instance two calls at once (Llama: TemplateError), or
-            # arguments that are no JSON (Qwen3-Coder: TypeError). The tail behind it does not depend on it.
+            # The policy's message may be one that its template refuses, for instance two calls at once (Llama:
+            # TemplateError), or arguments that are not JSON (Qwen3-Coder: TypeError). The tail does not depend on it.
             plain: Message = {"role": "assistant", "content": "."}
-            base, whole = self._base_and_whole([*messages_before[:-1], plain], new_messages, tools)
+            base, full = self._base_and_full([*messages_before[:-1], plain], new_messages, tools)
         stop = max(self._stops, key=base.rfind)
         at = base.rfind(stop)
-        # What follows the turn's stop token (in Qwen's format a newline) was not sampled and belongs to the tail.
+        # Text after the turn's stop token (in Qwen's format a newline) was not sampled and belongs to the tail.
         after = at + len(stop)
-        if at < 0 or base[after:].strip() or not whole.startswith(base):
+        if at < 0 or base[after:].strip() or not full.startswith(base):
             return None
-        return list(self._ids(whole[after if closed else at :]))
+        return list(self._ids(full[after if closed else at :]))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -171,9 +171,9 @@ class TemplateRenderer:
         return message
 
     def prefix_breaks(self) -> tuple[str, ...]:
-        """Names of the situations in which this template is not prefix-stable; () is what one wants.
+        """Names of the situations in which this template is not prefix-stable; ideally ().
 
-        Run at start-up and shown to the user: in each of them an episode becomes several rows, which costs tokens.
+        Shown to the user at start-up: in each of them an episode becomes several rows, which costs tokens.
         """
         breaks = []
         for name, (before, new) in _PROBES.items():
@@ -190,25 +190,26 @@ class TemplateRenderer:
                     breaks.append(name)
         return tuple(breaks)
 
-    def _base_and_whole(
+    def _base_and_full(
         self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        said, then, given = _joined(before), _joined(new), self._written(tools)
-        return self._rendered(said, given, False), self._rendered(f"{said}, {then}" if said else then, given, True)
+        first, rest, with_tools = _joined(before), _joined(new), self._tools_json(tools)
+        both = f"{first}, {rest}" if first else rest
+        return self._rendered(first, with_tools, False), self._rendered(both, with_tools, True)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:
-        # A chat is JSON by definition, and JSON is a key that costs a tenth of the rendering.
-        return self._rendered(_joined(messages), self._written(tools), generate)
+        # Messages are JSON, and as a cache key JSON costs a tenth of the rendering.
+        return self._rendered(_joined(messages), self._tools_json(tools), generate)
 
-    def _written(self, tools: Sequence[ToolSchema]) -> str:
-        """As JSON. An environment's tools are the same objects in all its episodes; what is kept here keeps them, so
-        that no other object takes their names."""
-        names = tuple(map(id, tools))
-        if names not in self._tools:
-            if len(self._tools) >= _TOOLS_KEPT:
+    def _tools_json(self, tools: Sequence[ToolSchema]) -> str:
+        """The tools as JSON. An environment's tools are the same objects in all its episodes, so their ids are the
+        cache key; the cache holds the objects, so that no other object gets their ids."""
+        ids = tuple(map(id, tools))
+        if ids not in self._tools:
+            if len(self._tools) >= _MAX_TOOL_LISTS:
                 self._tools.clear()
-            self._tools[names] = tuple(tools), json.dumps(list(tools))
-        return self._tools[names][1]
+            self._tools[ids] = tuple(tools), json.dumps(list(tools))
+        return self._tools[ids][1]
 
     def _render(self, chat: str, with_tools: str, generate: bool) -> str:
         messages, tools = json.loads(f"[{chat}]"), self._read(with_tools)
@@ -219,21 +220,21 @@ class TemplateRenderer:
 
 
 def _utf8(text: str) -> str:
-    """Half a surrogate pair, which JSON can write and no tokenizer takes, becomes a question mark."""
+    """`text` with a question mark for each half surrogate pair, which JSON can hold but no tokenizer accepts."""
     return text.encode(errors="replace").decode()
 
 
 def _joined(messages: Sequence[Message]) -> str:
-    """As JSON, without the brackets."""
+    """The messages as JSON, without the brackets."""
     return json.dumps(list(messages))[1:-1]
 
 
 @lru_cache(maxsize=64)
-def tell_prefix_break(role: str) -> None:
-    """Says it once per role: the cache is the memory."""
+def warn_of_prefix_break(role: str) -> None:
+    """Warn once per role: the cache remembers."""
     log.warning(
-        "the chat template changed what stood before a %s message: the row ends there and a new one starts with the "
-        "whole conversation, each time (throughput/prefix_breaks counts them; said once)", role,
+        "the chat template changed the tokens before a %s message: the row ends there and a new one starts with the "
+        "whole conversation, each time (throughput/prefix_breaks counts them; this warning comes once)", role,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Tool calls in a model's text, per family of chat format: parsed from what was sampled, written for demonstrations.
+"""Tool calls in a model's text, per family of chat formats: parsed from sampled text, written for demonstrations.
 
-A call is an OpenAI `tool_calls` entry whose `arguments` are a dict, as chat templates want them. What cannot be read
-stays in the message as a call with the raw text as `arguments`, so that the environment can say what was wrong with it.
+A call is an OpenAI `tool_calls` entry whose `arguments` are a dict, as chat templates expect. A call that cannot be
+parsed stays in the message with the raw text as `arguments`, so that the environment can tell the policy what is wrong.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 ToolCall = dict[str, Any]
-"""`{"id", "type": "function", "function": {"name": str, "arguments": dict, or str where it is no JSON object}}`."""
+"""`{"id", "type": "function", "function": {"name": str, "arguments": dict, or str if not a JSON object}}`."""
 
 
 class ToolCallFormat(Protocol):
-    """How one model family writes tool calls."""
+    """The tool calls of one model family."""
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
         """The text outside the calls, and the calls in order. Never raises."""
         ...
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """One call as the model would write it."""
+        """One call in the model's form."""
         ...
 
 
@@ -62,7 +62,7 @@ class LlamaJson:
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
         before, tag, rest = text.rpartition(self._tag)
         if not tag and not _names_a_tool(rest):
-            return text, []  # an answer may be JSON, too
+            return text, []  # a final text may be JSON, too
         calls: list[ToolCall] = []
         while rest := rest.lstrip(" \t\r\n;,"):
             value, end = _json_at(rest)
@@ -91,7 +91,7 @@ class Pythonic:
         try:
             listed = ast.parse(body, mode="eval").body
             if not isinstance(listed, ast.List):
-                raise ValueError("no list of calls")
+                raise ValueError("not a list of calls")
             return "", [self._read(index, call) for index, call in enumerate(listed.elts)]
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             return "", [_tool_call(0, "", body)]
@@ -101,14 +101,14 @@ class Pythonic:
 
     def _read(self, index: int, call: ast.expr) -> ToolCall:
         if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError("no call by keyword")
+            raise ValueError("not a call by keyword")
         arguments = {str(word.arg): ast.literal_eval(_JsonWords().visit(word.value)) for word in call.keywords}
-        json.dumps(arguments)  # a set and bytes are literals, and no JSON: TypeError
+        json.dumps(arguments)  # sets and bytes are literals but not JSON: TypeError
         return _tool_call(index, ast.unparse(call.func), arguments)
 
 
 class _JsonWords(ast.NodeTransformer):
-    """A model that writes Python for JSON mixes up their constants."""
+    """Replaces JSON's constants, which a model may write in place of Python's."""
 
     _words: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
@@ -129,21 +129,20 @@ class Mistral:
         content, *parts = text.split(self._mark)
         calls: list[ToolCall] = []
         for part in map(str.strip, parts):
-            value, end = _json_at(part)
-            if isinstance(value, list):
-                entries = [json.dumps(entry) for entry in value]
-                calls += [
-                    _call_of(len(calls) + i, entry, raw, "arguments")
-                    for i, (entry, raw) in enumerate(zip(value, entries, strict=True))
-                ]
-            elif value is None and (at := part.find("{")) > 0:
-                name, _, id = part[:at].strip().removesuffix("[ARGS]").partition("[CALL_ID]")
-                arguments, end = _json_at(part[at:])
-                whole = arguments is not None and not part[at + end :].strip()
-                calls.append(_tool_call(len(calls), name.strip(), arguments if whole else part[at:], id.strip()))
-            else:
-                calls.append(_call_of(len(calls), value, part, "arguments"))
+            calls += self._read(len(calls), part)
         return content.strip() if calls else text, calls
+
+    def _read(self, first: int, part: str) -> list[ToolCall]:
+        """The calls after one mark; `first`: the index of the first of them."""
+        value, _ = _json_at(part)
+        if isinstance(value, list):
+            return [_call_of(first + i, entry, json.dumps(entry), "arguments") for i, entry in enumerate(value)]
+        if value is not None or (at := part.find("{")) <= 0:
+            return [_call_of(first, value, part, "arguments")]
+        name, _, id = part[:at].strip().removesuffix("[ARGS]").partition("[CALL_ID]")
+        arguments, end = _json_at(part[at:])
+        complete = arguments is not None and not part[at + end :].strip()
+        return [_tool_call(first, name.strip(), arguments if complete else part[at:], id.strip())]
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{self._mark}{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}"
@@ -151,13 +150,13 @@ class Mistral:
 
 def _names_a_tool(text: str) -> bool:
     value, _ = _json_at(text.lstrip())
-    known = isinstance(value, dict) and isinstance(value.get("name"), str)
-    return known and ("parameters" in value or "arguments" in value)
+    named = isinstance(value, dict) and isinstance(value.get("name"), str)
+    return named and ("parameters" in value or "arguments" in value)
 
 
 def _json_at(text: str) -> tuple[Any, int]:
-    """The JSON value that `text` begins with and where it ends; (None, the end) where there is none, or one that is
-    nested so deeply that some of those who get it could not write it again."""
+    """The JSON value at the start of `text`, and its end; (None, the end of `text`) if there is none, or one nested too
+    deeply to be serialised everywhere."""
     try:
         value, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -171,7 +170,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def _call_of(index: int, value: Any, raw: str, *keys: str) -> ToolCall:
-    """A call from its JSON object, whose arguments stand under the first of `keys` that it has."""
+    """A call from its JSON object; its arguments are under the first of `keys` that it has."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return _tool_call(index, "", raw)
     return _tool_call(index, value["name"], next((value[key] for key in keys if key in value), {}), value.get("id"))
@@ -181,9 +180,9 @@ def _tool_call(index: int, name: str, arguments: Any, id: Any = None) -> ToolCal
     if not isinstance(arguments, dict | str):
         arguments = json.dumps(arguments)
     elif "\\ud" in (written := json.dumps([name, arguments])):
-        # Half a surrogate pair can be written in JSON; nothing that a call is sent through takes it.
+        # JSON can hold half a surrogate pair, but nothing that a call is sent through accepts it.
         name, arguments = json.loads(json.dumps(json.loads(written), ensure_ascii=False).encode(errors="replace"))
-    # Mistral's templates take ids of nine letters and digits only; the others take any.
+    # Mistral's templates accept only ids of nine letters and digits; the others accept any.
     id = id if isinstance(id, str) and _ID.fullmatch(id) else f"call{index:05d}"
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -198,11 +197,11 @@ TOOL_CALL_FORMATS: dict[str, Callable[[], ToolCallFormat]] = {
     "mistral": Mistral,
     "pythonic": Pythonic,
 }
-"""`actors.tool_calls` names one of these, or gives an import path of its own."""
+"""`actors.tool_calls` names one of these, or gives an import path."""
 
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A call's arguments as a dict; None where they are no JSON object (a string that holds one is decoded)."""
+    """A call's arguments as a dict, decoded if they are a string; None if they are not a JSON object."""
     arguments = call["function"].get("arguments", {})
     if isinstance(arguments, str):
         try:

@@ -13,9 +13,10 @@ import openai
 import pytest
 
 from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
-from asyncrl.actors.endpoint.server import MAX_BODY_BYTES, Endpoint
+from asyncrl.actors.endpoint.server import MAX_BODY_BYTES, EndpointServer
 from asyncrl.actors.engines.protocol import EngineDied
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.trajectory import CONTEXT, Trajectory
@@ -23,7 +24,7 @@ from tests.actors.fakes import FakeEngine, ticket
 
 TOKENIZER = build_tokenizer()
 RENDERER = TemplateRenderer(TOKENIZER)
-LIMITS = Limits(max_turns=8, max_tokens=200, max_new_tokens=40, call_s=1.0)
+LIMITS = EpisodeLimits(max_turns=8, max_tokens=200, max_new_tokens=40, call_s=1.0)
 TOOLS: Any = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]
 CALL = '<tool_call>{"name": "lookup", "arguments": {"key": "fox"}}</tool_call><|im_end|>'
 USER = {"role": "user", "content": "What is fox + owl?"}
@@ -44,9 +45,9 @@ def saying(*outputs: str) -> FakeEngine:
     return FakeEngine(lambda *_: encode(next(texts)), LIMITS.max_tokens)
 
 
-def played(agent: Any, engine: FakeEngine, limits: Limits = LIMITS, **options: Any) -> Trajectory:
+def played(agent: Any, engine: FakeEngine, limits: EpisodeLimits = LIMITS, **options: Any) -> Trajectory:
     async def episode() -> Trajectory:
-        async with Endpoint("policy", limits.max_tokens) as endpoint, Clients(20.0) as clients:
+        async with EndpointServer("policy", limits.max_tokens) as endpoint, Clients(20.0) as clients:
             play = AgentPlayer(agent, endpoint, clients, engine, RENDERER, limits, actor="a", env_name="agent")
             asked = ticket(2, group=5, kind=options.get("kind", "train"))
             return await play(asked, options.get("progress", Progress(0.0)))
@@ -73,7 +74,7 @@ def test_a_conversation_with_tools_is_one_row() -> None:
         assert "".join(p.token for p in choice.logprobs.content) == CALL
         assert [p.logprob for p in choice.logprobs.content] == pytest.approx([-k / 1000 for k in range(8)])
         assert first.usage.completion_tokens == 8
-        engine.held = (0, 3)
+        engine.held_version = (0, 3)
         result = {"role": "tool", "tool_call_id": call.id, "content": "41"}
         second = await ask(client, [USER, choice.message, result], tools=TOOLS)
         assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("82", "stop")
@@ -322,7 +323,7 @@ async def returns_text(task: Any, client: Any) -> Any:
     ("agent", "detail"),
     [
         (raises, "KeyError: 'door'"),
-        (says_nothing, "without an answer of the policy"),
+        (says_nothing, "without a reply of the policy"),
         (returns_text, "returned 'well done'; expected the reward"),
     ],
 )

@@ -75,7 +75,7 @@ class Shared:
         if not self._started:
             await self._engine.start()
             self._started = True
-        if self._engine.held != (0, 0):
+        if self._engine.held_version != (0, 0):
             await self._engine.pause(True)
             await self._engine.load(HeldWeights(self._first, 0))
             await self._engine.resume()
@@ -222,7 +222,7 @@ def test_new_weights_between_two_tokens(subject: Subject, recompute: bool) -> No
         await asyncio.sleep(0.05)
         assert engine.load_stats()["generated"] == before, "sampled while paused"
         await engine.resume()
-        assert engine.held == (1, 4)
+        assert engine.held_version == (1, 4)
         return await running
 
     for (prompt, _), out in zip(asked, play(subject, scenario), strict=True):
@@ -312,7 +312,7 @@ def test_weights_that_do_not_fit_change_nothing(subject: Subject) -> None:
             with pytest.raises(WeightsMismatch, match="do not fit"):
                 await engine.load(broken(subject.other, 9))
         await engine.resume()
-        assert engine.held == (0, 0)
+        assert engine.held_version == (0, 0)
         return await engine.generate("after", prompt, sampling(2))
 
     out = play(subject, scenario)

@@ -15,7 +15,7 @@ import pytest
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.engines.protocol import Engine, EngineDied
 from asyncrl.actors.engines.servers.engine import ServerEngine
-from asyncrl.actors.engines.sglang.weights import Group, Handles
+from asyncrl.actors.engines.sglang.weights import GroupCarrier, TensorCarrier
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from tests.actors.engines.engine_conformance import *  # noqa: F403
@@ -91,7 +91,7 @@ def _shared(engine: Any) -> Any:
 def test_weights_without_a_folder(subject: Subject, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same conformance tests, once the weights come another way."""
     engine: Any = subject.make()._engine
-    carrier = Handles() if how == "tensor" else Group("gloo", "127.0.0.1", 60.0)
+    carrier = TensorCarrier() if how == "tensor" else GroupCarrier("gloo", "127.0.0.1", 60.0)
 
     async def begin(_: Engine) -> None:
         await carrier.start(engine.servers)
@@ -166,7 +166,10 @@ def test_a_lost_server_ends_the_engine(folder: Path) -> None:
         ({"engine_options": {"urls": ["http://a:1"], "args": {"tp": 2}}}, "that `python` starts"),
         ({"engine_options": {"urls": ["http://a:1"]}, "top_k": 5}, "whole distribution"),
         ({"engine_options": {"urls": ["http://a:1"], "weights": "pigeon"}}, "expected one of disk, tensor, group"),
-        ({"engine_options": {"urls": ["http://a:1"], "weights": "group", "weights_dir": "/x"}}, "is of weights `disk`"),
+        (
+            {"engine_options": {"urls": ["http://a:1"], "weights": "group", "weights_dir": "/x"}},
+            "is for weights `disk`",
+        ),
         ({"engine_options": {"python": "python", "weights": "tensor", "args": {"tp": 2}}}, "of one rank"),
     ],
 )

@@ -21,9 +21,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, WeightsMismatch
 from asyncrl.actors.engines.vllm.engine import VLLMEngine, _generation
-from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests
+from asyncrl.actors.engines.vllm.requests import EngineCounts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import VLLMSettings, require_versions
-from asyncrl.actors.weight_updates import Updates
+from asyncrl.actors.weight_updates import WeightUpdates
 from asyncrl.errors import ConfigError
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
@@ -58,28 +58,28 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
     subscriber = DeviceSubscriber(f"ipc://{tmp_path}/w", "actor-0", lambda: CPU)
     asked = prompts(subject, 8)
 
-    async def taken(updates: Updates, version: int) -> bool:
+    async def taken(updates: WeightUpdates, version: int) -> bool:
         async with asyncio.timeout(30):
             while (latest := subscriber.latest()) is None or latest.version != version:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return await updates.look()
 
     async def scenario(_: Engine) -> list[Generation]:
-        updates = Updates(engine, subscriber, recompute_kv=True)
+        updates = WeightUpdates(engine, subscriber, recompute_kv=True)
         running = [asyncio.ensure_future(engine.generate(f"r{i}", p, sampling(i, n=200))) for i, p in enumerate(asked)]
         for version in (1, 2):
             while engine.load_stats()["generated"] < 200 * version:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             learner.publish(0, version, models[version].named_parameters())
             assert await taken(updates, version)
-            assert engine.held == (0, version)
+            assert engine.held_version == (0, version)
         outs = await asyncio.gather(*running)
         outs.append(await engine.generate("fresh", asked[0], sampling(9)))
 
         learner.publish(0, 3, [("model.norm.weight", torch.ones(64))])
         with pytest.raises(WeightsMismatch, match="missing"):
             await taken(updates, 3)
-        assert engine.held == (0, 2)
+        assert engine.held_version == (0, 2)
         outs.append(await engine.generate("still", asked[0], sampling(9)))
 
         learner.publish(0, 4, models[1].named_parameters())
@@ -88,7 +88,7 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
         learner._slots[slot].chunks[-1][200] ^= 1
         with pytest.raises(EngineDied):
             await taken(updates, 4)
-        assert engine.held == (0, 2)
+        assert engine.held_version == (0, 2)
         return outs
 
     try:
@@ -123,11 +123,11 @@ def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch
     async def scenario() -> Generation:
         requests: Any = Requests.__new__(Requests)
         mine = Request(asyncio.get_running_loop().create_future())
-        requests.counts, requests._sent = Counts(), {"0": mine}
+        requests.counts, requests._sent = EngineCounts(), {"0": mine}
         for reason in (None, "stop"):
             step.finish_reason, mine.id = reason, "0"
             requests._take(SimpleNamespace(outputs=[step], scheduler_stats=None))
-        return _generation(mine, await mine.over, 7, None)
+        return _generation(mine, await mine.ended, 7, None)
 
     generation = asyncio.run(scenario())
     assert generation.versions.tolist() == [7, 7]

@@ -3,8 +3,9 @@ import statistics
 
 import pytest
 
-from asyncrl.actors.envs import LookupEnv, lookup
+from asyncrl.actors.envs import lookup
 from asyncrl.actors.envs.calculator import calculate
+from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.data.sources.lookup import LookupSource

@@ -1,4 +1,4 @@
-"""The shipped examples of ToolEnv, played as the episode loop plays them."""
+"""The shipped examples of ToolEnvironment, played as the episode loop plays them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actors.envs import ENVIRONMENTS
+from asyncrl.actors.envs.calculator import CalculatorEnv
+from asyncrl.actors.envs.python_tool import PythonToolEnv
 from asyncrl.rewards.sandbox import SandboxFailed
 from tests.rewards.sandbox.test_sandbox import needs_namespaces
 
@@ -31,15 +32,13 @@ def play(env: Any, *messages: dict[str, Any]) -> list[Any]:
 
 
 def test_calculator() -> None:
-    tool, end = play(
-        ENVIRONMENTS["calculator"](), calls("calculate", expression="6 * 7"), {"content": "42", "tokens": 1}
-    )
+    tool, end = play(CalculatorEnv(), calls("calculate", expression="6 * 7"), {"content": "42", "tokens": 1})
     assert (tool.messages[0]["content"], end.reward, end.done) == ("42", 1.0, True)
 
 
 @needs_namespaces
 def test_python_runs_in_the_sandbox_and_its_errors_are_the_policys_to_read() -> None:
-    env = ENVIRONMENTS["python_tool"](sandbox={"memory_mb": 128, "processes": 8}, timeout_s=1.5)
+    env = PythonToolEnv(sandbox={"memory_mb": 128, "processes": 8}, timeout_s=1.5)
     turns = play(
         env,
         calls("python", code="print(6 * 7)"),
@@ -58,6 +57,6 @@ def test_python_runs_in_the_sandbox_and_its_errors_are_the_policys_to_read() -> 
 
 
 def test_a_sandbox_that_is_away_is_no_fault_of_the_policy() -> None:
-    env = ENVIRONMENTS["python_tool"](sandbox={"url": "http://127.0.0.1:9", "retries": 0})
+    env = PythonToolEnv(sandbox={"url": "http://127.0.0.1:9", "retries": 0})
     with pytest.raises(SandboxFailed):
         play(env, calls("python", code="1"))

@@ -70,5 +70,5 @@ def test_a_function_that_cannot_be_a_tool_is_refused():
 
     with pytest.raises(TypeError, match="parameter x has no type hint"):
         Tool.from_function(untyped)
-    with pytest.raises(TypeError, match="no name in JSON"):
+    with pytest.raises(TypeError, match="cannot be passed by name"):
         Tool.from_function(open_ended)

@@ -3,9 +3,9 @@ import time
 
 import pytest
 
-from asyncrl.actors.envs import ENVIRONMENTS
+from asyncrl.actors.envs.single_turn import SingleTurnEnv
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 
 TASK = {"id": "0", "prompt": "hi", "data_source": "d", "reward_model": {"ground_truth": "42"}, "extra_info": {"k": 1}}
 
@@ -52,7 +52,7 @@ def call(name, arguments, identity="c"):
 
 def play(*messages, **options):
     async def episode():
-        env = ToolEnv((slow, shout, refuse, fail, leave, hang), score, **options)
+        env = ToolEnvironment((slow, shout, refuse, fail, leave, hang), score, **options)
         assert await env.reset(TASK) == [{"role": "user", "content": "hi"}]
         turns = [await env.step(message) for message in messages]
         await env.close()
@@ -137,7 +137,7 @@ def test_tools_and_score_by_import_path(tmp_path):
     )
 
     async def episode():
-        env = ENVIRONMENTS["tools"]([f"{file}:add"], f"{file}:score")
+        env = ToolEnvironment([f"{file}:add"], f"{file}:score")
         await env.reset(TASK)
         turn = await env.step(says(call("add", {"a": 1})))
         return turn.messages[0]["content"], (await env.step({"role": "assistant", "content": None})).reward
@@ -148,7 +148,7 @@ def test_tools_and_score_by_import_path(tmp_path):
 @pytest.mark.parametrize(("result", "message"), [("1", "returned str"), ({"reward": 1}, "without `score`")])
 def test_a_score_that_is_no_number_fails_the_episode(result, message):
     async def episode():
-        env = ENVIRONMENTS["single_turn"](lambda **columns: result)
+        env = SingleTurnEnv(lambda **columns: result)
         await env.reset(TASK)
         await env.step({"role": "assistant", "content": "42"})
 
@@ -158,7 +158,7 @@ def test_a_score_that_is_no_number_fails_the_episode(result, message):
 
 def test_single_turn():
     async def episode():
-        env = ENVIRONMENTS["single_turn"](score)
+        env = SingleTurnEnv(score)
         await env.reset(TASK)
         return await env.step({"role": "assistant", "content": "41"})
 

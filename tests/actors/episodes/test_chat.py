@@ -10,16 +10,17 @@ import pytest
 
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episodes import chat as chat_module
-from asyncrl.actors.episodes.chat import Chatted, ContextFull, Served, chat
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits
+from asyncrl.actors.episodes.chat import ChatResult, ContextFull, ServedModel, chat
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.rewards.http import ServiceFailed
 from tests.actors.fakes import FakeEnv, ticket
 
-LIMITS = Limits(max_turns=4, max_tokens=100, max_new_tokens=40, call_s=1.0)
+LIMITS = EpisodeLimits(max_turns=4, max_tokens=100, max_new_tokens=40, call_s=1.0)
 FULL = 'refused: 400 Bad Request: {"error":{"message":"This model\'s maximum context length is 100 tokens. However, ...'
 
 
-def chatted(monkeypatch: pytest.MonkeyPatch, *answers: int | str) -> tuple[Chatted, list[Mapping[str, Any]]]:
+def chatted(monkeypatch: pytest.MonkeyPatch, *answers: int | str) -> tuple[ChatResult, list[Mapping[str, Any]]]:
     """An answer is the tokens of the whole conversation, or why there is none."""
     coming, asked = iter(answers), []
 
@@ -32,7 +33,7 @@ def chatted(monkeypatch: pytest.MonkeyPatch, *answers: int | str) -> tuple[Chatt
         return {"choices": [{"message": {"content": "a"}}], "usage": usage}
 
     monkeypatch.setattr(chat_module, "post", fake_post)
-    served = Served("http://127.0.0.1:9/v1", "model", {}, 1.0)
+    served = ServedModel("http://127.0.0.1:9/v1", "model", {}, 1.0)
     says = Turn(messages=[{"role": "user", "content": "more"}], reward=0.5)
     return asyncio.run(chat(ticket(), lambda: FakeEnv([says] * 4), served, LIMITS)), asked
 

@@ -12,23 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.actors.envs.protocol import Env, Turn
-from asyncrl.actors.episodes.episode import EpisodeFailed, Limits, Progress, play
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.trajectory import CONTEXT, Trajectory
 from asyncrl.wire import decode_trajectory, encode_trajectory
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
 
-LIMITS = Limits(max_turns=4, max_tokens=200, max_new_tokens=10, call_s=0.5)
+LIMITS = EpisodeLimits(max_turns=4, max_tokens=200, max_new_tokens=10, call_s=0.5)
 
 
-def run(env: Env | Callable[[], Env], engine: FakeEngine, limits: Limits = LIMITS, **options: Any) -> Trajectory:
+def run(env: Env | Callable[[], Env], engine: FakeEngine, limits: EpisodeLimits = LIMITS, **options: Any) -> Trajectory:
     make: Any = env if callable(env) else lambda: env
 
     async def episode() -> Trajectory:
         progress = Progress(0.0, clock=options.pop("clock", lambda: 0.0))
-        return await play(
-            options.pop("ticket", ticket(2, group=5)), make, engine, options.pop("renderer", FakeRenderer()), limits,
-            progress, actor="actor-0", env_name="fake",
-        )  # fmt: skip
+        begun, renderer = options.pop("ticket", ticket(2, group=5)), options.pop("renderer", FakeRenderer())
+        result = await play(begun, make, engine, renderer, limits, progress)
+        return result.trajectory(begun, progress, actor="actor-0", env_name="fake")
 
     return asyncio.run(asyncio.wait_for(episode(), 20))
 
@@ -84,7 +85,7 @@ def test_a_broken_prefix_starts_a_new_row() -> None:
 def test_versions_are_those_of_each_turn() -> None:
     class Swapping(FakeEnv):
         async def step(self, message: Any) -> Turn:
-            engine.held = (0, 3)
+            engine.held_version = (0, 3)
             return await super().step(message)
 
     engine = saying("a", "b")
@@ -249,7 +250,7 @@ def test_no_sampled_token_is_missing_repeated_or_encoded_again(turns: list[tuple
     outputs = iter([[*ids, STOP] if stops or not ids else ids for ids, stops, _, _ in turns] + [[STOP]])
     answers = [Turn(messages=[{"role": role, "content": text}]) for _, _, role, text in turns]
     engine = FakeEngine(lambda *_: next(outputs), LIMITS.max_tokens)
-    t = run(FakeEnv([*answers, Turn(done=True)]), engine, Limits(20, LIMITS.max_tokens, 10, 1.0))
+    t = run(FakeEnv([*answers, Turn(done=True)]), engine, EpisodeLimits(20, LIMITS.max_tokens, 10, 1.0))
     sampled = np.concatenate([row.token_ids[row.mask] for row in t.rows])
     assert sampled.tolist() == engine.said
     logprobs = np.concatenate([row.logprobs[row.mask] for row in t.rows])

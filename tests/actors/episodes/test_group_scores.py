@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.protocol import Turn
-from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
-from asyncrl.actors.episodes.group_scores import Groups
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.group_scores import GroupScores
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
@@ -104,7 +105,7 @@ def test_an_episode_that_is_given_up_while_it_waits_comes_back_as_another_attemp
     for later in ([], [ticket(3)]):  # what was given up is no part of the group, also when that would make it whole
         ends = played("longest", *three, give_up=1, later=later)
         assert isinstance(ends.pop(1), asyncio.CancelledError)
-        assert all(isinstance(end, EpisodeFailed) and "not whole within 1 s" in str(end) for end in ends)
+        assert all(isinstance(end, EpisodeFailed) and "not complete within 1 s" in str(end) for end in ends)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +132,12 @@ def test_an_episode_that_waits_for_its_group_takes_up_no_slot(tmp_path: Path) ->
         return [float(place) for place, _ in enumerate(answers)]
 
     async def scenario() -> None:
-        groups = Groups(numbered, 1.0, 5.0, 10.0)
+        groups = GroupScores(numbered, 1.0, 5.0, 10.0)
         s = Stage(
             tmp_path, [ticket(i, group=g) for g in (1, 2) for i in range(SIZE)], slots=2, compared=groups.compared
         )
         running = asyncio.create_task(s.actor.run(s.stop))
-        await until(lambda: s.actor.lent.counts.episodes == 2 * SIZE)
+        await until(lambda: s.actor.tickets.counts.episodes == 2 * SIZE)
         s.stop.set()
         await running
         assert max(s.buffer.credits) == 2

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation
-from asyncrl.actors.episodes.rows import Branches
+from asyncrl.actors.episodes.rows import BranchingRows
 
 
 def said(ids: Sequence[int]) -> Generation:
@@ -15,7 +15,7 @@ def said(ids: Sequence[int]) -> Generation:
 
 def test_a_prompt_extends_the_longest_row_that_it_begins_with() -> None:
     """Two answers to one prompt, of which one begins the other: it goes on behind the one that it repeats whole."""
-    branches = Branches()
+    branches = BranchingRows()
     branches.add([1], said([2]))
     branches.add([1], said([2, 3]))
     branches.add([1, 2, 3, 7], said([8]))

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
-from asyncrl.actors.endpoint.server import Endpoint
+from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.envs.protocol import Turn
-from asyncrl.actors.envs.tool_env import ToolEnv
-from asyncrl.actors.episodes.episode import Limits, Progress, play
+from asyncrl.actors.envs.tool_env import ToolEnvironment
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.trajectory import CONTEXT, Trajectory
@@ -31,7 +32,7 @@ from tests.actors.rendering.test_template import FORGETS_THINKING, with_template
 TOKENIZER = build_tokenizer()
 STABLE, FORGETFUL = TemplateRenderer(TOKENIZER), with_template(FORGETS_THINKING)
 (STOP,) = STABLE.stop_token_ids
-LIMITS = Limits(max_turns=64, max_tokens=3000, max_new_tokens=60, call_s=5.0)
+LIMITS = EpisodeLimits(max_turns=64, max_tokens=3000, max_new_tokens=60, call_s=5.0)
 EPISODE = ticket(seed=3)
 
 
@@ -64,7 +65,7 @@ class NumberingEngine(FakeEngine):
         self.answers: list[tuple[list[int], Generation]] = []
 
     async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
-        self.held = (0, len(self.calls) % 5)
+        self.held_version = (0, len(self.calls) % 5)
         generation = await super().generate(request, prompt, sampling)
         self.answers.append((list(prompt), generation))
         return generation
@@ -93,7 +94,7 @@ def check(t: Trajectory, answers: Sequence[tuple[list[int], Generation]]) -> Non
     assert decode_trajectory([bytes(f) for f in encode_trajectory(t)]).digest() == t.digest()
 
 
-class Talks(ToolEnv):
+class Talks(ToolEnvironment):
     """Tools, and a user who goes on when there was no call."""
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -104,7 +105,7 @@ class Talks(ToolEnv):
         word = next(self._words, None)
         if message.get("tool_calls") and word is not None:
             return await super().step(message)
-        return Turn(done=True) if word is None else Turn([{"role": "user", "content": word}])
+        return Turn(done=True) if word is None else Turn(messages=[{"role": "user", "content": word}])
 
     async def lookup(self, key: str) -> str:
         """Look up a key.
@@ -125,7 +126,8 @@ def test_native_episodes(script: list[list[int]], words: list[str], renderer: Te
     engine, progress = NumberingEngine(script), Progress(0.0)
 
     async def episode() -> Trajectory:
-        return await play(EPISODE, lambda: Talks(words), engine, renderer, LIMITS, progress, actor="a", env_name="e")
+        result = await play(EPISODE, lambda: Talks(words), engine, renderer, LIMITS, progress)
+        return result.trajectory(EPISODE, progress, actor="a", env_name="e")
 
     t = asyncio.run(asyncio.wait_for(episode(), 20))
     check(t, engine.answers)
@@ -134,11 +136,11 @@ def test_native_episodes(script: list[list[int]], words: list[str], renderer: Te
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[tuple[asyncio.Runner, Endpoint, Clients]]:
+def stage() -> Iterator[tuple[asyncio.Runner, EndpointServer, Clients]]:
     with asyncio.Runner() as runner:
 
-        async def opened() -> tuple[Endpoint, Clients]:
-            return await Endpoint("policy", LIMITS.max_tokens).__aenter__(), Clients(20.0)
+        async def opened() -> tuple[EndpointServer, Clients]:
+            return await EndpointServer("policy", LIMITS.max_tokens).__aenter__(), Clients(20.0)
 
         endpoint, clients = runner.run(opened())
         yield runner, endpoint, clients

@@ -1,8 +1,7 @@
-"""The same forward pass as `forward.py`, written out for the Llama, Qwen2 and Qwen3 families.
+"""The forward pass of `forward.py`, written out for the Llama, Qwen2 and Qwen3 families.
 
-For a model of a million parameters most of a decoding step is Python and kernel launches: with the projections of a
-layer fused into one matrix each and the cache read in place, a step takes a quarter of the model's own forward.
-A test holds the two to the same logits.
+For a model of a million parameters, Python and kernel launches dominate a decoding step. With fused projections and the
+cache read in place, a step takes a quarter of the time of the model's own forward. A test checks that the logits agree.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class FusedForward:
         with torch.inference_mode():
             positions = torch.arange(cache.scratch + 1)[None]
             cos, sin = model.model.rotary_emb(torch.zeros(1, dtype=model.dtype), positions)
-        # Both halves of a head turn by the same angles.
+        # Both halves of a head rotate by the same angles.
         self._cos, self._sin = (x[0, :, None, : self._dim // 2].contiguous() for x in (cos, sin))
         self.refresh()
 
@@ -65,7 +64,7 @@ class FusedForward:
 
     @torch.inference_mode()
     def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
-        """All that works token by token runs over the N tokens of all parts at once; attention, part by part."""
+        """Token-wise operations run over the N tokens of all parts at once, attention part by part."""
         tokens, positions = (torch.cat([x.reshape(-1) for x in xs]) for xs in _columns(parts))
         slots = torch.cat([self._cache.index[p.rows].repeat_interleave(p.tokens.shape[1]) for p in parts])
         place = slots * (self._cache.scratch + 1) + positions
@@ -75,7 +74,7 @@ class FusedForward:
         x = F.embedding(tokens, self._embed)
         for i, layer in enumerate(self._layers):
             h = _linear(self._rms(x, layer.norm_in), layer.qkv, layer.qkv_bias).view(len(tokens), -1, self._dim)
-            self._turn(h[:, : self._heads + self._kv_heads], layer.norm_qk, cos, sin)
+            self._rotate(h[:, : self._heads + self._kv_heads], layer.norm_qk, cos, sin)
             self._cache.kv[i].flatten(2).flatten(0, 1).index_copy_(0, place, h[:, self._heads :].flatten(1))
             keys, values = self._cache.k[i], self._cache.v[i]
             y = [
@@ -89,7 +88,7 @@ class FusedForward:
         logits: torch.Tensor = self._head(self._rms(x, self._norm))
         return logits.float()
 
-    def _turn(self, qk: torch.Tensor, weight: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def _rotate(self, qk: torch.Tensor, weight: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Normalise queries and keys [N, heads + kv_heads, dim] and rotate them to their positions, in place."""
         a, b = (qk.clone() if weight is None else self._rms(qk, weight)).chunk(2, -1)
         left, right = qk.chunk(2, -1)
@@ -99,7 +98,7 @@ class FusedForward:
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """q [B * L, heads, dim], k and v [B, kv_heads, T, dim], mask [B, 1, L, T]; returns [B * L, heads * dim]."""
         size, _, width, _ = mask.shape
-        if width == 1:  # the query heads of one key head stand in for positions: nothing is repeated
+        if width == 1:  # query heads of one key head take the place of positions, so that keys need no repetition
             q = q.reshape(size, self._kv_heads, -1, self._dim)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(size, -1)
         q = q.view(size, width, self._heads, self._dim).transpose(1, 2)
@@ -109,7 +108,7 @@ class FusedForward:
     def _rms(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if x.dtype is torch.float32:
             return F.rms_norm(x, x.shape[-1:], None, self._eps).mul_(weight)
-        wide = x.float()  # as the models do it: normalised in float32, scaled in the model's format
+        wide = x.float()  # like the models: normalised in float32, scaled in the model's dtype
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)).to(x.dtype)
 
 
@@ -118,7 +117,7 @@ def _columns(parts: Sequence[Part]) -> tuple[list[torch.Tensor], list[torch.Tens
 
 
 def _last(parts: Sequence[Part]) -> torch.Tensor:
-    """[B of all parts]: where in the flat tokens each sequence's asked-for column stands."""
+    """[B of all parts]: the index of each sequence's `last` column in the flat tokens."""
     starts, offset = [], 0
     for p in parts:
         size, width = p.tokens.shape
@@ -130,7 +129,7 @@ def _last(parts: Sequence[Part]) -> torch.Tensor:
 def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x @ weight + bias + residual, which is overwritten."""
+    """x @ weight + bias + residual; overwrites `residual`."""
     y = x @ weight if residual is None else residual.addmm_(x, weight)
     return y if bias is None else y.add_(bias)
 

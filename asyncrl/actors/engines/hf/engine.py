@@ -1,12 +1,12 @@
 """The embedded engine: a transformers model, a static KV cache, continuous admission.
 
     asyncio side                              engine thread
-    generate ──request──> inbox ──┐     ┌──> take the inbox: requests, aborts, pause / load / resume
-    abort, pause, load, resume ───┴─────┤    refill free slots; one pass: prefill what is new, one token for the rest
-    futures <──once per step, batched───┴─── hand over what finished
+    generate ──request──> inbox ──┐     ┌──> read the inbox: requests, aborts, pause / load / resume
+    abort, pause, load, resume ───┴─────┤    fill free slots; one pass: prefill new prompts, one token for the others
+    futures <──once per step, batched───┴─── resolve the finished requests
                                              unblocked by: a message in the inbox
 
-Between two steps, and only there, weights change. A token's version is the one held when its step began.
+Weights change only between two steps. A token's version is the one held when its step began.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncrl.actors.engines.checks import Fit, prompt_of
 from asyncrl.actors.engines.hf.decode import FusedForward, supported
 from asyncrl.actors.engines.hf.forward import Forward, KVCache, PlainForward
 from asyncrl.actors.engines.hf.plan import Planned, decode, prefill, share
-from asyncrl.actors.engines.hf.slots import Slots, Tokens
+from asyncrl.actors.engines.hf.slots import KVSlots, Tokens
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.sampling import sample, truncate
 from asyncrl.config import Config
@@ -64,8 +64,8 @@ class HFEngine:
         Args:
             model: a causal language model of transformers, on the CPU. The engine writes new weights into it.
             slots: sequences generated at the same time; further requests wait.
-            max_tokens: of one sequence, prompt and output together.
-            forward: `fused` (the families of decode.py), `plain` (any), or by itself.
+            max_tokens: the longest sequence, prompt and output together.
+            forward: `fused` (the families of decode.py), `plain` (any), or `auto`: fused where supported.
         """
         positions = getattr(model.config, "max_position_embeddings", max_tokens)
         if max_tokens > positions:
@@ -73,11 +73,11 @@ class HFEngine:
         window = getattr(model.config, "sliding_window", None) or max_tokens
         if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()) and max_tokens > window:
             raise ConfigError(f"env.max_tokens is {max_tokens} but the model attends to {window} tokens: lower it.")
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self._model = model.eval().requires_grad_(False)
         own = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
         self._fit = Fit(own, own.keys() - {name for name, _ in model.named_parameters()})
-        self._slots = Slots(slots, max_tokens, model.get_output_embeddings().weight.shape[0])
+        self._slots = KVSlots(slots, max_tokens, model.get_output_embeddings().weight.shape[0])
         self._cache = KVCache(model, slots, max_tokens)
         fused = supported(model.config) if forward == "auto" else forward == "fused"
         self._forward: Forward = (FusedForward if fused else PlainForward)(model, self._cache)
@@ -171,8 +171,8 @@ class HFEngine:
         if self._closing or self._loop is None:
             raise EngineDied("the engine is not running: it was closed, or never started")
 
-    def _hand_over(self) -> None:
-        """What finished, to the event loop, in one wake-up."""
+    def _resolve_done(self) -> None:
+        """Resolve the finished futures on the event loop, in one wake-up."""
         done, self._done = self._done, []
         if done and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_resolve, done)
@@ -186,7 +186,7 @@ class HFEngine:
                 while self._inbox:
                     self._inbox.popleft()()
                 worked = not self._paused and self._step()
-                self._hand_over()
+                self._resolve_done()
                 if not worked:
                     self._wake.wait(1.0)
         except Exception as error:
@@ -194,14 +194,14 @@ class HFEngine:
             self._death = error
         finally:
             self._closing = True
-            while self._inbox:  # what nobody will carry out ends its caller's wait, too
+            while self._inbox:  # commands that will not run still end their callers' wait
                 self._inbox.popleft()()
             for request in [*self._running.values(), *self._waiting]:
                 self._done.append((request.future, EngineDied(f"request {request.name}: the engine ended")))
-            self._hand_over()
+            self._resolve_done()
 
     def _step(self) -> bool:
-        """One forward pass. Whether there was anything to do."""
+        """One forward pass. Returns whether there was anything to do."""
         self._admit()
         if not self._running:
             return False
@@ -237,7 +237,7 @@ class HFEngine:
                 logits = truncate(logits, temperature, torch.from_numpy(top_p), torch.from_numpy(top_k))
             noise = torch.from_numpy(s.noise[rows, s.length[rows] - s.prompt[rows]])
             token, logprob = sample(logits, noise, temperature, torch.from_numpy(greedy) if greedy.any() else None)
-        stopped, full = s.record(rows, token.numpy(), logprob.numpy(), self.held[1])
+        stopped, full = s.record(rows, token.numpy(), logprob.numpy(), self.held_version[1])
         self._totals["generated"] += len(rows)
         for slot in stopped.tolist():
             self._finish(slot, "stop")
@@ -251,7 +251,7 @@ class HFEngine:
             s.tokens[slot, part].copy(), s.logprobs[slot, part].copy(), s.versions[slot, part].copy(), reason
         )
         self._done.append((self._running.pop(slot).future, output))
-        s.free(slot)
+        s.release(slot)
 
     def _abort(self, name: str) -> None:
         for slot, request in self._running.items():
@@ -285,14 +285,14 @@ class HFEngine:
             for name, tensor in given.items():
                 own[name].copy_(tensor)
         self._forward.refresh()
-        self.held = (weights.id.branch, weights.id.version)
+        self.held_version = (weights.id.branch, weights.id.version)
         self._slots.weights_changed(self._recompute)
 
 
 def _resolve(done: list[tuple[asyncio.Future[Any], Any]]) -> None:
     for future, outcome in done:
         if future.done():
-            continue  # its caller was cancelled
+            continue  # the caller was cancelled
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
         else:

@@ -1,6 +1,6 @@
 """One forward pass of a transformers model over a static KV cache: any family, by the model's own code.
 
-`decode.py` does the same sums faster for the families that it knows.
+`decode.py` computes the same faster for the families that it supports.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Rows = slice | torch.Tensor
 
 
 class KVCache:
-    """Keys and values of every slot, what belongs to one position side by side: one write per token, one copy per slot.
+    """Keys and values of every slot. Those of one position are adjacent: one write per token, one copy per slot.
 
-    The last position is scratch: what must be written somewhere, and is read by nobody, goes there.
+    The last position is scratch space, for values that are never read.
     """
 
     def __init__(self, model: Any, slots: int, length: int) -> None:
@@ -32,28 +32,28 @@ class KVCache:
         self.index = torch.arange(slots)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` positions of one slot to another."""
+        """Copy the first `length` positions of one slot to another."""
         self.kv[:, target, :length] = self.kv[:, source, :length]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Sequences that go through a pass at one width: those that are prefilled, or those that decode."""
+    """Sequences with the same width in a pass: some that prefill, or those that decode."""
 
     tokens: torch.Tensor
     """[B, L] int64"""
     positions: torch.Tensor
-    """[B, L] int64; padding stands at the cache's scratch position."""
+    """[B, L] int64; padding has the cache's scratch position."""
     rows: Rows
-    """Of the cache, B of them."""
+    """B rows of the cache."""
     last: torch.Tensor
-    """[B] int64: the column after which logits are asked for."""
+    """[B] int64: the column whose logits are returned."""
     longest: int
-    """No real position of these sequences is at or beyond it."""
+    """Upper bound, exclusive, of the real positions of these sequences."""
 
 
 class Forward(Protocol):
-    """Writes the keys and values of the given tokens into the cache and returns the logits after the chosen ones."""
+    """Writes keys and values of the tokens into the cache and returns the logits of each sequence's `last` column."""
 
     def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
         """[B of all parts, V] float32, in order."""
@@ -71,7 +71,7 @@ def attention_mask(part: Part, dtype: torch.dtype) -> torch.Tensor:
 
 
 class PlainForward:
-    """Through the model's own forward."""
+    """Runs the model's own forward."""
 
     def __init__(self, model: Any, cache: KVCache) -> None:
         self._model, self._cache = model, cache
@@ -85,7 +85,7 @@ class PlainForward:
             input_ids=part.tokens,
             position_ids=part.positions.clamp(max=self._cache.scratch - 1),
             attention_mask=attention_mask(part, self._model.dtype),
-            past_key_values=_View(self._cache, part),
+            past_key_values=_CacheView(self._cache, part),
             use_cache=True,
         ).last_hidden_state
         logits: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(hidden)), part.last])
@@ -95,8 +95,8 @@ class PlainForward:
         return None
 
 
-class _View:
-    """What a transformers attention layer expects of a cache, for one call."""
+class _CacheView:
+    """The cache interface that transformers' attention layers expect, for one call."""
 
     is_compileable = False
     is_sliding = (False,)
@@ -108,7 +108,7 @@ class _View:
     def update(
         self, k: torch.Tensor, v: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """k, v [B, kv_heads, L, head_dim] of the new tokens; returns those of all positions below `longest`."""
+        """Write k, v [B, kv_heads, L, head_dim] of the new tokens; returns those of all positions below `longest`."""
         keys, values = self._cache.k[layer], self._cache.v[layer]
         rows, positions, longest = self._part.rows, self._part.positions, self._part.longest
         keys[self._index, :, positions] = k.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""What one step of the embedded engine computes: which slots prefill beside each other, which get their next token.
+"""Plans one step of the embedded engine: which slots prefill together, which get their next token.
 
 No model: slots in, parts of a forward pass out.
 """
@@ -12,42 +12,42 @@ import numpy as np
 import torch
 
 from asyncrl.actors.engines.hf.forward import KVCache, Part, Rows
-from asyncrl.actors.engines.hf.slots import Index, Slots, Tokens
+from asyncrl.actors.engines.hf.slots import Index, KVSlots, Tokens
 
 PREFILL_TOKENS = 4096
 """Tokens, padding included, of one prefill pass."""
 WIDTHS = (8, 32, 128)
-"""Tails up to each of these are prefilled together: tool results of a few tokens are not padded to whole prompts."""
+"""Tails up to each of these widths are prefilled together, so that short tool results are not padded to prompts."""
 KEY_BLOCK = 16
 """The cache is read up to the longest sequence rounded up to this."""
 
 
 @dataclass(slots=True, eq=False)
 class Planned:
-    """What one step does for some slots."""
+    """The part of one step for some slots."""
 
     rows: Index
     """The slots that get a token."""
     chosen: Index
-    """Where they stand in `part`, which may hold others, too."""
+    """Their indices in `part`, which may hold other slots too."""
     part: Part
     prefilled: int
-    """Tokens of prompts."""
+    """Prompt tokens in it."""
 
 
-def share(s: Slots, cache: KVCache) -> int:
-    """Copies what other slots have computed already into those that need it; gives the number of tokens."""
+def share(s: KVSlots, cache: KVCache) -> int:
+    """Copy cached prefixes from other slots to those that need them; returns the number of tokens."""
     before = int(s.cached.sum())
     for row in s.to_prefill().tolist():
-        if found := s.donor(row):
-            source, shared = found
+        if donor := s.donor(row):
+            source, shared = donor
             cache.copy(source, row, shared)
             s.cached[row] = shared
     return int(s.cached.sum()) - before
 
 
-def prefill(s: Slots, scratch: int) -> Iterator[Planned]:
-    """Those whose tail is longer than one token, as many as fit."""
+def prefill(s: KVSlots, scratch: int) -> Iterator[Planned]:
+    """Slots whose tail is longer than one token, as many as fit."""
     if len(rows := s.to_prefill()):
         rows = s.batch(rows, PREFILL_TOKENS)
         widths = np.searchsorted(WIDTHS, s.length[rows] - s.cached[rows])
@@ -55,7 +55,7 @@ def prefill(s: Slots, scratch: int) -> Iterator[Planned]:
             yield _prefill_part(s, rows[widths == width], scratch)
 
 
-def _prefill_part(s: Slots, rows: Index, scratch: int) -> Planned:
+def _prefill_part(s: KVSlots, rows: Index, scratch: int) -> Planned:
     tails = s.length[rows] - s.cached[rows]
     columns = np.arange(tails.max())
     at = s.cached[rows][:, None] + columns
@@ -66,13 +66,13 @@ def _prefill_part(s: Slots, rows: Index, scratch: int) -> Planned:
     return Planned(rows, np.arange(len(rows)), part, int(tails.sum()))
 
 
-def decode(s: Slots, scratch: int) -> Iterator[Planned]:
-    """Those whose tail is the token sampled last."""
+def decode(s: KVSlots, scratch: int) -> Iterator[Planned]:
+    """Slots whose tail is the last sampled token."""
     rows = s.to_decode()
     if not len(rows):
         return
     top = int(rows[-1]) + 1
-    # In place over all slots up to the last one that decodes, unless so few do that gathering is cheaper.
+    # In place over all slots up to the last one that decodes, unless so few decode that gathering is cheaper.
     dense = 2 * len(rows) >= top
     computed = np.arange(top) if dense else rows
     chosen = rows if dense else np.arange(len(rows))
@@ -84,6 +84,6 @@ def decode(s: Slots, scratch: int) -> Iterator[Planned]:
     yield Planned(rows, chosen, _part(s, rows, tokens[:, None], positions[:, None], place, last), 0)
 
 
-def _part(s: Slots, rows: Index, tokens: Tokens, positions: Index, place: Rows, last: Index) -> Part:
+def _part(s: KVSlots, rows: Index, tokens: Tokens, positions: Index, place: Rows, last: Index) -> Part:
     longest = min(-(-int(s.length[rows].max()) // KEY_BLOCK) * KEY_BLOCK, s.room)
     return Part(torch.from_numpy(tokens).long(), torch.from_numpy(positions), place, torch.from_numpy(last), longest)

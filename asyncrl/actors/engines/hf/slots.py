@@ -1,9 +1,9 @@
-"""Which sequence stands in which slot, and how much of it is in the KV cache. Pure: no model, no threads, no clock.
+"""Tracks which sequence is in which slot, and how much of it is in the KV cache. Pure: no model, no threads, no clock.
 
-A slot's sequence is `tokens[slot, :length]`, of which the first `cached` have keys and values in the cache. What is
-left over is its **tail**: one token while it decodes, more while it is to be prefilled. A slot that became free keeps
-its sequence, so that a later prompt that begins the same way finds the work done: the next turn of the same episode in
-place, another episode's system prompt by copying.
+A slot's sequence is `tokens[slot, :length]`; the first `cached` of its tokens have keys and values in the cache. The
+rest is its **tail**: one token while it decodes, more before it is prefilled. A free slot keeps its sequence, so that a
+later prompt with the same prefix can use its cache: the next turn of the same episode in place, another episode's
+system prompt by copying.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Index = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
 
 WORTH_WAITING = 16
-"""Tokens: a prompt that shares so many with one that is being prefilled waits for it, and copies."""
+"""A prompt that shares this many tokens with one that is being prefilled waits for it, and copies."""
 
 
-class Slots:
+class KVSlots:
     """Arrays over `count` slots of `length` tokens each."""
 
     def __init__(self, count: int, length: int, vocab: int) -> None:
@@ -43,15 +43,15 @@ class Slots:
         self.top_k = np.zeros(count, np.int64)
         self.stops = np.zeros((count, vocab), bool)
         self.pure = np.ones(count, bool)
-        """All that is cached was computed under the weights in use."""
+        """Whether everything cached was computed with the weights in use."""
         self._freed = np.zeros(count, np.int64)
         self._clock = 0
 
     def place(self, prompt: Tokens, sampling: Sampling) -> int | None:
-        """The slot that takes `prompt` (at least 1, fewer than `room` tokens), or None when all are taken.
+        """The slot for `prompt` (at least 1, fewer than `room` tokens), or None when all are in use.
 
-        A slot whose whole cache is a beginning of the prompt is the turn before of the same episode; otherwise the
-        slot that has been free for longest.
+        A slot whose whole cache is a prefix of the prompt holds the previous turn of the same episode; without one, it
+        is the slot that has been free longest.
         """
         free = np.flatnonzero(~self.active)
         if not len(free):
@@ -76,7 +76,7 @@ class Slots:
         self.stops[slot, list(sampling.stop_token_ids)] = True
         return slot
 
-    def free(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         self._clock += 1
         self._freed[slot] = self._clock
         self.active[slot] = False
@@ -90,7 +90,7 @@ class Slots:
         return np.flatnonzero(self.active & (self.length - self.cached == 1))
 
     def donor(self, slot: int) -> tuple[int, int] | None:
-        """(another slot, n): its first n cached positions are those of `slot` and more than `slot` has itself."""
+        """(another slot, n): its first n cached positions equal those of `slot`, which has fewer cached."""
         others = np.flatnonzero(self.pure & (self.cached > self.cached[slot]))
         if not len(others):
             return None
@@ -99,8 +99,8 @@ class Slots:
         return (int(others[best]), int(shared[best])) if shared[best] > self.cached[slot] else None
 
     def batch(self, rows: Index, max_tokens: int) -> Index:
-        """Those of `rows` (with a tail) that are prefilled together: at most `max_tokens` with padding, at least one,
-        none that could soon copy from another."""
+        """The `rows` (with a tail) to prefill together: at most `max_tokens` with padding, at least one row, and none
+        that could soon copy from another."""
         tails = self.length[rows] - self.cached[rows]
         chosen: list[int] = []
         widest = 0
@@ -117,7 +117,7 @@ class Slots:
     def record(
         self, rows: Index, tokens: Index, logprobs: npt.NDArray[np.float32], version: int
     ) -> tuple[Index, Index]:
-        """One sampled token per row. Returns the rows that ended with a stop token, and those that ran out of room."""
+        """Record one sampled token per row. Returns the rows that ended with a stop token, and those out of room."""
         at = self.length[rows]
         self.tokens[rows, at] = tokens
         self.logprobs[rows, at] = logprobs
@@ -128,16 +128,16 @@ class Slots:
         return rows[stopped], rows[~stopped & (at + 1 >= self.limit[rows])]
 
     def weights_changed(self, recompute: bool) -> None:
-        """Forget the cache, or keep it for the sequences that it belongs to and nobody else."""
+        """Forget the cache, or keep it for its own sequences only."""
         if recompute:
             self.cached[:] = 0
         self.pure[:] = recompute
 
     def _shared(self, prompt: Tokens, slots: Index) -> Index:
-        """How many positions of `prompt`, at most all but the last, the cache of each slot holds."""
+        """Number of positions of `prompt`, at most all but the last, that each slot has cached."""
         return np.minimum(np.minimum(self._common(prompt, slots), self.cached[slots]), len(prompt) - 1)
 
     def _common(self, prompt: Tokens, slots: Index | Sequence[int]) -> Index:
-        """Length of the common beginning with each slot's tokens (what follows a slot's length is garbage)."""
+        """Length of the common prefix with each slot's tokens (those after a slot's length are garbage)."""
         same = self.tokens[slots, : len(prompt)] == prompt
         return np.where(same.all(1), len(prompt), same.argmin(1))

@@ -1,4 +1,4 @@
-"""What tells one kind of server from another: how it is asked, and how new weights reach it."""
+"""The interfaces of one kind of server: its HTTP requests, and the transfer of new weights to it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Tensors = Mapping[str, "torch.Tensor"]
 
 
 @dataclass(slots=True)
-class Answer:
-    """What a request has produced so far."""
+class Output:
+    """The output of a request so far."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -26,11 +26,11 @@ class Answer:
     """{version, start, end} over the ids, in order."""
     reason: str | None = None
     why: str = ""
-    """What the server says about an abort."""
+    """The server's reason for an abort."""
 
 
 class Dialect(Protocol):
-    """How one kind of server is asked. Paths are relative to a server's URL; a body is JSON."""
+    """The HTTP interface of one kind of server. Paths are relative to a server's URL; a body is JSON."""
 
     name: str
     health: str
@@ -39,7 +39,7 @@ class Dialect(Protocol):
         """(path, body) of a streamed request. `salt` keeps cached prefixes of other weights apart."""
         ...
 
-    def take(self, chunk: Any, answer: Answer) -> None:
+    def take(self, chunk: Any, output: Output) -> None:
         """Add one event of the stream."""
         ...
 
@@ -48,21 +48,21 @@ class Dialect(Protocol):
     def resume(self) -> tuple[str, Any]: ...
     def name_version(self, version: str) -> tuple[str, Any]: ...
 
-    def refused(self, answer: Any) -> str:
-        """Why a command that was answered did not succeed; empty: it did."""
+    def refused(self, reply: Any) -> str:
+        """Why a command that was answered did not succeed; empty if it did."""
         ...
 
 
 class Carrier(Protocol):
-    """How new weights reach the servers."""
+    """Transfers new weights to the servers."""
 
     async def start(self, servers: Servers) -> None:
-        """Once, when all of them serve."""
+        """Called once, when all servers serve."""
         ...
 
     async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
-        """Into all of them, while they are paused. `folder` is for this, readable to them, and removed afterwards.
-        Raises EngineDied."""
+        """Load `tensors` into all servers, while they are paused. `folder`: a folder that they can read, removed
+        afterwards. Raises EngineDied."""
         ...
 
     def close(self) -> None: ...

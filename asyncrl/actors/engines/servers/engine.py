@@ -1,10 +1,10 @@
-"""Engines behind HTTP: servers of one kind, each with all of the model, spoken to in their own dialect.
+"""Engines behind HTTP: servers of one kind, each with the whole model, addressed in their own dialect.
 
-    generate ──token ids──> the server with the fewest requests; its answer is streamed: ids, logprobs, versions
-    pause, load, resume ──> all servers at once (http.py); weights go as the kind of server takes them
+    generate ──token ids──> the server with the fewest requests; it streams ids, logprobs, versions
+    pause, load, resume ──> all servers at once (http.py); weights go by the carrier of this kind of server
 
-The servers belong to one actor alone: a pause of somebody else's would not be known here. While paused, new requests
-wait here: what they compute must be of the new weights alone.
+The servers belong to one actor alone, since a pause by another actor would not be known here. While paused, new
+requests wait here, so that they are computed with the new weights only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 from asyncrl.actors.engines.checks import Fit, checkpoint_shapes, prompt_of
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
-from asyncrl.actors.engines.servers.dialect import Answer, Carrier, Dialect
+from asyncrl.actors.engines.servers.dialect import Carrier, Dialect, Output
 from asyncrl.actors.engines.servers.http import Server, Servers
 from asyncrl.actors.engines.servers.process import ServerProcess
 from asyncrl.errors import ConfigError
@@ -44,54 +44,55 @@ class ServerSettings:
     """One actor's servers."""
 
     model: Path
-    """Hugging Face folder with safetensors, which the servers serve too."""
+    """The Hugging Face folder, with safetensors, that the servers serve."""
     max_tokens: int
-    """Of one sequence, prompt and output together."""
+    """Longest sequence, prompt and output together."""
     urls: tuple[str, ...]
     start_s: float = 180.0
-    """Seconds in which every server must answer."""
+    """Seconds within which every server must serve."""
     call_s: float = 120.0
-    """Seconds in which it must answer a command: pause, load, resume."""
+    """Deadline, in seconds, of a command: pause, load, resume."""
     idle_s: float = 300.0
     """Seconds without a token after which a request's server counts as dead."""
     weights_dir: Path | None = None
-    """Where weights are put for the servers; None: shared memory, for servers on this host."""
+    """Folder in which the servers find new weights; None: shared memory, for servers on this host."""
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request under way."""
+class _Request:
+    """A running request."""
 
     name: str
-    """Its name at the server."""
+    """The server's name for it."""
     server: Server
     task: asyncio.Task[Generation] | None = None
     aborted: bool = False
-    """By this engine."""
+    """Whether this engine aborted it."""
 
 
 class ServerEngine:
     honours_seeds = False
-    """A server's samples are its own."""
+    """Servers sample with generators of their own."""
 
     def __init__(
         self, dialect: Dialect, carrier: Carrier, settings: ServerSettings, process: ServerProcess | None = None
     ) -> None:
-        """`process`: a server that this engine starts and ends. Raises ConfigError."""
+        """`process`: the server that this engine starts and ends; None: the servers run already. Raises ConfigError."""
         from transformers import AutoConfig
 
         model = AutoConfig.from_pretrained(settings.model).get_text_config()
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self._dialect, self._carrier, self._settings, self._process = dialect, carrier, settings, process
         self._vocab = int(model.vocab_size)
         optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
         self._fit = Fit(checkpoint_shapes(settings.model), optional)
         self.servers = Servers(settings.urls, settings.call_s, settings.idle_s, dialect.refused)
-        # Of a name at the servers. SGLang aborts whatever begins like a name, and, 2 s after its end, a request's own
-        # name once more: names of two engines must not meet, none may begin another, none may come again.
+        # Part of every request's name at the servers. SGLang aborts all names with the given prefix, and a request's
+        # own name once more 2 s after its end: so no two engines share a name, none is a prefix of another, and none
+        # is used again.
         self._tag = uuid.uuid4().hex[:8]
-        self._asked = 0
-        self._running: dict[str, _Asked] = {}
+        self._number = 0
+        self._running: dict[str, _Request] = {}
         self._open = asyncio.Event()
         self._closing = False
         self._generated = 0
@@ -107,8 +108,8 @@ class ServerEngine:
                 self._process.start()
             ended = self._process.ended if self._process is not None else lambda: ""
             await self.servers.until_they_serve(self._dialect.health, self._settings.start_s, ended)
-            await self._tell(self._dialect.resume())
-            await self._tell(self._dialect.name_version(str(self.held[1])))
+            await self._command(self._dialect.resume())
+            await self._command(self._dialect.name_version(str(self.held_version[1])))
             await self._carrier.start(self.servers)
         except BaseException:
             await self.close()
@@ -118,9 +119,9 @@ class ServerEngine:
     async def close(self) -> None:
         self._closing = True
         self._open.set()
-        for asked in self._running.values():
-            if asked.task is not None:
-                asked.task.cancel()
+        for running in self._running.values():
+            if running.task is not None:
+                running.task.cancel()
         self._carrier.close()
         await self.servers.close()
         if self._process is not None:
@@ -130,15 +131,15 @@ class ServerEngine:
         self._check_alive()
         room = self._settings.max_tokens
         ids = prompt_of(request, prompt, sampling, vocab=self._vocab, room=room, running=self._running)
-        self._asked += 1
+        self._number += 1
         server = self.servers.least_busy()
-        asked = _Asked(f"{self._tag}-{self._asked}-{request};", server)
+        running = _Request(f"{self._tag}-{self._number}-{request};", server)
         n = min(sampling.max_new_tokens, room - len(ids))
-        asked.task = asyncio.ensure_future(self._generate(asked, ids.tolist(), n, sampling))
-        self._running[request] = asked
+        running.task = asyncio.ensure_future(self._generate(running, ids.tolist(), n, sampling))
+        self._running[request] = running
         server.running += 1
         try:
-            return await asked.task
+            return await running.task
         except asyncio.CancelledError:
             if self._closing:
                 raise EngineDied(f"request {request}: the engine was closed") from None
@@ -147,52 +148,52 @@ class ServerEngine:
             del self._running[request]
             server.running -= 1
 
-    async def _generate(self, asked: _Asked, prompt: list[int], n: int, sampling: Sampling) -> Generation:
+    async def _generate(self, running: _Request, prompt: list[int], n: int, sampling: Sampling) -> Generation:
         await self._open.wait()
-        url = asked.server.url
-        salt = f"{self._tag}.{self.held[0]}.{self.held[1]}"
-        path, body = self._dialect.generate(asked.name, prompt, n, sampling, salt)
-        answer = Answer()
+        url = running.server.url
+        salt = f"{self._tag}.{self.held_version[0]}.{self.held_version[1]}"
+        path, body = self._dialect.generate(running.name, prompt, n, sampling, salt)
+        output = Output()
         try:
             async with self.servers.client.stream("POST", url + path, json=body) as response:
                 if response.status_code != 200:
-                    said = (await response.aread()).decode(errors="replace")
-                    raise EngineDied(f"{url}{path} answered {response.status_code}: {said[:500]}")
+                    text = (await response.aread()).decode(errors="replace")
+                    raise EngineDied(f"{url}{path} answered {response.status_code}: {text[:500]}")
                 async for line in response.aiter_lines():
                     if line.startswith("data:") and not line.endswith("[DONE]"):
-                        before = len(answer.ids)
-                        self._dialect.take(json.loads(line[5:]), answer)
-                        self._generated += len(answer.ids) - before
+                        before = len(output.ids)
+                        self._dialect.take(json.loads(line[5:]), output)
+                        self._generated += len(output.ids) - before
         except httpx.HTTPError as error:
-            raise EngineDied(f"{url} was lost in request {asked.name}: {type(error).__name__} {error}") from error
+            raise EngineDied(f"{url} was lost in request {running.name}: {type(error).__name__} {error}") from error
         except asyncio.CancelledError:
             if not self._closing:
-                await self._abort(asked)
+                await self._abort(running)
             raise
-        if answer.reason == "abort" and not asked.aborted:
-            log.warning("%s aborted request %s, unasked: %s", url, asked.name, answer.why or "it does not say why")
-        return self._generation(answer, asked.server)
+        if output.reason == "abort" and not running.aborted:
+            log.warning("%s aborted request %s by itself: %s", url, running.name, output.why or "no reason given")
+        return self._generation(output, running.server)
 
-    def _generation(self, answer: Answer, server: Server) -> Generation:
-        ids, logprobs = np.asarray(answer.ids, np.int32), np.asarray(answer.logprobs, np.float32)
+    def _generation(self, output: Output, server: Server) -> Generation:
+        ids, logprobs = np.asarray(output.ids, np.int32), np.asarray(output.logprobs, np.float32)
         versions = np.full(len(ids), -1, np.int32)
-        for span in answer.spans:
+        for span in output.spans:
             versions[span["start"] : span["end"]] = int(span["version"])
-        if answer.reason not in ("stop", "length", "abort") or len(logprobs) != len(ids) or (versions < 0).any():
+        if output.reason not in ("stop", "length", "abort") or len(logprobs) != len(ids) or (versions < 0).any():
             raise EngineDied(
-                f"{server.url} ended a request with {answer.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
-                f"the versions {answer.spans}: it is another release than this was written for (docs/engines.md)"
+                f"{server.url} ended a request with {output.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
+                f"the versions {output.spans}: this engine was written for another release (docs/engines.md)"
             )
-        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], answer.reason))
+        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], output.reason))
 
     async def abort(self, request: str) -> None:
-        if (asked := self._running.get(request)) is not None:
-            asked.aborted = True
-            await self._abort(asked)
+        if (running := self._running.get(request)) is not None:
+            running.aborted = True
+            await self._abort(running)
 
-    async def _abort(self, asked: _Asked) -> None:
-        with contextlib.suppress(EngineDied):  # the request itself says what its server died of
-            await self.servers.post(asked.server, *self._dialect.abort(asked.name))
+    async def _abort(self, running: _Request) -> None:
+        with contextlib.suppress(EngineDied):  # the request itself reports why its server died
+            await self.servers.post(running.server, *self._dialect.abort(running.name))
 
     async def check(self, weights: Weights) -> None:
         await asyncio.to_thread(self._fit.tensors, weights)
@@ -203,7 +204,7 @@ class ServerEngine:
         if self._paused_at is None:
             self._paused_at = time.monotonic()
         self._recompute = recompute_kv
-        await self._tell(self._dialect.pause(recompute_kv))
+        await self._command(self._dialect.pause(recompute_kv))
 
     async def load(self, weights: Weights) -> None:
         self._check_alive()
@@ -213,19 +214,19 @@ class ServerEngine:
         version = str(weights.id.version)
         with leftovers.in_memory("server", self._settings.weights_dir) as folder:
             await self._carrier.load(self.servers, folder, tensors, version, self._recompute)
-        await self._tell(self._dialect.name_version(version))
-        self.held = weights.id.order
+        await self._command(self._dialect.name_version(version))
+        self.held_version = weights.id.order
         self._fit.forget()
 
     async def resume(self) -> None:
-        await self._tell(self._dialect.resume())
+        await self._command(self._dialect.resume())
         if self._paused_at is not None:
             self._paused_s += time.monotonic() - self._paused_at
             self._paused_at = None
         self._open.set()
 
     def load_stats(self) -> Mapping[str, float]:
-        """Servers are not asked what they hold: `waiting` and `kv_use` are 0, the totals of the prefill too."""
+        """Servers are not asked for their load: `waiting`, `kv_use` and the totals of the prefill are 0."""
         return {
             "running": float(len(self._running)),
             "waiting": 0.0,
@@ -236,15 +237,15 @@ class ServerEngine:
             "prefix_reused": 0.0,
         }
 
-    async def _tell(self, phrase: tuple[str, Any]) -> None:
-        await self.servers.tell(lambda _: phrase)
+    async def _command(self, command: tuple[str, Any]) -> None:
+        await self.servers.command(lambda _: command)
 
     def _check_alive(self) -> None:
         self.servers.client  # noqa: B018
 
 
 def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
-    """Of this actor, one of `actors`: every server belongs to one. Raises ConfigError."""
+    """The servers of this actor, one of `actors`; every server belongs to one actor. Raises ConfigError."""
     if isinstance(urls, str) or not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         raise ConfigError(
             f"actors.engine_options.urls is {urls!r}, expected a list of http://host:port, one per server."

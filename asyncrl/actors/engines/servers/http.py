@@ -1,4 +1,4 @@
-"""Speaking to several servers of one kind over HTTP: commands to all of them, and whether they serve."""
+"""HTTP to several servers of one kind: commands to all of them, and checks whether they serve."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import httpx
 
 from asyncrl.actors.engines.protocol import EngineDied
 
-Phrase = Callable[[int], tuple[str, Any]]
-"""(path, body) for the i-th server. A path is relative to the server's URL, a body is JSON."""
+Command = Callable[[int], tuple[str, Any]]
+"""(path, body) for the i-th server. The path is relative to the server's URL, the body is JSON."""
 
 
 @dataclass(slots=True)
 class Server:
     url: str
     running: int = 0
-    """Requests under way."""
+    """Running requests."""
 
 
 class Servers:
     def __init__(self, urls: Sequence[str], call_s: float, idle_s: float, refused: Callable[[Any], str]) -> None:
         """
         Args:
-            call_s: seconds in which a command must be answered.
+            call_s: deadline of a command, in seconds.
             idle_s: seconds without a token after which a request's server counts as dead.
-            refused: why a command that was answered did not succeed; empty: it did.
+            refused: returns why a command that was answered did not succeed; empty if it did.
         """
         self.all = [Server(url.rstrip("/")) for url in urls]
         self._call_s, self._idle_s, self._refused = call_s, idle_s, refused
@@ -59,10 +59,10 @@ class Servers:
     def least_busy(self) -> Server:
         return min(self.all, key=lambda server: server.running)
 
-    async def tell(self, phrase: Phrase) -> None:
-        """To all servers at once. Raises EngineDied unless all of them do it."""
-        answers: list[Awaitable[None]] = [self.post(server, *phrase(i)) for i, server in enumerate(self.all)]
-        await asyncio.gather(*answers)
+    async def command(self, command: Command) -> None:
+        """Send a command to all servers at once. Raises EngineDied unless it succeeds on all of them."""
+        posts: list[Awaitable[None]] = [self.post(server, *command(i)) for i, server in enumerate(self.all)]
+        await asyncio.gather(*posts)
 
     async def post(self, server: Server, path: str, body: Any) -> None:
         try:
@@ -70,20 +70,20 @@ class Servers:
         except httpx.HTTPError as error:
             raise EngineDied(f"{server.url}{path} did not answer: {type(error).__name__} {error}") from error
         try:
-            said = response.json() if response.content else {}
+            reply = response.json() if response.content else {}
         except ValueError:
-            said = {"text": response.text}
-        if response.status_code != 200 or (why := self._refused(said)):
-            why = f"answered {response.status_code}: {str(said)[:500]}" if response.status_code != 200 else why
+            reply = {"text": response.text}
+        if response.status_code != 200 or (why := self._refused(reply)):
+            why = f"answered {response.status_code}: {str(reply)[:500]}" if response.status_code != 200 else why
             raise EngineDied(f"{server.url}{path}: {why}")
 
     async def until_they_serve(self, health: str, within_s: float, ended: Callable[[], str]) -> None:
-        """Raises EngineDied when one does not in time, or `ended` says why it never will."""
+        """Wait until all servers serve. Raises EngineDied at the deadline, or when `ended` says why they never will."""
         deadline = time.monotonic() + within_s
         for server in self.all:
             while why := await self._why_not(server, health):
-                if said := ended():
-                    raise EngineDied(said)
+                if reason := ended():
+                    raise EngineDied(reason)
                 if time.monotonic() > deadline:
                     raise EngineDied(f"{server.url} did not serve within {within_s:g} s (launch.start_s): {why}")
                 await asyncio.sleep(0.25)

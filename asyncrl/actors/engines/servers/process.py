@@ -1,9 +1,9 @@
-"""A server that an actor starts: it ends with the actor, however that ends, with every process that it has started.
+"""A server that an actor starts. It ends with the actor, however the actor ends, and with every process it started.
 
     actor ──pipe, never written to──> python process.py COMMAND
-                                        starts COMMAND; at the end of the pipe, ends it and all that it started
+                                        starts COMMAND; when the pipe closes, ends it and all that it started
 
-What keeps the server is a small process of its own: an actor that is killed can end nothing.
+The supervisor is a small process of its own, because an actor that is killed can end nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 STOP_S, LOOK_S = 5.0, 1.0
-"""For ending in order; between two looks at what the server has started."""
+"""Seconds to end in order; seconds between two looks at what the server has started."""
 
 
 class ServerProcess:
@@ -31,20 +31,22 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Its output goes where this process's goes."""
-        # By its path: as a module it would import all of the package first. -P: `import http` must not find the
-        # http.py beside this file.
-        keeper = [sys.executable, "-P", __file__, *self._command]
-        # stdout is for the caller's own words.
-        self._process = subprocess.Popen(keeper, stdin=subprocess.PIPE, stdout=2, env=os.environ | self._environment)
+        """Start the server; its output goes to this process's stderr."""
+        # By path: as a module it would import the whole package first. -P: `import http` must not find the http.py in
+        # this folder.
+        supervisor = [sys.executable, "-P", __file__, *self._command]
+        # stdout is reserved for the caller's own output.
+        self._process = subprocess.Popen(
+            supervisor, stdin=subprocess.PIPE, stdout=2, env=os.environ | self._environment
+        )
 
     def ended(self) -> str:
-        """Why it is over; empty while it runs."""
+        """Why the server ended; empty while it runs."""
         code = self._process.poll() if self._process is not None else None
         return "" if code is None else f"the server ended with exit code {code}; the log says why: {self._command[:4]}"
 
     def stop(self) -> None:
-        """Returns when nothing of it is left."""
+        """Returns when no process of the server is left."""
         process, self._process = self._process, None
         if process is None or process.stdin is None:
             return
@@ -57,22 +59,22 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _alive(process: psutil.Process) -> bool:
-    """A process that only waits for its parent to hear of its end is none."""
+    """Whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def _keep(command: Sequence[str]) -> int:
-    """Until the command has ended, or this process's owner: then all is ended that the command had started."""
-    # A terminal's Ctrl-C is the actor's affair, which then closes the pipe.
+def _supervise(command: Sequence[str]) -> int:
+    """Wait until the command, or the owner of this process, has ended; then end all that the command started."""
+    # The actor handles a terminal's Ctrl-C, and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = psutil.Popen(command, stdin=subprocess.DEVNULL)
@@ -80,7 +82,7 @@ def _keep(command: Sequence[str]) -> int:
     owned = True
     while owned and server.poll() is None:
         owned = not select.select([sys.stdin], [], [], LOOK_S)[0]
-        # Looked up while the server lives: afterwards nobody knows whose children they were.
+        # Listed while the server lives: afterwards its children cannot be found.
         with contextlib.suppress(psutil.NoSuchProcess):
             family = [*server.children(recursive=True), server]
     for process in family:
@@ -97,4 +99,4 @@ def _keep(command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_keep(sys.argv[1:]))
+    sys.exit(_supervise(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""vLLM as a server: attach to `vllm serve` processes that run already, by URL.
+"""vLLM as a server: running `vllm serve` processes, by URL.
 
-They need vLLM's development routes, for pauses and weights, and asyncrl's extension of its worker, which loads weights
-as the embedded engine does (docs/engines.md has the command).
+They need vLLM's development routes, for pauses and weights, and asyncrl's worker extension, which loads weights as the
+embedded engine does (docs/engines.md has the command).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.actors.engines.protocol import Sampling
-from asyncrl.actors.engines.servers.dialect import Answer, Tensors
+from asyncrl.actors.engines.servers.dialect import Output, Tensors
 from asyncrl.actors.engines.servers.engine import ServerEngine, ServerSettings, own_urls
 from asyncrl.actors.engines.servers.http import Servers
 from asyncrl.config import Config
@@ -29,8 +29,8 @@ def from_config(config: Config, *, urls: Sequence[str] = (), weights_dir: str | 
     """`actors.engine: vllm_server`. Raises ConfigError.
 
     Args:
-        urls: servers that run, one or more per actor, serving `model.path`; nobody else may use them.
-        weights_dir: folder that servers on other hosts see too; default: shared memory of this host.
+        urls: running servers, one or more per actor, that serve `model.path` and have no other user.
+        weights_dir: a folder that servers on other hosts see too; default: shared memory of this host.
     """
     from asyncrl.model import resolve_path
 
@@ -47,7 +47,7 @@ def from_config(config: Config, *, urls: Sequence[str] = (), weights_dir: str | 
 
 
 class VLLMServer:
-    """Release 0.32."""
+    """The HTTP interface of vLLM 0.32."""
 
     name, health = "vllm_server", "/health"
 
@@ -70,18 +70,18 @@ class VLLMServer:
             "cache_salt": salt,
         }
 
-    def take(self, chunk: Any, answer: Answer) -> None:
+    def take(self, chunk: Any, output: Output) -> None:
         if not (choices := chunk.get("choices")):
             if "error" in chunk:
-                answer.reason = str(chunk["error"])
+                output.reason = str(chunk["error"])
             return
         [choice] = choices
-        answer.ids += choice.get("token_ids") or []
-        answer.logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
+        output.ids += choice.get("token_ids") or []
+        output.logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
         if choice.get("finish_reason"):
-            answer.reason = choice["finish_reason"]
+            output.reason = choice["finish_reason"]
         if choice.get("weight_versions"):
-            answer.spans = choice["weight_versions"]
+            output.spans = choice["weight_versions"]
 
     def abort(self, request: str) -> tuple[str, Any]:
         return "/abort_requests", {"request_ids": [f"generate-tokens-{request}"]}
@@ -95,29 +95,29 @@ class VLLMServer:
     def name_version(self, version: str) -> tuple[str, Any]:
         return "/update_weight_version", {"new_version": version}
 
-    def refused(self, answer: Any) -> str:
-        """A worker's own answers come as the text of what it returned."""
-        if all(result == "True" for result in answer.get("results") or ()):
+    def refused(self, reply: Any) -> str:
+        """Why a command failed. The results of workers come as text."""
+        if all(result == "True" for result in reply.get("results") or ()):
             return ""
-        return f"its workers cannot open the file of the weights (actors.engine_options.weights_dir): {answer}"
+        return f"its workers cannot open the file of the weights (actors.engine_options.weights_dir): {reply}"
 
 
 class PublishedFile:
-    """As in weights/local/shm.py, mapped by the servers' workers."""
+    """Weights in a published file (weights/local/shm.py), which the servers' workers map."""
 
     async def start(self, servers: Servers) -> None:
         return None
 
     async def load(self, servers: Servers, folder: Path, tensors: Tensors, version: str, recompute_kv: bool) -> None:
         path, digest = await asyncio.to_thread(_write, folder, tensors)
-        await servers.tell(lambda _: ("/collective_rpc", {"method": "asyncrl_load", "args": [str(path), digest]}))
+        await servers.command(lambda _: ("/collective_rpc", {"method": "asyncrl_load", "args": [str(path), digest]}))
 
     def close(self) -> None:
         return None
 
 
 def _write(folder: Path, tensors: Tensors) -> tuple[Path, str]:
-    """Path and digest."""
+    """(path, digest) of the file."""
     from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 
     id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())

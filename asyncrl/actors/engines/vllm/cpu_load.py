@@ -1,8 +1,8 @@
-"""New weights into vLLM's model on a CPU, in place: a third of what vLLM's own reload takes for a small model.
+"""Loads new weights into vLLM's model on a CPU, in place: a third of the time of vLLM's own reload for a small model.
 
-vLLM's reload moves every layer to the meta device, makes it anew, loads and processes it, because that suits any model
-and any quantisation. Of a dense Llama, Qwen2 or Qwen3 in full precision on one CPU it is known what is to be done:
-fused projections are joined and packed for the matrix product again, all else is copied.
+vLLM's reload moves every layer to the meta device, creates it again, loads and processes it, which suits any model and
+any quantisation. For a dense Llama, Qwen2 or Qwen3 in full precision on one CPU less is enough: fused projections are
+joined and packed for the matrix product again, everything else is copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEAD = "lm_head"
 
 
 def suits(worker: Any) -> bool:
-    """Whether `load` knows the worker's model."""
+    """Whether `load` supports the worker's model."""
     config, model = worker.vllm_config, worker.model_runner.get_model()
     return (
         worker.model_runner.device.type == "cpu"
@@ -36,9 +36,9 @@ def suits(worker: Any) -> bool:
 
 @torch.no_grad()
 def load(model: Any, given: Mapping[str, torch.Tensor], config: Any) -> None:
-    """`given` by their Hugging Face names. A head that is tied to the embedding is left to `pack_tied_head`.
+    """Load `given`, tensors by their Hugging Face names. `pack_tied_head` handles a head tied to the embedding.
 
-    Raises KeyError for one that is missing, before anything is changed.
+    Raises KeyError for a missing tensor, before anything is changed.
     """
     packed: Mapping[str, list[str]] = model.packed_modules_mapping
     tied = getattr(config, "tie_word_embeddings", False)
@@ -51,29 +51,29 @@ def load(model: Any, given: Mapping[str, torch.Tensor], config: Any) -> None:
         path, _, kind = name.rpartition(".")
         module = model.get_submodule(path)
         if kind == "weight" and isinstance(getattr(module, "quant_method", None), UnquantizedLinearMethod):
-            # It was taken away when it was packed; what is given here is mapped, and stays so for this call only.
+            # Packing removed the parameter; the tensors given here stay mapped for this call only.
             module.weight = torch.nn.Parameter(torch.cat(tensors), requires_grad=False)
             module.quant_method.process_weights_after_loading(module)
             continue
         own = getattr(module, kind).data
-        whole = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        own[: len(whole)].copy_(whole)  # a vocabulary is padded
+        new_value = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        own[: len(new_value)].copy_(new_value)  # the vocabulary may be padded
         if isinstance(getattr(module, "quant_method", None), UnquantizedEmbeddingMethod):
             module.quant_method.process_weights_after_loading(module)
 
 
 def _sources(name: str, packed: Mapping[str, list[str]]) -> list[str]:
-    """Hugging Face names of what `name` is made of, in order."""
+    """Hugging Face names of the parts of `name`, in order."""
     path, _, kind = name.rpartition(".")
     parent, _, own = path.rpartition(".")
     return [f"{parent}.{part}.{kind}" for part in packed[own]] if own in packed else [name]
 
 
 def pack_tied_head(model: Any, config: Any) -> None:
-    """Pack a head that is tied to the embedding again, after a reload on a CPU. `config`: vLLM's ModelConfig.
+    """After a reload on a CPU, pack a head that is tied to the embedding again. `config`: vLLM's ModelConfig.
 
-    Such a head has no weights of its own to load, so vLLM's reload (0.32, layerwise.py) skips it and it keeps the
-    matrix packed from the old embedding: without this call, logits come silently from the new layers and the old head.
+    Such a head has no weights of its own, so vLLM's reload (0.32, layerwise.py) skips it and it keeps the matrix packed
+    from the old embedding. Without this call, logits would silently come from the new layers and the old head.
     """
     embedding = model.model.embed_tokens.weight if hasattr(model, "model") else None
     tied = getattr(config.hf_text_config, "tie_word_embeddings", False)

@@ -1,4 +1,4 @@
-"""vLLM as the engine: its AsyncLLM in this process, its engine core in a child.
+"""vLLM as the engine: its AsyncLLM in this process, its engine core in a child process.
 
     this process                                    vLLM's engine core (ends with this process: executors.py)
     generate ──token ids──> requests.py ───────zmq──> scheduler ──> model runner, sampler
@@ -6,7 +6,7 @@
     pause, resume ──────────> scheduler, between two steps
     load ──path of a file──────────────────────────────────> worker maps it (worker.py)
 
-Requests are kept over a pause. While paused, new ones wait here: what they compute must be of the new weights alone.
+Requests survive a pause. While paused, new requests wait here, so that they are computed with the new weights only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy as np
 
 from asyncrl.actors.engines.checks import Fit, checkpoint_shapes, prompt_of
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
-from asyncrl.actors.engines.vllm.logprob_board import Board
+from asyncrl.actors.engines.vllm.logprob_board import LogprobBoard
 from asyncrl.actors.engines.vllm.process import end_vllm, start_vllm
-from asyncrl.actors.engines.vllm.requests import Counts, Request, Requests
+from asyncrl.actors.engines.vllm.requests import EngineCounts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import (
     VLLMSettings,
     kv_gb,
@@ -59,7 +59,7 @@ def from_config(
     record: bool = True,
     args: dict[str, Any] | None = None,
 ) -> VLLMEngine:
-    """`actors.engine: vllm`; the options are documented at VLLMSettings. Raises ConfigError, also without vLLM."""
+    """`actors.engine: vllm`; VLLMSettings documents the options. Raises ConfigError, also when vLLM is missing."""
     from asyncrl.model import resolve_path
 
     require_vllm()
@@ -87,7 +87,7 @@ def from_config(
 
 class VLLMEngine:
     def __init__(self, settings: VLLMSettings) -> None:
-        """Raises ConfigError when vLLM is missing, or the model suits neither it nor `env.max_tokens`."""
+        """Raises ConfigError when vLLM is missing, or the model has too few positions for `env.max_tokens`."""
         require_vllm()
         from transformers import AutoConfig
 
@@ -97,7 +97,7 @@ class VLLMEngine:
             raise ConfigError(
                 f"env.max_tokens is {settings.max_tokens} but the model has {positions} positions: lower it."
             )
-        self.held = (0, 0)
+        self.held_version = (0, 0)
         self._cpu = on_cpu()
         if self._cpu and settings.kv_gb is None:
             settings = replace(settings, kv_gb=kv_gb(settings, model))
@@ -106,7 +106,7 @@ class VLLMEngine:
         optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
         self._fit = Fit(checkpoint_shapes(settings.model), optional)
         self._llm: Any = None
-        self._board: Board | None = None
+        self._board: LogprobBoard | None = None
         self._requests: Requests | None = None
         self._running: dict[str, Request] = {}
         self._open = asyncio.Event()
@@ -115,12 +115,12 @@ class VLLMEngine:
 
     @property
     def honours_seeds(self) -> bool:
-        """Whether equal seeds give equal tokens. On a CPU by asyncrl's sampler only: vLLM's engine dies there of a seed
-        as soon as a prompt is prefilled in two pieces (set_offset of a CPU generator), so none is passed to it."""
+        """Whether equal seeds give equal tokens. On a CPU only with asyncrl's sampler: given a seed, vLLM's engine dies
+        there when a prompt is prefilled in two pieces (set_offset of a CPU generator), so it gets none."""
         return self._board is not None or not self._cpu
 
     async def start(self) -> None:
-        """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it does not."""
+        """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it fails."""
         try:
             await asyncio.to_thread(self._build)
             tasks = await self._command("get_supported_tasks", self._llm.get_supported_tasks())
@@ -134,14 +134,14 @@ class VLLMEngine:
         self._open.set()
 
     def _build(self) -> None:
-        # In no local variable, here or there: vLLM keeps frames alive, and its destructor fails at interpreter exit.
+        # Kept in no local variable: vLLM keeps frames alive, and its destructor fails at interpreter exit.
         self._llm = start_vllm(self._settings, self._cpu)
 
     async def _record(self) -> None:
-        # Removed as soon as both processes have it mapped: nothing is left of it, however they end.
+        # Removed as soon as both processes have mapped it, so that nothing is left, however they end.
         with leftovers.in_memory("vllm") as folder:
-            # Twice as many rows as slots, so that vLLM always has a request waiting to fill a free slot.
-            board = Board(folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
+            # Twice as many rows as slots, so that a request always waits to fill a free slot of vLLM.
+            board = LogprobBoard(folder / "logprobs", 2 * self._settings.slots, self._settings.max_tokens)
             if all(await self._in_worker("asyncrl_record", str(board.path), board.rows, board.room)):
                 self._board = board
 
@@ -163,14 +163,14 @@ class VLLMEngine:
         board = self._board
         row = None
         try:
-            row = await board.take() if board else None
+            row = await board.acquire() if board else None
             while not self._open.is_set():
                 await self._open.wait()
-            held = self.held
-            if not mine.over.done():
-                # Salted by the weights, so that no cached prefix of older weights, kept for those that run, is found.
+            held = self.held_version
+            if not mine.ended.done():
+                # Salted by the weights, so that no prefix is used that older weights computed for running requests.
                 await requests.send(mine, ids.tolist(), sampling, f"{held[0]}.{held[1]}", row)
-            reason = await mine.over
+            reason = await mine.ended
             recorded = board.read(row, len(mine.token_ids)) if board and row is not None else None
             return _generation(mine, reason, held[1], recorded)
         except asyncio.CancelledError:
@@ -179,7 +179,7 @@ class VLLMEngine:
         finally:
             del self._running[request]
             if board and row is not None:
-                board.give_back(row)
+                board.release(row)
 
     async def abort(self, request: str) -> None:
         if request in self._running and self._requests is not None:
@@ -189,9 +189,9 @@ class VLLMEngine:
         if self._settings.transfer:
             from asyncrl.actors.engines.vllm.transfer import meet
 
-            lent = cast("LeasedWeights", weights)
-            self._fit.shapes(lent)
-            await meet(self._llm, lent, self._settings.tensor_parallel, self._command)
+            on_device = cast("LeasedWeights", weights)
+            self._fit.shapes(on_device)
+            await meet(self._llm, on_device, self._settings.tensor_parallel, self._command)
             return
         await asyncio.to_thread(self._fit.tensors, weights)
 
@@ -200,7 +200,7 @@ class VLLMEngine:
         self._open.clear()
         if self._paused_at is None:
             self._paused_at = time.monotonic()
-        # Not AsyncLLM.pause_generation: that does this, clears a cache of images, and sleeps for 20 ms.
+        # Not AsyncLLM.pause_generation, which also clears a cache of images and sleeps for 20 ms.
         command = self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=recompute_kv)
         await self._command("pause", command)
 
@@ -209,12 +209,12 @@ class VLLMEngine:
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
         await (self._transfer(cast("LeasedWeights", weights)) if self._settings.transfer else self._copy(weights))
-        self.held = weights.id.order
+        self.held_version = weights.id.order
         self._fit.forget()
 
     async def _name_version(self) -> None:
         if names_versions():
-            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held[1])))
+            await self._command("update_weight_version", self._llm.update_weight_version(str(self.held_version[1])))
 
     async def _transfer(self, weights: LeasedWeights) -> None:
         from asyncrl.actors.engines.vllm.transfer import transfer
@@ -225,7 +225,7 @@ class VLLMEngine:
         tensors = await asyncio.to_thread(self._fit.tensors, weights)
         path: Path | None = getattr(weights, "path", None)
         if path is None or not await self._load_file(path, weights.id.digest):
-            # Not in a file, or its publisher has removed that by now: what is mapped here is written again.
+            # The weights are in no file, or the publisher has removed it: what is mapped here is written again.
             with leftovers.in_memory("vllm") as folder:
                 copy, digest = await asyncio.to_thread(_write, folder, tensors)
                 if not await self._load_file(copy, digest):
@@ -236,7 +236,7 @@ class VLLMEngine:
 
     async def resume(self) -> None:
         self._check_alive()
-        # vLLM takes them in this order: what it samples from now on is of the version that it has been told.
+        # vLLM handles these in order: it samples with the new version's name from here on.
         await asyncio.gather(self._name_version(), self._command("resume", self._llm.resume_generation()))
         if self._paused_at is not None:
             self._paused_s += time.monotonic() - self._paused_at
@@ -244,7 +244,7 @@ class VLLMEngine:
         self._open.set()
 
     def load_stats(self) -> Mapping[str, float]:
-        counts = self._requests.counts if self._requests else Counts()
+        counts = self._requests.counts if self._requests else EngineCounts()
         waiting = min(counts.waiting, len(self._running))
         return {
             "running": float(len(self._running) - waiting),
@@ -258,13 +258,13 @@ class VLLMEngine:
         }
 
     async def _in_worker(self, method: str, *args: Any) -> list[bool]:
-        """Of each worker."""
-        answer: list[bool] = await self._command(method, self._llm.collective_rpc(method, args=args))
-        return answer
+        """Call a method of every worker; one result per worker."""
+        results: list[bool] = await self._command(method, self._llm.collective_rpc(method, args=args))
+        return results
 
-    async def _command(self, name: str, answer: Awaitable[Result]) -> Result:
+    async def _command(self, name: str, reply: Awaitable[Result]) -> Result:
         try:
-            return await asyncio.wait_for(answer, self._settings.call_s)
+            return await asyncio.wait_for(reply, self._settings.call_s)
         except TimeoutError as error:
             raise EngineDied(f"vLLM did not answer {name!r} within {self._settings.call_s:g} s") from error
         except Exception as error:
@@ -279,7 +279,8 @@ class VLLMEngine:
 
 
 def _generation(request: Request, reason: str, held: int, recorded: Float32 | None) -> Generation:
-    """`held`: the version at the begin; a vLLM that names none is drained first. `recorded`: the board's logprobs."""
+    """`held`: the version at the start, for a vLLM that reports none (it is drained before new weights).
+    `recorded`: the board's logprobs."""
     ids = np.asarray(request.token_ids, np.int32)
     logprobs = np.concatenate([np.zeros(0, np.float32), *request.logprobs]) if recorded is None else recorded
     versions = np.full(len(ids), held, np.int32)
@@ -291,7 +292,7 @@ def _generation(request: Request, reason: str, held: int, recorded: Float32 | No
 
 
 def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:
-    """Path and digest of the file."""
+    """(path, digest) of the file."""
     from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 
     id = ShmPublisher(folder, keep=1).publish(0, 0, tensors.items())

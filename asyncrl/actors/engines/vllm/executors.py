@@ -1,7 +1,7 @@
-"""vLLM's executors, ended with the process that started the engine, however that ends.
+"""vLLM's executors, which end with the process that started the engine, however that process ends.
 
-vLLM's engine core outlives a front end that is killed. An executor is what a caller can put into that process by name:
-it is created first thing there. Executors of several GPUs have worker processes, which vLLM itself ends with the core.
+vLLM's engine core outlives a front end that is killed. An executor is the one part that a caller can put into that
+process by name, and it is created first. Worker processes of several GPUs are ended with the core by vLLM itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PERIOD_S = 0.25
 
 
 def end_with_owner() -> None:
-    """From now on this process is killed when its parent, which must be the owner, is gone.
+    """From now on, kill this process when its parent, which must be the owner, is gone.
 
-    The parent's death shows as another parent. PR_SET_PDEATHSIG would also fire when a mere thread of it ends.
+    A dead parent shows as another parent id. PR_SET_PDEATHSIG would also fire when only a thread of the parent ends.
     """
     owner = int(os.environ[OWNER])
 

@@ -1,11 +1,11 @@
-"""Behaviour logprobs past vLLM's output path: an array in shared memory, written by its worker, read by this process.
+"""Behaviour logprobs that bypass vLLM's outputs: an array in shared memory, written by its worker, read here.
 
-    here: a request takes a free row ──row, seed──> worker: samples, writes the k-th logprob to [row, k]
-    here: the request has ended, with N tokens  <── reads [row, :N], gives the row back
+    here: a request acquires a free row ──row, seed──> worker: samples, writes the k-th logprob to [row, k]
+    here: the request has ended, with N tokens     <── reads [row, :N], releases the row
 
-A value is written before the token leaves the worker, so what is read for a token that has arrived is complete. A
-preempted request goes on at its k; a request that was aborted has its last write behind it when the row's next one
-begins, because vLLM handles both messages in order, between two steps.
+A value is written before its token leaves the worker, so the values of all tokens that arrived are complete. A
+preempted request continues at its k. The last write of an aborted request comes before the first of the row's next
+request, because vLLM handles both messages in order, between two steps.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ EXTRA = "asyncrl"
 """Key of [row, seed] in the extra arguments of vLLM's SamplingParams."""
 
 
-class Board:
-    """Rows lent to requests; a request that finds none free waits for one."""
+class LogprobBoard:
+    """Rows for running requests; a request waits while no row is free."""
 
     def __init__(self, path: Path, rows: int, room: int) -> None:
-        """`rows` requests at once, of up to `room` tokens each. The file is sparse: what is unused takes no memory."""
+        """`rows` requests at once, of up to `room` tokens each. The file is sparse: unused rows take no memory."""
         self.path, self.rows, self.room = path, rows, room
         self._values = np.memmap(path, np.float32, "w+", shape=(rows, room)).view(np.ndarray)
         self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()
         for row in reversed(range(rows)):
             self._free.put_nowait(row)
 
-    async def take(self) -> int:
+    async def acquire(self) -> int:
         return await self._free.get()
 
     def read(self, row: int, count: int) -> Float32:
-        """[count] a copy."""
+        """[count] a copy of the row's first values."""
         return self._values[row, :count].copy()
 
-    def give_back(self, row: int) -> None:
+    def release(self, row: int) -> None:
         self._free.put_nowait(row)

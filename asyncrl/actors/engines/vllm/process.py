@@ -16,11 +16,11 @@ from asyncrl.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.0
-"""What the engine core may take to end in order before it is killed; past it there is only Python's own teardown."""
+"""Seconds for the engine core to end in order before it is killed."""
 
 
 def start_vllm(settings: VLLMSettings, cpu: bool) -> Any:
-    """A running AsyncLLM; blocks until its core is ready, so it is to be called in a thread without an event loop.
+    """A running AsyncLLM. Blocks until its core is ready: call it in a thread without an event loop.
 
     Raises ConfigError for arguments that vLLM refuses, EngineDied when it does not start.
     """
@@ -43,7 +43,7 @@ def start_vllm(settings: VLLMSettings, cpu: bool) -> Any:
 
 
 async def end_vllm(llm: Any) -> None:
-    """Within twice SHUTDOWN_S none of its processes is left."""
+    """End vLLM; after at most twice SHUTDOWN_S none of its processes is left."""
     processes = _processes(llm)
     try:
         await asyncio.wait_for(asyncio.to_thread(llm.shutdown, SHUTDOWN_S), 2 * SHUTDOWN_S)
@@ -54,14 +54,14 @@ async def end_vllm(llm: Any) -> None:
 
 
 def _processes(llm: Any) -> list[psutil.Process]:
-    found = []
+    processes = []
     for core in llm.engine_core.resources.engine_manager.processes:
         try:
             process = psutil.Process(core.pid)
-            found += [process, *process.children(recursive=True)]
+            processes += [process, *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:

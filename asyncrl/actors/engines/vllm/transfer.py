@@ -1,4 +1,4 @@
-"""Weights that go from the learner's GPU into vLLM's workers, through vLLM's own weight-transfer API.
+"""Weights from the learner's GPU into vLLM's workers, through vLLM's weight-transfer API.
 
     actor                                                worker (each of `tensor_parallel`)
     init_weight_transfer_engine ──where they meet──────> joins the learner's group       (nccl; cuda_ipc: nothing)
@@ -6,9 +6,9 @@
     update_weights ──layout, checksums, handles────────> chunk by chunk: received, compared, loaded
     finish_weight_update ──────────────────────────────> vLLM finishes its layers
 
-vLLM makes the engine of this backend by name (`weight_transfer_config`), because this module registers it. In 0.32 the
-engine itself prepares and finishes the layers; in 0.24 the worker does, hands `load_weights` to it, and makes it with
-other arguments: both are served here.
+vLLM creates the transfer engine by the name of its backend (`weight_transfer_config`), which this module registers. In
+0.32 that engine prepares and finishes the layers; in 0.24 the worker does, passes `load_weights` to it, and creates it
+with other arguments. Both are supported here.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
 
 async def meet(llm: Any, weights: LeasedWeights, ranks: int, command: Command) -> None:
     """The `ranks` workers of `llm` join the learner's group, unless they are in it. They may generate meanwhile.
-    `command(name, answer)` waits for an answer, for so long. Raises WeightsCorrupt when the learner does not answer."""
+    `command(name, reply)` awaits a reply, with a deadline. Raises WeightsCorrupt when the learner does not answer."""
     if (meeting := await asyncio.to_thread(weights.group, ranks)) is not None:
         await command("init_weight_transfer_engine", llm.init_weight_transfer_engine(_request("Init", meeting)))
 
 
 async def transfer(llm: Any, weights: LeasedWeights, command: Command) -> None:
-    """Into every worker of `llm`, which is paused.
+    """Load `weights` into every worker of `llm`, which is paused.
 
-    Raises WeightsCorrupt when the learner does not send: nothing was changed. Raises EngineDied when it may have
-    written over what was read: the workers may hold parts of two versions and must not serve. So do they when a
-    command fails.
+    Raises WeightsCorrupt when the learner does not send; nothing was changed then. Raises EngineDied when the learner
+    may have overwritten what was read, and when a command fails: the workers may hold parts of two versions and must
+    not serve.
     """
     await asyncio.to_thread(weights.send)
     await command("start_weight_update", llm.start_weight_update())
@@ -59,7 +59,7 @@ async def transfer(llm: Any, weights: LeasedWeights, command: Command) -> None:
     try:
         await asyncio.to_thread(weights.settle)
     except WeightsCorrupt as error:
-        raise EngineDied(f"the engine may hold parts of two versions and is started again: {error}") from error
+        raise EngineDied(f"the engine may hold parts of two versions and is restarted: {error}") from error
 
 
 def _request(kind: str, info: dict[str, Any]) -> Any:
@@ -67,7 +67,7 @@ def _request(kind: str, info: dict[str, Any]) -> Any:
 
 
 @dataclass
-class Meeting(base.WeightTransferInitInfo):  # type: ignore[misc]
+class JoinInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
     """See Broadcast.join (weights/device/transports.py)."""
 
     kind: str
@@ -77,20 +77,20 @@ class Meeting(base.WeightTransferInitInfo):  # type: ignore[misc]
 
 
 @dataclass
-class Lent(base.WeightTransferUpdateInfo):  # type: ignore[misc]
+class ChunksInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
     """See LeasedWeights.transfer."""
 
     sizes: list[int]
     entries: list[Any]
     handles: list[dict[str, Any]] = field(default_factory=list)
     update_kind: ClassVar[str] = "dense"
-    """vLLM 0.24 asks for it."""
+    """Required by vLLM 0.24."""
 
 
 class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
-    """In a worker."""
+    """The receiver in one worker."""
 
-    init_info_cls, update_info_cls = Meeting, Lent
+    init_info_cls, update_info_cls = JoinInfo, ChunksInfo
 
     def __init__(self, config: Any, *given: Any) -> None:
         """`given`: (vllm_config, device, model) in vLLM 0.32, (parallel_config, model) in 0.24."""
@@ -98,17 +98,17 @@ class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
         self._group: ProcessGroup | None = None
         self._device = next(given[-1].parameters()).device
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
-        said = {"kind": init_info.kind, "meet": init_info.meet, "size": init_info.size, "wait_s": init_info.wait_s}
-        self._group = join_group(said, 1 + self.parallel_config.rank)
+        meeting = {"kind": init_info.kind, "meet": init_info.meet, "size": init_info.size, "wait_s": init_info.wait_s}
+        self._group = join_group(meeting, 1 + self.parallel_config.rank)
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Lent, load_weights: Load | None = None) -> None:
+    def receive_weights(self, update_info: ChunksInfo, load_weights: Load | None = None) -> None:
         """Raises WeightsCorrupt for a chunk with a wrong checksum, before it is loaded."""
         load = load_weights or self.model.load_weights
         sizes = tuple(update_info.sizes)
@@ -119,7 +119,7 @@ class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
             load(layout.views(index, chunk))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Of vLLM 0.32, whose own waits for an accelerator also where there is none."""
+        """Called by vLLM 0.32, whose own method waits for an accelerator even where there is none."""
         self.receive_weights(self.parse_update_info(update_info))
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
@@ -137,7 +137,7 @@ class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """vLLM 0.24 wants one; asyncrl's learner does not send through it."""
+        """Required by vLLM 0.24; asyncrl's learner does not send through it."""
         raise TypeError("asyncrl's learner sends weights by itself: asyncrl/weights/device/publisher.py")
 
 

@@ -1,11 +1,11 @@
-"""What asyncrl does inside vLLM's worker processes. vLLM mixes the class into its worker."""
+"""asyncrl's extension of vLLM's workers: vLLM mixes the class into its worker class."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import asyncrl.actors.engines.vllm.transfer  # noqa: F401  (registers its backend, before vLLM makes it)
+import asyncrl.actors.engines.vllm.transfer  # noqa: F401  (registers its backend, before vLLM creates it)
 from asyncrl.actors.engines.vllm import cpu_load
 from asyncrl.actors.engines.vllm.cpu_load import pack_tied_head
 from asyncrl.weights.local.shm import ShmWeights
@@ -13,14 +13,14 @@ from asyncrl.weights.protocol import WeightsVersion
 
 
 class WorkerExtension:
-    """Methods of vLLM's worker, called by name through its collective_rpc, between two steps."""
+    """Methods of vLLM's worker, called by name through collective_rpc, between two steps."""
 
     model_runner: Any
 
     def asyncrl_load(self, path: str, digest: str) -> bool:
-        """Copy the weights of a published file into the model. False: there is no such file (any more).
+        """Copy the weights of a published file into the model. False: the file is gone.
 
-        The caller, who has it mapped, has verified its bytes and found that they fit.
+        The caller has mapped the file, verified its bytes, and checked that they fit the model.
         """
         try:
             weights = ShmWeights(Path(path), WeightsVersion(0, 0, digest), verify_bytes=False)
@@ -36,7 +36,7 @@ class WorkerExtension:
         return True
 
     def asyncrl_record(self, path: str, rows: int, room: int) -> bool:
-        """Sample by seed and write logprobs to the board at `path`. False: this worker's sampling is vLLM's own."""
+        """Install asyncrl's sampler, with the board at `path`. False: this worker keeps vLLM's sampler."""
         from asyncrl.actors.engines.vllm.sampler import install
 
         return install(self.model_runner, Path(path), rows, room)

@@ -1,10 +1,11 @@
-"""A package in a process of its own, under any Python that has it: what it pins cannot clash with ours.
+"""A package in a separate process, under any Python that has it, so that its pinned versions cannot clash with ours.
 
     actor ──stdin──> python -P SCRIPT ARGUMENTS ──stdout──> actor          stderr: the actor's log
            requests           (needs nothing             answers,
            {"n": ...}          of asyncrl)               {"n": ..., "result": ...} or {"n": ..., "error": text}
 
-One JSON per line. The script first says {"ready": true}, or {"error": text} if it is of no use; it ends with its stdin.
+One JSON object per line. The script first writes {"ready": true}, or {"error": text} if it cannot work; it ends with
+its stdin.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 START_S = 120.0
-"""Such packages take tens of seconds to import on a busy machine."""
+"""Deadline, in seconds, for the start: such packages take tens of seconds to import on a busy machine."""
 
 
-class WorkerProcess:
-    """The process, and the requests that wait for it. One that ends, or is stuck, fails those that wait."""
+class ForeignProcess:
+    """The process and its pending requests, which fail when it ends or is stuck."""
 
     def __init__(self, name: str, command: Sequence[str], answer_s: float | None) -> None:
-        """`answer_s`: a request that is not answered within it ends the process; None: it may take its time."""
+        """`answer_s`: a request that takes longer ends the process; None: no deadline."""
         self._name, self._command, self._answer_s = name, command, answer_s
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[asyncio.Future[Any], asyncio.TimerHandle | None]] = {}
@@ -38,13 +39,13 @@ class WorkerProcess:
         return not self._task.done()
 
     async def ask(self, **request: Any) -> Any:
-        """The result. Raises RuntimeError with the error that the script answers, ConnectionError when it cannot."""
+        """The result of a request. Raises RuntimeError with the script's error, ConnectionError if the process ends."""
         process = await self._started()
         assert process.stdin is not None
         n, loop = next(self._numbers), asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        # Not the caller's timeout: a caller that gives up leaves a process behind that is as stuck as before.
-        stuck = loop.call_later(self._answer_s, self._give_up, process) if self._answer_s is not None else None
+        # Independent of the caller's timeout: when the caller gives up, the process is still stuck.
+        stuck = loop.call_later(self._answer_s, self._kill_stuck, process) if self._answer_s is not None else None
         self._waiting[n] = future, stuck
         process.stdin.write(json.dumps({"n": n, **request}).encode() + b"\n")
         return await future
@@ -75,9 +76,9 @@ class WorkerProcess:
             code = await process.wait()
             self._why = self._why or f"its process ended with {code}; the log says why"
         except ValueError as error:
-            self._why = f"its process does not keep to the protocol: {error}"
+            self._why = f"its process violates the protocol: {error}"
         finally:
-            self._ready.clear()  # who asks from here on is told that it is over, and why
+            self._ready.clear()  # later requests fail with the reason
             if process.returncode is None:
                 process.kill()
             for future, stuck in self._waiting.values():
@@ -87,34 +88,34 @@ class WorkerProcess:
                     future.set_exception(ConnectionError(f"{self._name}: {self._why or 'the actor stops'}"))
             await process.wait()
 
-    def _take(self, answer: dict[str, Any]) -> None:
-        if "n" not in answer:
-            self._why = answer.get("error", "")
-            if "ready" in answer:
+    def _take(self, reply: dict[str, Any]) -> None:
+        if "n" not in reply:
+            self._why = reply.get("error", "")
+            if "ready" in reply:
                 self._ready.set()
             return
-        future, stuck = self._waiting.pop(answer["n"])
+        future, stuck = self._waiting.pop(reply["n"])
         if stuck is not None:
             stuck.cancel()
         if future.done():
-            return  # of an episode that was given up
-        if "error" in answer:
-            future.set_exception(RuntimeError(f"{self._name}: {answer['error']}"))
+            return  # the episode was given up
+        if "error" in reply:
+            future.set_exception(RuntimeError(f"{self._name}: {reply['error']}"))
         else:
-            future.set_result(answer["result"])
+            future.set_result(reply["result"])
 
-    def _give_up(self, process: asyncio.subprocess.Process) -> None:
+    def _kill_stuck(self, process: asyncio.subprocess.Process) -> None:
         self._why = f"its process did not answer within {self._answer_s} s and was killed"
         if process.returncode is None:
             process.kill()
 
 
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], WorkerProcess]] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], ForeignProcess]] = WeakKeyDictionary()
 
 
-def shared(name: str, command: Sequence[str], *, answer_s: float | None = None) -> WorkerProcess:
-    """The one process of this event loop with this command; ends with the loop. One that ended is started again."""
+def shared(name: str, command: Sequence[str], *, answer_s: float | None = None) -> ForeignProcess:
+    """The process with this command that this event loop shares; it ends with the loop. One that ended is restarted."""
     workers, key = _shared.setdefault(asyncio.get_running_loop(), {}), tuple(command)
     if key not in workers or not workers[key].usable:
-        workers[key] = WorkerProcess(name, command, answer_s)
+        workers[key] = ForeignProcess(name, command, answer_s)
     return workers[key]

@@ -1,7 +1,7 @@
-"""Tools of MCP servers (pip install 'asyncrl[mcp]'): what a server offers, the policy may call.
+"""Tools of MCP servers (pip install 'asyncrl[mcp]') for the policy.
 
 One connection per server and actor, opened by the first episode that needs it and shared by all; `per_episode: true`
-gives each episode its own, for servers that remember. MCP knows tools and no reward: the final text is scored.
+gives each episode its own, for servers with state. MCP has tools but no reward: the final text is scored.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from weakref import WeakKeyDictionary
 from asyncrl.actors.envs.adapters.server import tls
 from asyncrl.actors.envs.protocol import Message, Task, Tool
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.envs.tool_env import ToolEnv
+from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
 
 log = logging.getLogger(__name__)
 
 INVALID_PARAMS = -32602
-"""JSON-RPC: the call is wrong, the server is not."""
+"""Error code of JSON-RPC for a wrong call to a working server."""
 CLOSE_S = 10.0
 
 
-class McpToolEnv(ToolEnv):
+class McpToolEnv(ToolEnvironment):
     """The policy may call the tools of MCP servers (pip install 'asyncrl[mcp]'); its final text is scored.
 
-    A result that the server marks as an error is told to the policy. A server that fails is `env_error`, and the next
-    episode connects anew.
+    The policy reads a result that the server marks as an error. A failing server is `env_error`, and the next episode
+    connects again.
     """
 
     def __init__(
@@ -52,22 +52,21 @@ class McpToolEnv(ToolEnv):
         """
         Args:
             servers: each `{command: [program, argument, ...]}`, started over stdio, optionally with `env` and `cwd`; a
-                word `{python}` is the Python that asyncrl runs in. Or `{url: http://...}`: running already, over
-                streamable HTTP.
-            score, max_turns, tool_timeout_s, max_tool_chars: as in `tools`.
+                word `{python}` is asyncrl's Python. Or `{url: http://...}`: a running server, over streamable HTTP.
+            score, max_turns, tool_timeout_s, max_tool_chars: as in ToolEnvironment.
             only: names of the tools to offer; None: all.
             per_episode: a connection (over stdio: a server process) for each episode instead of one for all.
-            connect_s: in which a server must have started and told its tools; `env.call_s` bounds it too.
+            connect_s: deadline for a server to start and list its tools; `env.call_s` bounds it too.
         """
         super().__init__((), score, max_turns=max_turns, tool_timeout_s=tool_timeout_s, max_tool_chars=max_tool_chars)
         self._servers, self._only = servers, only
         self._per_episode, self._connect_s = per_episode, connect_s
-        self._own: list[Connection] = []
+        self._own: list[McpConnection] = []
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """Raises ValueError for a server that is neither started nor running, a missing package, or a wrong score."""
-        ToolEnv.check(options)
+        """Raises ValueError for an invalid server, a missing package, or a wrong score."""
+        ToolEnvironment.check(options)
         for index, server in enumerate(options.get("servers", ())):
             _check_server(server, f"env.options.servers.{index}")
         try:
@@ -76,11 +75,11 @@ class McpToolEnv(ToolEnv):
             raise ValueError(f"env.name mcp needs the package: {error}. pip install 'asyncrl[mcp]'") from error
 
     async def reset(self, task: Task) -> list[Message]:
-        """Raises what a server that does not come up raises, and ValueError when `only` names no tool."""
+        """Raises ConnectionError when a server does not come up, ValueError when `only` names a missing tool."""
         tools: list[Tool] = []
         for server in self._servers:
             if self._per_episode:
-                connection = Connection(server, self._connect_s)
+                connection = McpConnection(server, self._connect_s)
                 self._own.append(connection)
             else:
                 connection = shared(server, self._connect_s)
@@ -94,15 +93,15 @@ class McpToolEnv(ToolEnv):
         await asyncio.gather(*(connection.close() for connection in self._own))
 
 
-class Connection:
-    """A client that is connected while its task runs: MCP wants its context entered and left by one task."""
+class McpConnection:
+    """A client that is connected while its task runs: one task must enter and leave MCP's context."""
 
     def __init__(self, server: Mapping[str, Any], connect_s: float) -> None:
         """`server`: as in the options; with a `url`, also `headers`."""
         self._server, self._connect_s = server, connect_s
         self._leave = asyncio.Event()
         self._ready: asyncio.Future[tuple[Any, list[Tool]]] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # also if nobody waits
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # mark as retrieved
         self._task = asyncio.create_task(self._hold(), name="mcp")
 
     @property
@@ -110,11 +109,11 @@ class Connection:
         return not self._task.done() and not self._leave.is_set()
 
     async def tools(self) -> list[Tool]:
-        # Shielded: an episode that is given up does not take the connection with it.
+        # Shielded: cancelling an episode must not end the connection.
         return (await asyncio.shield(self._ready))[1]
 
     async def close(self) -> None:
-        """The server's process has ended, or is killed, once this returns."""
+        """Close the connection; the server's process has ended, or is killed, when this returns."""
         self._leave.set()
         if not self._ready.done():
             self._task.cancel()
@@ -129,7 +128,7 @@ class Connection:
                 connecting.reschedule(None)
                 self._ready.set_result((client, [self._tool(client, tool) for tool in listed]))
                 await self._leave.wait()
-        except Exception as error:  # of mcp, of its transports, of anyio: they have no base of their own
+        except Exception as error:  # mcp, its transports and anyio share no base class
             if self._ready.done():
                 log.warning("MCP server %s: the connection ended: %s", _name(self._server), _cause(error))
             else:
@@ -155,7 +154,7 @@ class Connection:
                 raise ToolError(error.message) from error
             self._leave.set()
             raise ConnectionError(f"MCP server {_name(self._server)}, tool {tool}: {error.message}") from error
-        except Exception:  # also of a transport: whether the connection still works is not known, so no other uses it
+        except Exception:  # perhaps of the transport: the connection may be broken, so it is not used again
             self._leave.set()
             raise
         text = "\n".join(_text(part) for part in result.content)
@@ -164,15 +163,15 @@ class Connection:
         return text
 
 
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Connection]] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, McpConnection]] = WeakKeyDictionary()
 
 
-def shared(server: Mapping[str, Any], connect_s: float) -> Connection:
-    """The one connection of this event loop to `server`; ends with the loop."""
+def shared(server: Mapping[str, Any], connect_s: float) -> McpConnection:
+    """The connection to `server` that this event loop shares; it ends with the loop."""
     connections = _shared.setdefault(asyncio.get_running_loop(), {})
     key = json.dumps(server, sort_keys=True)
     if key not in connections or not connections[key].usable:
-        connections[key] = Connection(server, connect_s)
+        connections[key] = McpConnection(server, connect_s)
     return connections[key]
 
 
@@ -194,7 +193,7 @@ def _target(server: Mapping[str, Any]) -> Any:
         return _over_http(server["url"], server["headers"]) if "headers" in server else server["url"]
     from mcp import StdioServerParameters
 
-    # By ASYNCRL_RUN the launcher finds, and ends, what a run has left behind.
+    # With ASYNCRL_RUN the launcher finds, and ends, processes that a run has left behind.
     marks = {name: os.environ[name] for name in ("ASYNCRL_RUN",) if name in os.environ}
     program, *words = (sys.executable if word == "{python}" else word for word in server["command"])
     return StdioServerParameters(command=program, args=words, env=marks | server.get("env", {}), cwd=server.get("cwd"))
@@ -205,7 +204,7 @@ async def _over_http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    # Answers may take as long as a tool: its deadline is the environment's.
+    # No deadline here: a reply takes as long as its tool, which has a deadline in the environment.
     http = httpx2.AsyncClient(headers=dict(headers), timeout=None, verify=tls(), trust_env=False)
     async with http, streamable_http_client(url, http_client=http) as streams:
         yield streams
@@ -220,7 +219,7 @@ def _name(server: Mapping[str, Any]) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The first that is not a group: what went wrong, without the plumbing."""
+    """The first error that is not a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
-"""A server that environments speak to: running already, or started by the actor and ended with it.
+"""A server for environments: a running one, or one that the actor starts and ends.
 
-    {url: http://host:port}                                      running already
-    {command: [program, argument, ...], env: {NAME: value}}      `{python}`: asyncrl's own; `{port}`: a free one
+    {url: http://host:port}                                      a running server
+    {command: [program, argument, ...], env: {NAME: value}}      `{python}`: asyncrl's Python; `{port}`: a free port
 
-One that is started serves all of the actor's episodes. When it ends, those in it fail, and the next starts it anew.
+A started server serves all of the actor's episodes. When it ends, these fail, and the next episode starts it again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from weakref import WeakKeyDictionary
 from asyncrl.actors.engines.servers.process import ServerProcess, free_port
 
 LOOK_S = 0.2
-"""Between two looks at whether it serves, and whether it still runs."""
+"""Seconds between two checks that it serves, and still runs."""
 
 
 def check_server(server: Any, packages: tuple[str, ...], extra: str) -> None:
-    """Raises ValueError for a server that is neither started nor running, or a package that speaking to it needs."""
+    """Raises ValueError for an invalid `server`, and for a missing package among `packages`."""
     given = set(server) if isinstance(server, Mapping) else set()
     if given != {"url"} and not {"command"} <= given <= {"command", "env"}:
         raise ValueError(
@@ -39,32 +39,32 @@ def check_server(server: Any, packages: tuple[str, ...], extra: str) -> None:
         raise ValueError(f"env.options.server.command is {command!r}; expected a list of words, the program first")
     if not any("{port}" in word for word in command):
         raise ValueError(
-            f"env.options.server.command is {command!r}; one of its words must hold {{port}}, where it is to listen"
+            f"env.options.server.command is {command!r}; one of its words must hold {{port}}, the port to listen on"
         )
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"env.options.server: it takes the package {package}. pip install 'asyncrl[{extra}]'")
+            raise ValueError(f"env.options.server needs the package {package}: pip install 'asyncrl[{extra}]'")
 
 
 async def url_of(server: Mapping[str, Any], start_s: float) -> str:
-    """Where it serves, without a slash at the end. Raises ConnectionError when it does not start within `start_s`."""
+    """The server's URL, without a final slash. Raises ConnectionError when it does not serve within `start_s`."""
     if "url" in server:
         return str(server["url"]).rstrip("/")
     servers, key = _started.setdefault(asyncio.get_running_loop(), {}), json.dumps(server, sort_keys=True)
     while True:
         if key not in servers or servers[key].ended.done():
             servers[key] = _StartedServer(server, start_s)
-        # Another episode may put a new one in its place meanwhile.
-        found = servers[key]
-        if url := await found.url():
+        # Another episode may replace it meanwhile.
+        started = servers[key]
+        if url := await started.url():
             return url
-        # It is gone, and who keeps it is about to notice.
-        await asyncio.wait([found.ended])
+        # It is gone, and its task is about to notice.
+        await asyncio.wait([started.ended])
 
 
 @functools.cache
 def tls() -> ssl.SSLContext:
-    """Reading the certificates takes longer than an episode's requests: once for all clients."""
+    """One TLS context for all clients: reading the certificates takes longer than an episode's requests."""
     return ssl.create_default_context()
 
 
@@ -75,12 +75,12 @@ class _StartedServer:
         self._process = ServerProcess(self._words, server.get("env", {}))
         self._port, self._start_s = port, start_s
         self._serves: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._serves.add_done_callback(lambda serves: serves.cancelled() or serves.exception())  # also if nobody waits
+        self._serves.add_done_callback(lambda serves: serves.cancelled() or serves.exception())  # mark as retrieved
         self.ended = asyncio.create_task(self._hold(), name="environment server")
 
     async def url(self) -> str:
-        """Once it serves; empty when nothing listens there any more."""
-        # Shielded: an episode that is given up does not take the server with it.
+        """The URL, once the server serves; empty if nothing listens there any more."""
+        # Shielded: cancelling an episode must not end the server.
         await asyncio.shield(self._serves)
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -100,7 +100,7 @@ class _StartedServer:
                 while not (why := self._process.ended()):
                     if not self._serves.done():
                         with contextlib.suppress(httpx.TransportError):
-                            await http.get(f"http://127.0.0.1:{self._port}")  # whatever it answers: it does
+                            await http.get(f"http://127.0.0.1:{self._port}")  # any answer will do
                             self._serves.set_result(None)
                     if not self._serves.done() and now() > deadline:
                         why = f"it did not serve within {self._start_s:g} s (env.options.start_s)"

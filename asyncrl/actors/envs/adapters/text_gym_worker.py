@@ -1,6 +1,6 @@
-"""Runs under the Python that has the games (it needs nothing of asyncrl): `python -P text_gym_worker.py CONFIG`.
+"""Runs text games under the Python that has them, without asyncrl: `python -P text_gym_worker.py CONFIG`.
 
-takes: {"n", "call": "reset" | "step" | "close", "episode", "task" | "text"}, one JSON per line, one at a time
+takes: {"n", "call": "reset" | "step" | "close", "episode", "task" | "text"}, one JSON object per line
 gives: {"n", "result"} or {"n", "error"}; a reset gives text or messages, a step {messages, reward, done}
 ends:  with its stdin
 """
@@ -18,8 +18,8 @@ from typing import Any
 
 
 def turn(messages: list[Any], reward: float, done: bool) -> dict[str, Any]:
-    said = [{"role": "user", "content": said} if isinstance(said, str) else said for said in messages]
-    return {"messages": [] if done else said, "reward": float(reward), "done": bool(done)}
+    shown = [{"role": "user", "content": seen} if isinstance(seen, str) else seen for seen in messages]
+    return {"messages": [] if done else shown, "reward": float(reward), "done": bool(done)}
 
 
 class Gymnasium:
@@ -43,14 +43,14 @@ class Gymnasium:
 
 
 class TextArena:
-    """`get_observation() -> player, text`, `step(text) -> done, info`; what each player has earned, at the end."""
+    """`get_observation() -> player, text`, `step(text) -> done, info`; `close() -> rewards by player, info`."""
 
     def __init__(self, game: Any, opponent: Callable[[str], str] | None) -> None:
         self._game, self._opponent = game, opponent
         self._seen = ""
 
     def reset(self, task: dict[str, Any]) -> str:
-        # Some games draw from the process's generator: calls come one at a time, so nothing draws in between.
+        # Some games use the process's generator; calls come one at a time, so no other call draws from it meanwhile.
         random.seed(task.get("seed"))
         self._game.reset(num_players=2 if self._opponent else 1, seed=task.get("seed"))
         first = self._turn(done=False)["messages"]
@@ -62,7 +62,7 @@ class TextArena:
         return self._turn(done=self._game.step(text)[0])
 
     def _turn(self, *, done: bool) -> dict[str, Any]:
-        """What the policy, who is player 0, sees when it is its turn."""
+        """Let the opponent move until it is the turn of the policy, which is player 0, or the game ends."""
         while not done:
             player, seen = self._game.get_observation()
             if player == 0:
@@ -74,7 +74,7 @@ class TextArena:
         return turn([], (rewards or {}).get(0, 0.0), True)
 
     def _new(self, seen: Any) -> str:
-        """Most games tell all that was said so far each time; the policy has read it."""
+        """The new part of an observation: most games repeat everything so far each time."""
         before, self._seen = self._seen, str(seen)
         return self._seen.removeprefix(before).strip()
 
@@ -126,20 +126,20 @@ GYMS = {"gem": gem, "skyrl_gym": skyrl_gym, "textarena": textarena}
 
 
 def named(path: str) -> Any:
-    """What `module:name` or `path/to/file.py:name` means."""
+    """The object that `module:name` or `path/to/file.py:name` names."""
     module, _, name = path.rpartition(":")
     if not module.endswith(".py"):
         return getattr(importlib.import_module(module), name)
     spec = importlib.util.spec_from_file_location("game", module)
     if spec is None or spec.loader is None:
         raise ImportError(f"{module} cannot be loaded as Python")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return getattr(found, name)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return getattr(loaded, name)
 
 
 def maker(config: dict[str, Any]) -> Callable[[], Any]:
-    """What makes an episode's game."""
+    """A function that makes a game per episode."""
     if config["gym"] in GYMS:
         return GYMS[config["gym"]](config)
     make, game = named(config["gym"]), {"game": config["game"]} if config["game"] else {}
@@ -163,26 +163,26 @@ class Games:
 
 
 def main() -> None:
-    # What games print must not come between the lines of the protocol.
+    # Output of games must not mix with the lines of the protocol.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(**answer: Any) -> None:
-        print(json.dumps(answer, default=float), file=out, flush=True)
+    def send(**reply: Any) -> None:
+        print(json.dumps(reply, default=float), file=out, flush=True)
 
     config = json.loads(sys.argv[1])
     try:
         games = Games(maker(config))
     except (ImportError, AttributeError, OSError) as error:
-        say(error=f"{sys.executable} cannot play {config['gym']}: {type(error).__name__}: {error}")
+        send(error=f"{sys.executable} cannot play {config['gym']}: {type(error).__name__}: {error}")
         sys.exit(1)
-    say(ready=True)
+    send(ready=True)
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            say(n=request["n"], result=games.call(request))
+            send(n=request["n"], result=games.call(request))
         except Exception as error:
-            say(n=request["n"], error=f"{type(error).__name__}: {error}")
+            send(n=request["n"], error=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

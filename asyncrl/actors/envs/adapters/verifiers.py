@@ -1,6 +1,6 @@
-"""Tasksets of the package verifiers, played by verifiers itself in a process of its own, through the actor's endpoint.
+"""Tasksets of the package verifiers, played by verifiers in a separate process, through the actor's endpoint.
 
-One worker process per actor and configuration, under any Python that has verifiers:
+One process per actor and configuration, under any Python that has verifiers:
 `asyncrl/data/sources/verifiers_worker.py`.
 """
 
@@ -17,14 +17,14 @@ from asyncrl.data.sources.verifiers import WORKER, worker_config
 async def play_verifiers(
     task: Task, client: Any, *, taskset: dict[str, Any], python: str = "", agent: dict[str, Any] | None = None
 ) -> dict[str, float]:
-    """A task of a taskset of verifiers (pip install verifiers, in a Python of its own), played by its harness.
+    """A task of a taskset of verifiers (pip install verifiers, in a separate Python), played by its harness.
 
     Args:
-        task: of `data.source: verifiers`.
-        client: bound to this episode.
-        taskset: verifiers' configuration of it, as in `data.options`.
-        python: the interpreter that has verifiers; empty: this one.
-        agent: verifiers' configuration of the agent; default: the null harness, as a process of this machine.
+        task: a task of `data.source: verifiers`.
+        client: the client of this episode.
+        taskset: verifiers' configuration of the taskset, as in `data.options`.
+        python: the interpreter that has verifiers; empty: that of asyncrl.
+        agent: verifiers' configuration of the agent; default: the null harness, in a process on this machine.
     Returns the rewards by name. Raises RuntimeError when verifiers reports an error, ConnectionError when its process
     ends.
     """

@@ -1,10 +1,10 @@
-"""`env.workers`: environments off the actor's event loop, in threads or in processes that are started once.
+"""`env.workers`: environments off the actor's event loop, in threads or processes that are started once.
 
     episode ──reset, step, close──> HostedEnv ──> Worker ══socket══> worker.py: the environment
-                                                    │ gone, or stands still: its episodes fail, another takes its place
+                                                    │ gone, or blocked: its episodes fail, and another replaces it
 
-Each worker is an event loop for many environments at once; an environment stays in the worker it began in. A call has
-the deadline of any other (`env.call_s`), and the time that it waits behind a call that blocks counts.
+Each worker is an event loop for many environments; an environment stays in its worker. A call has the usual deadline
+(`env.call_s`), which includes the time that it waits behind a blocking call.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from asyncrl.actors.envs.hosting.worker import message, read, serve
-from asyncrl.actors.envs.protocol import EnvFailed, Message, Task, Tool, Turn
+from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Tool, Turn
 from asyncrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 START_S = 120.0
-"""In which a worker must have started; the user's imports included, on a machine that is busy with other things."""
-AGAIN_S = 1.0
-"""Before a worker that was lost is started again."""
+"""Deadline, in seconds, for a worker to start, including the user's imports on a busy machine."""
+RESTART_S = 1.0
+"""Seconds before a lost worker is restarted."""
 LOOK_S = 1.0
-"""Between two looks whether a worker that was told to give up a call has heard it."""
+"""Seconds between two checks that a worker has cancelled a call."""
 
 
-class Workers:
-    """`async with` starts them, and ends them."""
+class EnvWorkers:
+    """The workers of one actor; `async with` starts and ends them."""
 
     def __init__(
         self, kind: Literal["threads", "processes"], count: int, name: str, options: Mapping[str, Any], call_s: float
     ) -> None:
-        """`name`, `options`: of the environment, as in the config. `call_s`: a worker that says nothing for so long
-        while a call was given up stands still, and is replaced."""
-        self._workers = [Worker(kind, [name, dict(options), sys.path], call_s) for _ in range(count)]
+        """`name`, `options`: the environment, as in the config. `call_s`: a worker that is silent for this long after
+        it was told to cancel a call counts as blocked, and is replaced."""
+        self._workers = [EnvWorker(kind, [name, dict(options), sys.path], call_s) for _ in range(count)]
         self._kind = kind
 
-    async def __aenter__(self) -> Workers:
-        """Raises ConfigError when one does not come up: the environment's module cannot be loaded there."""
+    async def __aenter__(self) -> EnvWorkers:
+        """Raises ConfigError when a worker does not start: it cannot load the environment's module."""
         started = await asyncio.gather(*(worker.started() for worker in self._workers))
         if not all(started):
             await self.__aexit__()
             raise ConfigError(
                 f"env.workers is {self._kind}: {started.count(False)} of {len(started)} workers ended at their start, "
-                f"or took longer than {START_S:.0f} s: see above for why."
+                f"or took longer than {START_S:.0f} s: the log above says why."
             )
         return self
 
@@ -64,125 +64,123 @@ class Workers:
             worker.close()
 
     def env(self) -> HostedEnv:
-        """One for one episode, where the fewest are."""
+        """A new environment, in the worker with the fewest."""
         return HostedEnv(min(self._workers, key=lambda worker: (not worker.ready.is_set(), len(worker.envs))))
 
 
-class HostedEnv:
+class HostedEnv(Environment):
     """An environment that lives in a worker."""
 
-    tools: Sequence[Tool] = ()
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker, self._number = worker, worker.take_in()
+    def __init__(self, worker: EnvWorker) -> None:
+        self._worker, self._number = worker, worker.add_env()
 
     async def reset(self, task: Task) -> list[Message]:
-        found = await self._worker.call(self._number, "reset", dict(task))
-        self.tools = [Tool(name, schema, _not_here) for name, schema in found["tools"]]
-        messages: list[Message] = found["messages"]
+        reply = await self._worker.call(self._number, "reset", dict(task))
+        self.tools = [Tool(name, schema, _not_here) for name, schema in reply["tools"]]
+        messages: list[Message] = reply["messages"]
         return messages
 
     async def step(self, message: Message) -> Turn:
         return Turn(**await self._worker.call(self._number, "step", dict(message)))
 
     async def close(self) -> None:
-        await self._worker.let_go(self._number)
+        await self._worker.close_env(self._number)
 
 
 def _not_here(**_: Any) -> None:
-    raise TypeError("a tool of an environment in a worker is called there")
+    raise TypeError("tools of an environment in a worker are called by the worker")
 
 
-class Worker:
-    """The thread or process, and the calls that wait for it."""
+class EnvWorker:
+    """A thread or process, and the pending calls to it."""
 
     def __init__(self, kind: Literal["threads", "processes"], recipe: list[Any], call_s: float) -> None:
         self.ready = asyncio.Event()
         self.envs: set[int] = set()
-        """That live here now. A number that is not among them is of a worker that was replaced."""
+        """Numbers of the environments in this worker. Any other number belonged to a worker that was replaced."""
         self._start = _thread if kind == "threads" else _process
         self._recipe, self._call_s = recipe, call_s
         self._numbers = itertools.count()
         self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._given_up: set[int] = set()
-        """Calls that the worker was told to give up, and has not answered."""
-        self._heard = 0.0
+        self._cancelled: set[int] = set()
+        """Calls that the worker was told to cancel, and has not answered."""
+        self._last_reply = 0.0
         self._writer: asyncio.StreamWriter | None = None
         self._task = asyncio.create_task(self._run(), name="env-worker")
 
     async def started(self) -> bool:
-        """Whether it came up, the first time."""
+        """Whether the worker came up, the first time."""
         waiting = asyncio.ensure_future(self.ready.wait())
         await asyncio.wait([waiting, self._task], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         return self.ready.is_set()
 
-    def take_in(self) -> int:
+    def add_env(self) -> int:
         number = next(self._numbers)
         self.envs.add(number)
         return number
 
-    async def let_go(self, number: int) -> None:
+    async def close_env(self, number: int) -> None:
         if number in self.envs:
             self.envs.remove(number)
             if self.ready.is_set():
                 await self._ask({"env": number, "op": "close", "arg": None})
 
     async def call(self, number: int, op: str, arg: Any) -> Any:
-        """Raises EnvFailed: what the environment raised, or that its worker is gone."""
+        """Raises EnvFailed with the environment's error, or when the worker is gone."""
         await self.ready.wait()
         if number not in self.envs:
             raise EnvFailed("its worker was lost since the episode began")
         return await self._ask({"env": number, "op": op, "arg": arg})
 
     def close(self) -> None:
-        """The process is gone, or about to; a thread ends once nothing in it blocks."""
+        """End the worker. A process is killed; a thread ends once nothing in it blocks."""
         self._task.cancel()
 
-    async def _ask(self, wish: dict[str, Any]) -> Any:
+    async def _ask(self, request: dict[str, Any]) -> Any:
         n = next(self._numbers)
         future = self._pending[n] = asyncio.get_running_loop().create_future()
         try:
-            self._send({"n": n, **wish})
+            self._send({"n": n, **request})
             return await future
         except asyncio.CancelledError:
             if self._writer is None:
-                raise  # it is gone: who comes after it has not heard of this call
-            self._given_up.add(n)
+                raise  # the worker is gone, and its successor does not know this call
+            self._cancelled.add(n)
             self._send({"n": n, "op": "cancel"})
-            if len(self._given_up) == 1:
+            if len(self._cancelled) == 1:
                 asyncio.get_running_loop().call_later(LOOK_S, self._look)
             raise
         finally:
             del self._pending[n]
 
-    def _send(self, wish: Any) -> None:
+    def _send(self, content: Any) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(message(wish))
+            self._writer.write(message(content))
 
     def _look(self) -> None:
-        """Whether it stands still: given up is what it does not even notice."""
-        if not self._given_up or self._writer is None:
+        """Replace the worker if it is blocked: it does not answer a cancellation."""
+        if not self._cancelled or self._writer is None:
             return
         patience_s = max(self._call_s, LOOK_S) if self.ready.is_set() else START_S
-        if time.monotonic() - self._heard >= patience_s:
-            log.error("a worker of env.workers stood still for %.0f s: it is replaced", patience_s)
+        if time.monotonic() - self._last_reply >= patience_s:
+            log.error("a worker of env.workers was blocked for %.0f s: it is replaced", patience_s)
             self._writer.transport.abort()
         else:
             asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     async def _run(self) -> None:
-        """Starts it, reads what it says until it is gone, and does so again, unless it never came up."""
+        """Start the worker, read its replies until it is gone, and repeat, unless it never came up."""
         came_up = True
         while came_up:
             ours, theirs = socket.socketpair()
             end = self._start(theirs)
             reader, self._writer = await asyncio.open_connection(sock=ours)
-            self._heard = time.monotonic()
+            self._last_reply = time.monotonic()
             try:
                 self._send(self._recipe)
                 while True:
-                    self._hear(await read(reader))
+                    self._take(await read(reader))
             except (asyncio.IncompleteReadError, OSError):
                 log.error(
                     "a worker of env.workers ended with %d environments in it; another is started", len(self.envs)
@@ -193,32 +191,32 @@ class Worker:
                 self._writer.close()
                 self._writer = None
                 self.envs.clear()
-                self._given_up.clear()
+                self._cancelled.clear()
                 end()
                 for future in self._pending.values():
                     if not future.done():
-                        future.set_exception(EnvFailed("its worker ended, or stood still and was ended"))
-            await asyncio.sleep(AGAIN_S if came_up else 0)
+                        future.set_exception(EnvFailed("its worker ended, or was blocked and was ended"))
+            await asyncio.sleep(RESTART_S if came_up else 0)
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
-        self._heard = time.monotonic()
-        if "ready" in said:
+    def _take(self, reply: Mapping[str, Any]) -> None:
+        self._last_reply = time.monotonic()
+        if "ready" in reply:
             self.ready.set()
             return
-        if "begun" in said:
+        if "begun" in reply:
             return
-        self._given_up.discard(said["n"])
-        future = self._pending.get(said["n"])
+        self._cancelled.discard(reply["n"])
+        future = self._pending.get(reply["n"])
         if future is None or future.done():
-            return  # of a call that was given up
-        if "error" in said:
-            future.set_exception(EnvFailed(said["error"]))
+            return  # the call was cancelled
+        if "error" in reply:
+            future.set_exception(EnvFailed(reply["error"]))
         else:
-            future.set_result(said["value"])
+            future.set_result(reply["value"])
 
 
 def _thread(theirs: socket.socket) -> Callable[[], None]:
-    """What blocks in it cannot be ended: it is left behind, and keeps no process alive."""
+    """Start a thread. If it blocks it cannot be ended; it is abandoned, and keeps no process alive."""
     threading.Thread(target=lambda: asyncio.run(serve(theirs)), name="env-worker", daemon=True).start()
     return lambda: None
 

@@ -1,10 +1,10 @@
-"""What hosts environments off the actor's event loop: a thread, or `python -m asyncrl.actors.envs.hosting.worker FD`.
+"""Hosts environments off the actor's event loop: a thread, or `python -m asyncrl.actors.envs.hosting.worker FD`.
 
 takes: {"n", "env", "op": reset | step | close | cancel, "arg"} from the socket, any number at once
 gives: {"n", "begun"} when a call begins, then {"n", "value"} or {"n", "error"}
 ends:  with the socket; a process also with its parent
 
-Both are one event loop each. A call that blocks holds up the calls behind it here, and nothing in the actor.
+Both are one event loop each. A call that blocks delays the later calls here, but nothing in the actor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncrl.plugins import resolve
 from asyncrl.process.parent import end_with_parent
 
 LENGTH = 4
-"""Bytes before each message that say how long it is."""
+"""Bytes of the length before each message."""
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
@@ -34,20 +34,20 @@ async def read(reader: asyncio.StreamReader) -> Any:
 
 
 def message(content: Any) -> bytes:
-    """Raises TypeError for what is neither plain data nor a number."""
+    """`content` as bytes. Raises TypeError for anything but plain data and numbers."""
     packed: bytes = msgpack.packb(content, default=_number)
     return len(packed).to_bytes(LENGTH, "big") + packed
 
 
 def maker(name: str, options: Mapping[str, Any]) -> Callable[[], Env]:
-    """What makes an environment per episode."""
+    """A function that makes an environment per episode."""
     from asyncrl.actors.envs import ENVIRONMENTS
 
     return functools.partial(resolve(name, ENVIRONMENTS, "env.name"), **options)
 
 
 async def serve(ours: socket.socket) -> None:
-    """Plays environments until the other side closes."""
+    """Serve environments until the other side closes."""
     use_daemon_threads()
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
@@ -68,24 +68,25 @@ class _Host:
         self._envs: dict[int, Env] = {}
         self._calls: dict[int, asyncio.Task[None]] = {}
 
-    def take(self, wish: Mapping[str, Any]) -> None:
-        n = wish["n"]
-        if wish["op"] != "cancel":
-            self._calls[n] = asyncio.ensure_future(self._answer(n, wish))
+    def take(self, request: Mapping[str, Any]) -> None:
+        n = request["n"]
+        if request["op"] != "cancel":
+            self._calls[n] = asyncio.ensure_future(self._answer(n, request))
         elif n in self._calls:
             self._calls[n].cancel()
 
-    async def _answer(self, n: int, wish: Mapping[str, Any]) -> None:
+    async def _answer(self, n: int, request: Mapping[str, Any]) -> None:
         self._writer.write(message({"n": n, "begun": True}))
         try:
-            answer = message({"n": n, "value": await self._call(wish["env"], wish["op"], wish["arg"])})
+            value = await self._call(request["env"], request["op"], request["arg"])
+            reply = message({"n": n, "value": value})
         except asyncio.CancelledError:
-            answer = message({"n": n, "error": "it was given up"})
+            reply = message({"n": n, "error": "it was cancelled"})
         except Exception as error:
-            answer = message({"n": n, "error": f"{type(error).__name__}: {error}"})
+            reply = message({"n": n, "error": f"{type(error).__name__}: {error}"})
         finally:
             del self._calls[n]
-        self._writer.write(answer)
+        self._writer.write(reply)
 
     async def _call(self, number: int, op: str, arg: Any) -> Any:
         if op == "reset":
@@ -101,7 +102,7 @@ class _Host:
 
 
 def _number(value: Any) -> float:
-    """numpy's numbers, which msgpack does not know."""
+    """A number of numpy, which msgpack does not support, as a float."""
     if isinstance(value, Real):
         return float(value)
     raise TypeError(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.engines.servers.process import free_port
-from asyncrl.actors.envs.adapters.openenv import OpenEnvEnv, _Refused
+from asyncrl.actors.envs.adapters.openenv import OpenEnvEnv, _InvalidAction
 from asyncrl.actors.envs.protocol import Turn
 from tests.children import children
 
@@ -65,7 +65,7 @@ def test_a_server_of_ones_own_serves_every_episode_and_ends_with_the_loop() -> N
         assert (await say(first, '{"digit": "1"}')).messages == [{"role": "user", "content": '{"text": "higher"}'}]
         for wrong, why in (
             ("1", "no JSON object"),
-            ("one", "no JSON"),
+            ("one", "not JSON"),
             ('{"digt": "1"}', "digit: Field required"),
             ('{"digit": 1}', "digit: Input should be a valid string"),
         ):
@@ -169,5 +169,5 @@ def test_what_cannot_work_is_refused_before_a_start() -> None:
 def test_an_answer_of_nothing_but_brackets_is_the_policys_fault() -> None:
     played = OpenEnvEnv({"url": "http://127.0.0.1:9"})
     for answer in ("[" * 100_000, "{oops"):
-        with pytest.raises(_Refused, match="no JSON"):
+        with pytest.raises(_InvalidAction, match="not JSON"):
             played._parsed(answer)

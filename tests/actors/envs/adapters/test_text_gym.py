@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from asyncrl.actors.envs.adapters.text_gym import WORKER, TextGymEnv
-from asyncrl.actors.envs.hosting.pool import Workers
+from asyncrl.actors.envs.hosting.pool import EnvWorkers
 from asyncrl.actors.envs.protocol import Message, Turn
 from asyncrl.data.sources.seeds import SeedSource
 from tests.children import children
@@ -63,7 +63,7 @@ def test_episodes_are_played_beside_each_other_in_one_process() -> None:
         assert opened == [{"role": "user", "content": "Find it.\n\nWhich digit?"}]
         await second.reset(SEED)
         wrong = await say(first, "none")
-        assert wrong == Turn([{"role": "user", "content": "not a digit"}])
+        assert wrong == Turn(messages=[{"role": "user", "content": "not a digit"}])
         assert (await say(first, "x")) == Turn(done=True), "out of tries"
         assert await say(second, "3") == Turn(reward=1.0, done=True), "the digit of seed 3"
         await first.close()
@@ -113,7 +113,7 @@ def test_a_game_that_fails_costs_its_episode_and_one_that_dies_or_hangs_those_of
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_in_a_worker_its_process_is_the_workers_and_ends_with_it(kind: Literal["threads", "processes"]) -> None:
     async def episode() -> None:
-        async with Workers(kind, 1, "text_gym", {"gym": GUESS}, 30.0) as workers:
+        async with EnvWorkers(kind, 1, "text_gym", {"gym": GUESS}, 30.0) as workers:
             played = workers.env()
             await played.reset(SEED)
             assert children(WORKER), "runs now"

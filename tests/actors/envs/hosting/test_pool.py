@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actors.episodes.episode import EpisodeFailed, Progress
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import Play, player
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError

@@ -1,0 +1,70 @@
+"""Ends an actor's work: episodes finish, or their tickets are released with the tokens of their first turns.
+
+drain_s: episodes finish ──> INTERRUPT_S: first turns end early ──> release the rest ──> LEAVE_S: the last puts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from asyncrl.actors.engines.protocol import Engine
+from asyncrl.actors.tickets import HeldTicket, HeldTickets
+from asyncrl.buffer.client import BufferTimeout
+from asyncrl.buffer.client.retry import Buffer
+
+log = logging.getLogger(__name__)
+
+LEAVE_S = 5.0
+"""Seconds for the last puts, and for the release, when an actor stops."""
+INTERRUPT_S = 1.0
+"""Seconds for the engine to end the interrupted requests; at most half of `actors.drain_s`."""
+
+
+async def drain(name: str, tickets: HeldTickets, buffer: Buffer, seconds: float, interrupt: Engine | None) -> None:
+    """Give episodes `seconds` to finish, release the tickets of the others, and wait for the last puts.
+
+    `interrupt`: the engine whose first-turn requests are aborted, so that their tickets are released with a prefix.
+    """
+    interrupting_s = min(INTERRUPT_S, seconds / 2) if interrupt is not None else 0.0
+    if playing := [held.task for held in tickets.playing.values() if held.task]:
+        log.info("stops: %d episodes have %.1f s to finish", len(playing), seconds)
+        await asyncio.wait(playing, timeout=seconds - interrupting_s)
+    unfinished = list(tickets.playing.values())
+    if interrupt is not None:
+        await _interrupt(unfinished, interrupt, interrupting_s)
+    for held in unfinished:
+        if held.task and held.progress.prefix is None:  # with a prefix it ends by itself, and closes its environment
+            held.task.cancel()
+    await _release(name, buffer, [held for held in unfinished if held.interrupted or held.lease in tickets.playing])
+    if putting := [held.task for held in tickets.putting.values() if held.task]:
+        _, late = await asyncio.wait(putting, timeout=LEAVE_S)
+        if late:
+            log.warning("%d episodes were not acknowledged in time: their leases lapse", len(late))
+
+
+async def _interrupt(unfinished: list[HeldTicket], engine: Engine, seconds: float) -> None:
+    begun = [held.progress for held in unfinished if held.progress.interruptible and held.ticket.kind == "train"]
+    for progress in begun:
+        progress.interrupted = True
+    try:
+        async with asyncio.timeout(max(seconds, 0.1)):
+            await asyncio.gather(*(engine.abort(progress.interruptible) for progress in begun))
+            while any(progress.interruptible for progress in begun):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        # An episode whose turn ended meanwhile plays on; it is cancelled, like those whose engine does not answer.
+        log.info("not all requests were interrupted in time")
+
+
+async def _release(name: str, buffer: Buffer, unfinished: list[HeldTicket]) -> None:
+    if not unfinished:
+        return
+    leases, prefixes = [held.lease for held in unfinished], [held.progress.prefix for held in unfinished]
+    sampled = sum(prefix is not None for prefix in prefixes)
+    log.info("releases %d tickets, %d with sampled tokens", len(leases), sampled)
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            await buffer.release(name, leases, prefixes)
+    except (BufferTimeout, TimeoutError):
+        log.warning("%d tickets were not released: their leases lapse", len(leases))

@@ -1,0 +1,67 @@
+"""The limits of an episode, and how far it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from asyncrl.config import Config
+from asyncrl.trajectory import Row
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """The limits of every episode, from the config."""
+
+    max_turns: int
+    max_tokens: int
+    """Limit of one row."""
+    max_new_tokens: int
+    """Limit of one turn."""
+    call_s: float
+    """Seconds for one call of the environment."""
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> EpisodeLimits:
+        env, actors = config.env, config.actors
+        return cls(env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, actors.top_p, actors.top_k)
+
+
+@dataclass(slots=True)
+class Progress:
+    """The state of one episode; the episode writes it, the thread that renews its lease reads it."""
+
+    at: float
+    """Time of the last progress, by `clock`; at first, the start of the episode."""
+    phase: str = "environment"
+    """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
+    tokens: int = 0
+    """Tokens sampled so far."""
+    prefix_tokens: int = 0
+    """Those of `tokens` that an earlier attempt sampled: they came with the ticket."""
+    interruptible: str = ""
+    """Name of the engine's request while the first turn runs; aborting it leaves a prefix."""
+    interrupted: bool = False
+    """Set before aborting the request, when the actor shuts down."""
+    prefix: Row | None = None
+    """The prompt and the tokens sampled so far, after such an abort; None if nothing was sampled."""
+    prefix_breaks: int = 0
+    """How often the chat template changed earlier tokens, so that a new row began."""
+    seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
+    clock: Callable[[], float] = time.monotonic
+    changed: Callable[[], None] = lambda: None
+    """Called when the phase changes."""
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started = self.at
+
+    def enter(self, phase: str) -> None:
+        now = self.clock()
+        if self.phase in self.seconds:
+            self.seconds[self.phase] += now - self.at
+        self.at, self.phase = now, phase
+        self.changed()

@@ -1,0 +1,107 @@
+"""An actor that is stopped: episodes finish, tickets are released, with a prefix where a first turn was interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.actors.envs.protocol import Turn
+from tests.actors.actor_stage import Stage, act, until
+from tests.actors.fakes import SAID, CutEngine, FakeEngine, FakeEnv, FakeRenderer, ticket
+
+
+def test_told_to_stop_it_drains_then_gives_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        class Slow(FakeEnv):
+            async def step(self, message: Any) -> Turn:
+                await asyncio.sleep(0.15 if self.task["episode"] == 0 else 60)
+                return Turn(done=True)
+
+        s = Stage(tmp_path, [ticket(0), ticket(1)], env=lambda: Slow([]), drain_s=0.5)
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: len(s.engine.said) == 4)
+        s.buffer.free.append(ticket(2))
+        s.buffer.free.append(ticket(3))
+        s.buffer.free.append(ticket(4))
+        s.stop.set()
+        await running
+        assert [t.id.index for t in s.buffer.stored] == [0]
+        released = {lease[0].index for lease in s.buffer.released}
+        assert 1 in released
+        lent = {2, 3, 4} - {t.id.index for t in s.buffer.free}
+        assert released == {1} | lent, "a ticket that arrived while stopping is given back, too"
+        assert all(env.closed == 1 for env in s.envs)
+
+    act(scenario)
+
+
+def test_told_to_stop_it_hands_back_what_was_sampled_in_first_turns(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(i) for i in range(3)], resume=True, drain_s=0.2, engine=CutEngine(2))
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: len(s.engine.running) == 3)
+        s.stop.set()
+        await running
+        assert sorted(lease[0].index for lease in s.buffer.released) == [0, 1, 2]
+        prompt = FakeRenderer().render_initial([{"role": "system", "content": "Hello"}], [])
+        for prefix in s.buffer.prefixes:
+            assert prefix is not None
+            assert prefix.token_ids.tolist() == prompt + SAID[:2]
+            assert prefix.mask.tolist() == [False] * len(prompt) + [True] * 2
+        assert s.buffer.failed == []
+        assert s.reporter.sent["throughput/tokens_wasted/aborted"] == 0
+        assert all(env.closed == 1 and env.heard == [] for env in s.envs)
+
+    act(scenario)
+
+
+@pytest.mark.parametrize(("resume", "said"), [(True, 0), (False, 2)])
+def test_without_a_token_or_without_the_option_tickets_go_back_bare(tmp_path: Path, resume: bool, said: int) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(0)], resume=resume, drain_s=0.1, engine=CutEngine(said))
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.running))
+        s.stop.set()
+        await running
+        assert [lease[0].index for lease in s.buffer.released] == [0]
+        assert s.buffer.prefixes in ([], [None])
+
+    act(scenario)
+
+
+def test_an_environment_that_was_stepped_is_not_handed_over(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(lambda *_: SAID)
+
+        class Slow(FakeEnv):
+            async def step(self, message: Any) -> Turn:
+                await asyncio.sleep(60)
+                return Turn(done=True)
+
+        s = Stage(tmp_path, [ticket(0)], resume=True, drain_s=0.1, engine=engine, env=lambda: Slow([]))
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(engine.said))
+        s.stop.set()
+        await running
+        assert s.buffer.prefixes == [None]
+
+    act(scenario)
+
+
+def test_an_engine_that_does_not_answer_holds_up_no_actor_that_leaves(tmp_path: Path) -> None:
+    class Deaf(CutEngine):
+        async def abort(self, request: str) -> None:
+            await asyncio.sleep(600)
+
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(0)], resume=True, drain_s=0.2, engine=Deaf(2))
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.running))
+        s.stop.set()
+        await running
+        assert s.buffer.prefixes == [None]
+
+    act(scenario)
