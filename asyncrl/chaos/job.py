@@ -19,7 +19,7 @@ from asyncrl.chaos.injector import Means
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.launch.diagnosis import stall
+from asyncrl.launch.diagnosis import waits
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 
@@ -168,4 +168,4 @@ class Job:
         return max((int(record["step"]) for record in by_step(self.run.metrics)), default=0)
 
     def _why(self) -> str:
-        return "; ".join(stall.why(self.run))
+        return "; ".join(waits.why(self.run))

@@ -44,10 +44,10 @@ def why(words: list[str]) -> int:
         run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
 
     options = tyro.cli(Why, args=words, prog="asyncrl why", description=why.__doc__)
-    from asyncrl.launch.diagnosis import stall
+    from asyncrl.launch.diagnosis import waits
     from asyncrl.run_folder import RunFolder
 
-    print("\n".join(stall.why(RunFolder.existing(options.run))))
+    print("\n".join(waits.why(RunFolder.existing(options.run))))
     return 0
 
 

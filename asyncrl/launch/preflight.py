@@ -14,6 +14,7 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.processes import alive, of_run, role_of
+from asyncrl.launch.supervision import Outcome
 from asyncrl.model import local_path, resolve_path
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
@@ -21,6 +22,8 @@ from asyncrl.weights.channels import channel
 
 MIN_FREE_MB = 200
 """Free disk space without which a run is not started."""
+FULL_BYTES = 1 << 20
+"""Free disk space below which a disk counts as full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,16 @@ def check_disk(runs_dir: Path) -> None:
             f"launch.runs_dir is {str(runs_dir)!r}, on a disk with {free_mb} MB free: a run needs at least "
             f"{MIN_FREE_MB} MB; free some, or choose another folder."
         )
+
+
+def full_disk(*folders: Path) -> Outcome | None:
+    """How a run ends whose disk is full: a process that cannot write dies without a message, and would again."""
+    for folder in folders:
+        # A ledger on another host has no folder here.
+        if folder.is_dir() and shutil.disk_usage(folder).free <= FULL_BYTES:
+            why = f"the disk of {folder} is full: free some space; asyncrl launch --resume goes on from there"
+            return Outcome("failed", 1, why)
+    return None
 
 
 def living(run: RunFolder) -> dict[int, str]:

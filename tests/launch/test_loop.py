@@ -19,7 +19,7 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.launch import loop
+from asyncrl.launch import loop, shutdown
 from asyncrl.launch.backends.local import Local
 from asyncrl.launch.preflight import living, refuse_live
 from asyncrl.launch.processes import Role
@@ -125,15 +125,15 @@ def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monke
         def start(self, role: Role, *, again: bool = False) -> FakeStuck:  # type: ignore[override]
             return FakeStuck(role, run.log(role.name))
 
-    monkeypatch.setattr(loop, "KILL_S", 0.3)
+    monkeypatch.setattr(shutdown, "KILL_S", 0.3)
     config = run.load_config()
     limits = config.launch.model_copy(update={"stop_s": 0.2, "start_s": 0.1, "restarts": 0})
     config = config.model_copy(update={"launch": limits})
     collector = Collector(run, config)
     launcher = loop.Launcher(run, config, [fake(run, "learner", "stay")], collector, FakeBackend(run, config))
-    launcher._interrupts = 1
+    launcher._interrupts.count = 1
     ended = threading.Thread(target=launcher.supervise, daemon=True)
-    monkeypatch.setattr(launcher, "_signals", contextlib.nullcontext)  # of the main thread only
+    monkeypatch.setattr(launcher._interrupts, "counted", contextlib.nullcontext)  # of the main thread only
     ended.start()
     ended.join(15.0)
     assert not ended.is_alive()

@@ -12,7 +12,7 @@ from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 
 
-class Started(Protocol):
+class RoleProcess(Protocol):
     """A role's process, wherever it runs."""
 
     role: Role
@@ -54,7 +54,7 @@ class Started(Protocol):
 
 
 class Backend(Protocol):
-    def start(self, role: Role, *, again: bool = False) -> Started:
+    def start(self, role: Role, *, again: bool = False) -> RoleProcess:
         """Raises OSError or RunError when it cannot be started."""
         ...
 
