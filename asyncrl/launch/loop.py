@@ -60,6 +60,7 @@ class Launcher:
         config: Config,
         roles: Sequence[Role],
         collector: Collector,
+        interrupts: Interrupts,
         backend: Backend | None = None,
     ) -> None:
         """`backend` starts the processes and is closed at the end; None: they are subprocesses of this one."""
@@ -72,24 +73,23 @@ class Launcher:
         self._stacks: threading.Thread | None = None
         self._stalled, self._blamed = "", tuple[str, ...]()
         """What the last stall was, and the roles that the others waited for."""
-        self._interrupts = Interrupts()
+        self._interrupts = interrupts
         self._waits_at = 0.0
 
     def supervise(self) -> Outcome:
         """Returns when every process of the run has ended. Raises RunError when one cannot be started."""
         adopt_orphans()
-        with self._interrupts.counted():
-            guardian = Guardian(self._run)
-            try:
-                self._membership.begin()
-                self._table.start_all()
-                while (outcome := self._turn()) is None:
-                    guardian.ensure()
-            finally:
-                self._stop()
-                self._backend.close()
-                self._collector.finish()  # before the guardian ends what is left: a tracker has processes too
-                guardian.release()
+        guardian = Guardian(self._run)
+        try:
+            self._membership.begin()
+            self._table.start_all()
+            while (outcome := self._turn()) is None:
+                guardian.ensure()
+        finally:
+            self._stop()
+            self._backend.close()
+            self._collector.finish()  # before the guardian ends what is left: a tracker has processes too
+            guardian.release()
         return outcome
 
     def _turn(self) -> Outcome | None:

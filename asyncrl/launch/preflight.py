@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.processes import alive, of_run, role_of
@@ -44,6 +45,14 @@ CHOICES = (
 )
 """Those that are checked without importing torch. The others are checked by the role that uses them, and the learner's
 by `--dry-run`: it exits with CONFIG_ERROR before it does anything, and the launcher passes its sentence on."""
+
+
+def check(config: Config) -> None:
+    """Everything that needs neither the data nor torch. Raises ConfigError."""
+    check_model(config)
+    check_names(config)
+    Rules.of(config)
+    check_cpus(config)
 
 
 def check_names(config: Config) -> None:

@@ -206,7 +206,7 @@ def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], h
 def test_an_evaluation_without_held_out_tasks_is_warned_of(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.launch.start.play", lambda *_, **__: Outcome("finished", 0))
+    monkeypatch.setattr("asyncrl.launch.loop.Launcher.supervise", lambda _: Outcome("finished", 0))
     (here / "tasks.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     flags = ["--data.source", "json_lines", "--data.options"]
     _, out, _ = call(capsys, "launch", *flags, "{path: tasks.jsonl}")

@@ -58,3 +58,12 @@ class Env(Protocol):
     async def close(self) -> None:
         """Give back what the episode holds. Called once, also after an error."""
         ...
+
+
+class Environment:
+    """Base class of environments: `reset` and `step` are enough."""
+
+    tools: Sequence[Tool] = ()
+
+    async def close(self) -> None:
+        """Nothing to release."""
