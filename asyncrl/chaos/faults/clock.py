@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.errors import ConfigError
 
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("clock.c")
 BUILD_S = 60.0
 
 
-class Clock(Means):
+class Clock(Injector):
     def __init__(self) -> None:
         """Raises ConfigError where it cannot be built or preloaded."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

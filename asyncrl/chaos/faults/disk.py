@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
@@ -29,7 +29,7 @@ SLOW_S = 0.5
 stays behind, also when this process is killed."""
 
 
-class Disk(Means):
+class Disk(Injector):
     def __init__(self, kinds: str) -> None:
         """`kinds`: those that were asked for, for the error. Raises ConfigError."""
         missing = [program for program in NEEDS if shutil.which(program, path=PATH) is None]

@@ -17,7 +17,7 @@ import psutil
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
@@ -76,7 +76,7 @@ class Frail:
         await self._env.close()
 
 
-class Environments(Means):
+class Environments(Injector):
     def __init__(self, config: Config) -> None:
         """Raises ConfigError where there is nothing that could be lost."""
         self._agent = is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name"))

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder, replace
@@ -49,7 +49,7 @@ class _Edge:
         self.audible.set()
 
 
-class Relay(Means):
+class Relay(Injector):
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._edges: dict[str, _Edge] = {}

@@ -8,7 +8,7 @@ import shutil
 import signal
 
 from asyncrl.buffer.client import BufferClient
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import AsyncRLError
@@ -18,7 +18,7 @@ from asyncrl.run_folder import RunFolder
 CAUSED_S = 5.0
 
 
-class Processes(Means):
+class Processes(Injector):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._halted: dict[Fault, list[int]] = {}
