@@ -63,24 +63,24 @@ def chaos(
         wanted = _measured(RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s))
     job = Job(disturbed, name, lambda line: print(line, flush=True), injectors)
     print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
-    suffered: list[Fault] = []
+    injected: list[Fault] = []
     # Acts like Ctrl-C, so that everything is ended, unmounted and restored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with job.running():
         try:
             job.begin(within_s)
-            suffered = job.suffer(faults, within_s)
+            injected = job.inject(faults, within_s)
             code, why = job.end()
             broken = [f"exit code {code}: {why}"] if code else list(_broken(job, disturbed, wanted))
-            if not suffered:
+            if not injected:
                 broken.append(f"it ended before the first fault: raise learner.steps, or lower --every {every_s:g}")
         except RunError as error:
             broken = [str(error)]
-    _report(job, seed, suffered, faults, broken)
+    _report(job, seed, injected, faults, broken)
     for line in broken:
         print(f"chaos: BROKEN with --seed {seed}: {line}")
     if not broken:
-        print(f"chaos: {len(suffered)} faults of {len(faults)}, and all holds (seed {seed})")
+        print(f"chaos: {len(injected)} faults of {len(faults)}, and all holds (seed {seed})")
     return 1 if broken else 0
 
 
@@ -89,7 +89,7 @@ def _undisturbed(config: Config, name: str, within_s: float) -> RunFolder:
     print(f"undisturbed: {job.run.path}", flush=True)
     with job.running():
         job.begin(within_s)
-        job.suffer((), within_s)
+        job.inject((), within_s)
         code, why = job.end()
     if code:
         raise RunError(f"the undisturbed run failed: {why}")
@@ -130,10 +130,10 @@ def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator
             yield different
 
 
-def _report(job: Job, seed: int, suffered: list[Fault], planned: list[Fault], broken: list[str]) -> None:
+def _report(job: Job, seed: int, injected: list[Fault], planned: list[Fault], broken: list[str]) -> None:
     if job.run.path.is_dir():
         report = {
-            "seed": seed, "planned": len(planned), "suffered": [str(f) for f in suffered], "resumed": job.resumed,
+            "seed": seed, "planned": len(planned), "injected": [str(f) for f in injected], "resumed": job.resumed,
             "broken": broken,
         }  # fmt: skip
         (job.run.path / "chaos.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -80,7 +80,7 @@ class Job:
         self._ids.add(self.run.id)
         self.began = time.monotonic()
 
-    def suffer(self, faults: Sequence[Fault], within_s: float) -> list[Fault]:
+    def inject(self, faults: Sequence[Fault], within_s: float) -> list[Fault]:
         """Injects each fault at its time and waits for the end of the run. Gives the injected ones: a run that ends
         early escapes the rest. Raises RunError when it does not end within `within_s` after the last fault."""
         schedule = Schedule(faults, within_s)

@@ -27,7 +27,11 @@ def main(report: int, life: int, *, quiet: bool) -> int:
     if life != DETACHED:
         lifeline.at_end(life, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
+    begun = False
+
     def opened(run: RunFolder) -> None:
+        nonlocal begun
+        begun = True
         if quiet:
             sys.stdout.flush()
             log = os.open(run.log(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -40,14 +44,16 @@ def main(report: int, life: int, *, quiet: bool) -> int:
         outcome = launch(prepare(Config.model_validate(json.load(sys.stdin))), opened=opened)
     except (AsyncRLError, OSError) as error:
         code, sentence = described(error)
-        print(f"asyncrl: {sentence}", file=sys.stderr)
-        _report(report, {"error": sentence, "exit_code": code})
+        if begun:
+            print(f"asyncrl: {sentence}", file=sys.stderr)
+        else:
+            _report(report, {"error": sentence, "exit_code": code})
         return code
     return outcome.exit_code
 
 
 def _report(report: int, message: dict[str, object]) -> None:
-    """Does nothing when the caller is gone, or has its report already."""
+    """Does nothing when the caller is gone."""
     try:
         os.write(report, json.dumps(message).encode() + b"\n")
     except OSError:

@@ -99,7 +99,7 @@ class Launcher:
         if any(event.kind in PROGRESS for event in events):
             self._watch.progress = now
         if self._interrupts.count:
-            why = f"stopped by the user; go on with: asyncrl launch --resume {self._run.path}"
+            why = f"stopped by the user; continue with: asyncrl launch --resume {self._run.path}"
             return Outcome("interrupted", 130, why)
         self._membership.apply(now)
         for name in list(self._table.processes):

@@ -42,7 +42,7 @@ class Origin:
 
     def __post_init__(self) -> None:
         if self.resume is not None and self.fork is not None:
-            raise ConfigError("--resume and --fork cannot go together: go on with the run, or begin a new one from it.")
+            raise ConfigError("--resume and --fork cannot go together: continue the run, or begin a new one from it.")
         if self.fresh and self.resume is None:
             raise ConfigError("--fresh goes with --resume RUN: it begins a new branch of that run's history.")
         if self.at_step is not None and not (self.fresh or self.fork):
@@ -60,8 +60,7 @@ class Origin:
         """The configuration: `file`, or that of the earlier run, with `flags` on top. Raises ConfigError."""
         if file is not None and (self.resume or self.fork):
             raise ConfigError(
-                "--config cannot go with --resume or --fork: a run goes on with the config in its folder. Flags change "
-                "it."
+                "--config cannot go with --resume or --fork: the run keeps the config in its folder. Flags change it."
             )
         if (earlier := self.earlier) is None:
             return load(file, flags)

@@ -66,9 +66,11 @@ def open_run(path: str | Path) -> Run:
 class Run:
     """A run by its folder. A handle that `open_run` gives does not end the run with the caller."""
 
-    def __init__(self, folder: RunFolder, launcher: subprocess.Popen[bytes] | None = None) -> None:
-        self._folder = folder
-        self._launcher = launcher
+    def __init__(
+        self, folder: RunFolder, launcher: subprocess.Popen[bytes] | None = None, lifeline: int | None = None
+    ) -> None:
+        """`lifeline`: the writing end of the launcher's pipe, open as long as both the run and this process live."""
+        self._folder, self._launcher, self._lifeline = folder, launcher, lifeline
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -87,15 +89,15 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The contents of summary.json. Raises RunError while the run goes on, and when it left none."""
+        """The contents of summary.json. Raises RunError while the run is live, and when it left none."""
         if self.alive:
-            raise RunError(f"{self.path} goes on: its summary is written at its end. Call wait() first.")
+            raise RunError(f"{self.path} is live: its summary is written at its end. Call wait() first.")
         file = self._folder.summary
         # A resumed run still has the summary of its former launch.
         if not file.is_file() or file.stat().st_mtime < self._folder.record()["started"]:
             raise RunError(
                 f"{self.path} has no summary: its launcher was killed, or failed as its output says (the terminal, or "
-                f"logs/{LOG}.log). asyncrl launch --resume {self.path} goes on from the last checkpoint."
+                f"logs/{LOG}.log). asyncrl launch --resume {self.path} continues from the last checkpoint."
             )
         summary: dict[str, Any] = json.loads(file.read_text())
         return summary
@@ -137,45 +139,44 @@ class Run:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.path} has not ended within {timeout_s:g} s.")
             time.sleep(POLL_S)
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
     def _terminate(self) -> None:
         if self.alive:
-            os.kill(int(self._folder.record()["processes"]["launcher"][0]), signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(self._folder.record()["processes"]["launcher"][0]), signal.SIGTERM)
 
 
 def _start(config: Config, *, quiet: bool, detach: bool) -> Run:
     """Starts the launcher and returns once the run has begun. Raises ConfigError and RunError."""
-    report, reporting = os.pipe()
-    reading, lifeline = os.pipe()
+    (report, reporting), (reading, lifeline) = os.pipe(), os.pipe()
     ends = (str(reporting), str(DETACHED if detach else reading))
-    try:
-        launcher = subprocess.Popen(
-            python("asyncrl.launch.child", *ends, *([QUIET] if quiet else [])),
-            stdin=subprocess.PIPE,
-            pass_fds=[reporting, reading],
-            start_new_session=True,
-        )
-    finally:
-        os.close(reporting)
-        os.close(reading)
+    launcher = subprocess.Popen(
+        python("asyncrl.launch.child", *ends, *([QUIET] if quiet else [])),
+        stdin=subprocess.PIPE,
+        pass_fds=[reporting, reading],
+        start_new_session=True,
+    )
+    os.close(reporting)
+    os.close(reading)
+    message: dict[str, Any] = {}
     try:
         with contextlib.suppress(BrokenPipeError), cast(IO[bytes], launcher.stdin) as stdin:
             stdin.write(json.dumps(config.model_dump(mode="json")).encode())
         with os.fdopen(report) as lines:
             message = json.loads(lines.readline() or "{}")
-    except BaseException:  # Ctrl-C: the run must not begin behind the caller's back
-        launcher.terminate()
-        launcher.wait()
-        raise
+    finally:
+        if detach or "run" not in message:
+            os.close(lifeline)
+        if "run" not in message:  # also after Ctrl-C: nothing must start that the caller has no handle of
+            launcher.terminate()
+            code = launcher.wait()
     if "run" not in message:
-        code = launcher.wait()
-        os.close(lifeline)
         why = message.get("error", f"the launcher ended with exit code {code} before the run began; see its output.")
         raise _error(message.get("exit_code", 1), why)
-    if detach:
-        os.close(lifeline)
-    # Otherwise the writing end stays open as long as this process lives: its closing ends the run.
-    return Run(RunFolder(Path(message["run"])), launcher)
+    return Run(RunFolder(Path(message["run"])), launcher, None if detach else lifeline)
 
 
 def _error(exit_code: int, why: str) -> AsyncRLError:

@@ -97,7 +97,7 @@ def test_a_run_is_stopped_by_its_handle(folder: Path) -> None:
     run = asyncrl.train(configured(folder, learner__steps=500), wait=False)
     assert run.alive
     assert "launcher" in run.status()["processes"].values()
-    with pytest.raises(RunError, match="goes on"):
+    with pytest.raises(RunError, match="is live"):
         _ = run.summary
     with pytest.raises(TimeoutError):
         run.wait(0.1)

@@ -25,7 +25,7 @@ STACKS_S = 30.0
 
 
 def start_writing(run: RunFolder, lines: Sequence[str]) -> threading.Thread:
-    """Runs `write_stacks` in a thread: the launcher's loop goes on meanwhile."""
+    """Runs `write_stacks` in a thread: the launcher's loop continues meanwhile."""
     writing = threading.Thread(target=write_stacks, args=(run, lines), name="stacks", daemon=True)
     writing.start()
     return writing

@@ -90,7 +90,7 @@ def _line(role: RoleState, awaits: Sequence[str]) -> str:
     if role.process != "running":
         return f"{role.name} is {role.process} (pid {role.pid})"
     if role.cause is None:
-        return f"{role.name} {'works' if role.ready else 'is still starting'}; it last said so {role.for_s:.0f} s ago"
+        return f"{role.name} {'works' if role.ready else 'is still starting'}; it last reported {role.for_s:.0f} s ago"
     on = f" ({role.on})" if role.on and role.on not in awaits else ""
     whom = f" from {', '.join(awaits)}" if awaits else ""
     return f"{role.name} waits for {role.cause}{on}{whom} since {role.for_s:.0f} s"
