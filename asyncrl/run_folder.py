@@ -62,7 +62,7 @@ class RunFolder:
         return run
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Locks the run for one launcher; the kernel unlocks it when that dies. Raises RunError when it is locked."""
         with (self.path / ".lock").open("w") as file:
             try:
@@ -200,7 +200,7 @@ class RunFolder:
         record = {"id": uuid.uuid4().hex, "started": time.time(), "user": getpass.getuser(), "sockets": sockets}
         shm = self._new_shm()
         for folder in (Path(sockets), shm):
-            leftovers.hold(folder)
+            leftovers.lock(folder)
         self._write({**record, "shm": str(shm), "host": host, "processes": {}})
 
     def remove_temporary(self) -> None:

@@ -87,7 +87,7 @@ def launch(
     run = origin.open(config, prepared.stem, prepared.checkpoint)
     leftovers.remove()
     interrupts = Interrupts()
-    with run.hold(), interrupts.counted():
+    with run.locked(), interrupts.counted():
         if origin.resume is not None:  # after `hold`: nothing else shows a launcher on another host
             check_disk(run.path)
             refuse_live(run)

@@ -24,7 +24,7 @@ STALE_S = 600.0
 _files: dict[Path, IO[str]] = {}
 
 
-def hold(folder: Path) -> None:
+def lock(folder: Path) -> None:
     """Locks `folder` as long as this process lives, so that it does not count as left over."""
     release(folder)
     file = (folder / LOCK).open("a")
@@ -44,7 +44,7 @@ def in_memory(what: str, parent: Path | None = None) -> Iterator[Path]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix=f"asyncrl-{what}-", dir=parent or memory) as name:
         folder = Path(name)
-        hold(folder)
+        lock(folder)
         try:
             yield folder
         finally:

@@ -20,7 +20,7 @@ ENVIRONMENT = "ASYNCRL_LIFELINE"
 """Names the inherited file descriptor of a role."""
 
 
-def hold_on() -> None:
+def bind_to_launcher() -> None:
     """Binds this role to its launcher; every role calls it first. Does nothing in a process that no launcher started.
 
     The caller must lead its process group, as the launcher arranges: the group is what dies.

@@ -16,7 +16,7 @@ from asyncrl.process.logs import CONFIG_ERROR, RUN_ERROR
 def play(role: str, main: Callable[[], None]) -> NoReturn:
     """Runs `main` as the process of `role`. An AsyncRLError ends it with CONFIG_ERROR or RUN_ERROR; any other exception
     with a traceback and exit code 1, after which it is restarted."""
-    lifeline.hold_on()
+    lifeline.bind_to_launcher()
     allow_open_files()
     log = logs.setup(role)
     try:

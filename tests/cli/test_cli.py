@@ -176,7 +176,7 @@ def test_a_launcher_that_comes_second_leaves_the_run_to_the_first(
     """Also where the first one's processes cannot be seen, being on another host that shares the folder."""
     run = RunFolder.create(here / "runs" / "mine", Config())
     before = run.record(), run.config.read_text()
-    with run.hold():
+    with run.locked():
         code, _, err = call(capsys, "launch", "--resume", "runs/mine", "--learner.steps", "3", "--eval.tasks", "0")
     assert code == 1
     assert "another launcher" in sentence(err)

@@ -18,7 +18,7 @@ from tests.launch.fakes import fake
 if __name__ == "__main__":
     run = RunFolder.existing(Path(sys.argv[1]))
     interrupts = Interrupts()
-    with run.hold(), interrupts.counted():
+    with run.locked(), interrupts.counted():
         run.note(processes={"launcher": this_process()})
         config = run.load_config()
         roles = [fake(run, *word.split("=")) for word in sys.argv[2:]]

@@ -282,7 +282,7 @@ def test_a_live_run_is_refused_and_its_processes_named(run: RunFolder, launch: L
     assert all_started(run, "buffer", "learner")
     with pytest.raises(RunError, match=r"launcher \(pid \d+\).*buffer \(pid \d+\).*learner \(pid \d+\)"):
         refuse_live(run)
-    with pytest.raises(RunError, match="another launcher"), run.hold():
+    with pytest.raises(RunError, match="another launcher"), run.locked():
         pass
 
 

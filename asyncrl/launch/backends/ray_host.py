@@ -62,7 +62,7 @@ class RoleHost:
             )
             for folder in (run.sockets, run.shm):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                leftovers.hold(folder)
+                leftovers.lock(folder)
             self._process = Process(local_role, run_id, run.log(role.name), again=again)
             print(f"{role.name}: pid {self._process.pid} on {self.node}, log {self._process.log}", flush=True)
         except (OSError, subprocess.SubprocessError, RunError) as error:
