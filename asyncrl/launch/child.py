@@ -1,9 +1,8 @@
 """The launcher as a child process of `asyncrl.train`: `python -m asyncrl.launch.child REPORT LIFELINE`.
 
-caller ──config, JSON──> stdin ──> prepare, launch
-   ▲                                  │
-   └── one JSON line ── REPORT ───────┘   {"run": folder} once the run has begun, else {"error": ..., "exit_code": ...}
-   ── LIFELINE: its end of file stops the run in order ──> SIGTERM        (DETACHED: the run survives the caller)
+caller ── config, JSON ──> stdin: prepare, launch
+caller <── REPORT: {"run": folder} once the run has begun, else {"error": sentence, "exit_code": code}
+caller ── LIFELINE: its end of file stops the run in order; DETACHED: the run survives the caller
 """
 
 from __future__ import annotations
@@ -61,6 +60,4 @@ def _report(report: int, message: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    # A caller that does not read the report any more must not end the run.
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), quiet=QUIET in sys.argv))

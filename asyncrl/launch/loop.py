@@ -1,22 +1,22 @@
 """The launcher's loop: starts the processes of one run, watches them, starts them again, stops them.
 
-                      ┌──────────── tickets ────────────┐
-                      ▼                                 │
-      ┌─> actor-0 .. actor-n ──── trajectories ────> buffer ──── batches ────> learner (ranks 0 .. r)
-      │               ▲                                 ▲                         │
-      │               └────────── weights: shared memory, or the process `weights` ┘
-      │                              all of them report to the launcher
-    launcher ── starts ──> guardian: ends every process of the run once the launcher is gone
-      │
-      └─> turn of the loop, at a report or after a fifth of a second:
-            take reports ──> apply actors.json ──> a process ended? start it again, within its budget ──> no progress?
-                 │                                       │                                                   │
-                 │ Ctrl-C, SIGTERM                       │ learner: exit 0; a failure that repeats           │ on_stall
-                 ▼                                       ▼                                                   ▼
-            stop in order: actors, learner (writes its checkpoint), buffer, weights; a second Ctrl-C kills
+    actor-0 .. actor-n ───trajectories───> buffer ───batches───> learner, learner-1 ..
+        ▲  ▲                                 │                      │
+        │  └──────────────tickets────────────┘                      │
+        └──────── weights: shared memory, or the process `weights` ─┘
 
-What decides is pure and stands elsewhere: supervision.py (a process ended), shutdown.py (the order of stopping),
-diagnosis/stall.py (no progress), diagnosis/why.py (who waits for whom).
+    launcher: starts all of them, and the guardian, which ends them when the launcher is gone
+        │
+        ▼   a turn of the loop, at a report or after a fifth of a second
+    take reports ──> interrupted? ──> actors.json changed? ──> a process ended? ──> no progress?
+                        │                  │                      │ supervision.py   │ diagnosis/stall.py
+                        │ Ctrl-C           ▼                      ▼                  ▼
+                        │ SIGTERM      start, stop actors     start it again     say who waits for whom, write stacks,
+                        ▼                                         │              then what launch.on_stall says
+    shutdown.py: stop actors, learner (it writes its   <── learner done, or a failure that would repeat
+    checkpoint), buffer, weights; a second Ctrl-C kills
+
+Nothing is decided here: the files named in the picture decide, and are pure.
 """
 
 from __future__ import annotations

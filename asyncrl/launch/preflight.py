@@ -1,4 +1,4 @@
-"""Checks of the configuration and the machine before any process is started."""
+"""Checks of the configuration and the machine: before any process is started, and after one has died."""
 
 from __future__ import annotations
 
