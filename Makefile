@@ -7,14 +7,23 @@ ARGS ?=
 # Tests of two files at a time: many of them wait for processes rather than for a core.
 JOBS ?= 2
 
-.PHONY: quickstart test test-slow test-vllm test-sglang test-verifiers test-gyms lint types clean
+.PHONY: quickstart test test-system test-all test-slow test-vllm test-sglang test-verifiers test-gyms lint types clean
 
 quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
 
+# All but the tests marked `system` and `slow`.
 test: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+# Those marked `system`: whole runs, tens of seconds each.
+test-system: .venv/.tested
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'system and not slow' $(ARGS)
+
+# What CI runs of them.
+test-all: test test-system
+
+# Those marked `slow`, minutes each: by hand, before an issue is closed.
 test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
 

@@ -24,6 +24,7 @@ FIELDS = {  # steps enough for several reports of the weights server
 }  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.timeout(120)
 def test_a_run_over_tcp_with_keys_and_weights_through_a_server(tmp_path: Path) -> None:
     words = [word for name, value in FIELDS.items() for word in (f"--{name}", str(value))]

@@ -184,6 +184,7 @@ def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(config: Config, 
     assert [name for name, tensor in saved.items() if not torch.equal(tensor, plain.weights[name])] == []
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("config", [8], indirect=True)
 def test_with_many_slots_the_same_groups_in_the_same_steps_and_no_stale_token(
     config: Config, finished: RunFolder

@@ -158,6 +158,7 @@ def test_each_process_killed_dead_and_the_run_goes_on(launch: Launch) -> None:
     assert max(r.get("staleness/max", 0.0) for r in by_step(run.metrics)) <= 2
 
 
+@pytest.mark.system
 def test_two_ranks_train_together(launch: Launch) -> None:
     launcher, run = launch(
         learner__backend="fsdp2", learner__ranks=2, learner__steps=3, learner__checkpoint_every=2, eval__tasks=0

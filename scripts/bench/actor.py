@@ -31,6 +31,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import needs
 import numpy as np
 import psutil
 import torch
@@ -81,6 +82,9 @@ def main() -> None:
     if args.cell:
         print(json.dumps(pauses(args.cell) if args.calls is None else bare(args.calls, args.cell == "logprobs")))
         return
+    remedy = "run it in vLLM's environment (`make test-vllm` makes .venv-vllm)"
+    needs.packages("vllm", of="actor.py", remedy=remedy)
+    needs.program("taskset", of="actor.py", remedy="install util-linux")
     found: Found = {"cells": {}}
     if args.out.exists() and not args.again:
         found = json.loads(args.out.read_text())

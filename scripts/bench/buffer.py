@@ -8,6 +8,7 @@
                        and one between the runs of the cell
     Redis streams      redis-server, AOF everysec, the same records, 8 XADD at once per client; XREAD out
     Ray                object store, put and get of the same records
+                       (both need the `bench` extra, and a redis-server; --without leaves them out)
 
 and: peak memory, the time to restart with many waiting groups, the latency of a put at 200 a second. CPU is that of the
 process that is measured; that of its clients, which on two cores it shares them with, stands beside it. Prints tables
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import buffer_rivals as rivals
+import needs
 import numpy as np
 import psutil
 import zmq
@@ -70,8 +72,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; default: a temporary one")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "buffer.json")
     parser.add_argument("--again", action="store_true", help="measure everything, also what an interrupted run has")
+    parser.add_argument("--without", nargs="*", choices=("redis", "ray"), default=[], help="rows to leave out")
     args = parser.parse_args()
-    settings = {name: str(getattr(args, name)) for name in ("producers", "tokens", "mb", "repeats", "folder")}
+    for package, what in (("redis", "Redis streams"), ("ray", "Ray")):
+        if package not in args.without:
+            leave = f"or leave the row out (--without {package})"
+            needs.packages(package, of=f"the row of {what}", remedy=f"pip install -e '.[bench]', {leave}")
+            if package == "redis":
+                needs.program("redis-server", of=f"the row of {what}", remedy=f"apt install redis-server, {leave}")
+    settings = {
+        name: str(getattr(args, name)) for name in ("producers", "tokens", "mb", "repeats", "folder", "without")
+    }
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=args.folder) as folder:
         results = measured(Path(folder), args, Parts(args.out.with_suffix(".part.json"), settings, args.again))
     results["targets"] = targets(results)
@@ -110,10 +121,10 @@ def measured(folder: Path, args: argparse.Namespace, parts: Parts) -> dict[str, 
             for repeat in range(args.repeats if wanted else 1):
 
                 def measure(producers: int = producers, tokens: int = tokens, n: int = n) -> list[Found]:
-                    return cell(folder, producers, tokens, n)
+                    return cell(folder, producers, tokens, n, redis="redis" not in args.without)
 
                 rows += parts.get(f"{tokens} tokens, {producers} producers, {repeat}", measure)
-    for tokens in args.tokens:
+    for tokens in args.tokens if "ray" not in args.without else ():
         n, record = trajectories(tokens, args.mb), to_record(trajectory(TicketId(0, 0, 0), tokens))
 
         def store(n: int = n, record: bytes = record, tokens: int = tokens) -> list[Found]:
@@ -128,13 +139,14 @@ def measured(folder: Path, args: argparse.Namespace, parts: Parts) -> dict[str, 
     }
 
 
-def cell(folder: Path, producers: int, tokens: int, n: int) -> list[Found]:
+def cell(folder: Path, producers: int, tokens: int, n: int, *, redis: bool) -> list[Found]:
     record = to_record(trajectory(TicketId(0, 0, 0), tokens))
     disk = [rivals.disk(folder, record, n)]
     found = [through_the_buffer(folder / "run", producers, tokens, n, fsync) for fsync in ("commit", "interval", "off")]
     disk.append(rivals.disk(folder, record, n))
     found.append({"what": "bare ZeroMQ pipe", "in": rivals.pipe(folder, producers, record, n)})
-    found.append({"what": "Redis streams", **rivals.redis_streams(folder / "redis", producers, record, n)})
+    if redis:
+        found.append({"what": "Redis streams", **rivals.redis_streams(folder / "redis", producers, record, n)})
     disk.append(rivals.disk(folder, record, n))
     found.append({"what": "disk, sequential", "in": {"seconds": statistics.median(disk), "each": disk}})
     return [_row(producers, tokens, n, record, row) for row in found]

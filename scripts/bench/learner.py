@@ -10,18 +10,21 @@ By default a model of 10M parameters on the CPU, rows of long-tailed lengths, al
 variant is a process of its own. CPU seconds are compared, not the clock's: other load on the machine leaves them alone.
 Peak memory is that of the step, over what the model and its optimizer take.
 
+    (--without leaves out compiled, which needs a C++ compiler, or lora, which needs peft)
+
     --preset qwen3-0.6b    on a CUDA GPU, random weights, bfloat16 over float32 masters, activation checkpointing: one
                            row of 4k, 16k and 64k tokens a micro-batch. Tokens a second, MFU (of the model's own
                            operations: what checkpointing computes again does not count) and peak memory.
                            Without a GPU it says what it would run.
 
-Prints a table, writes bench/results/learner.json.
+Prints a table, writes bench/results/learner.json, and what there is so far to learner.part.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import subprocess
@@ -30,8 +33,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import needs
 import numpy as np
 import torch
+from results import finish, keep
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -86,6 +91,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "learner.json")
     parser.add_argument("--compile", action="store_true", help="learner.compile, on a GPU")
+    parser.add_argument("--without", nargs="*", choices=("compiled", "lora"), default=[], help="on the CPU")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -97,19 +103,28 @@ def main() -> None:
     if given.preset == "qwen3-0.6b" and not torch.cuda.is_available():
         print(would_run(given.steps, given.compile))
         return
-    cells = VARIANTS if given.preset == "small" else [str(n) for n in SEQUENCES]
-    found = {cell: _in_a_process(cell, given) for cell in cells}
-    print(cpu_table(found) if given.preset == "small" else gpu_table(found))
+    wanted = [variant for variant in VARIANTS if variant not in given.without]
+    cells = wanted if given.preset == "small" else [str(n) for n in SEQUENCES]
+    if "lora" in cells:
+        remedy = "pip install -e '.[lora]', or leave it out (--without lora)"
+        needs.packages("peft", of="the variant lora", remedy=remedy)
+    if "compiled" in cells:
+        remedy = "install a C++ compiler, or leave it out (--without compiled)"
+        needs.program(os.environ.get("CXX", "g++"), of="the variant compiled", remedy=remedy)
     kept = json.loads(given.out.read_text()) if given.out.exists() else {}
     machine = {"platform": platform.platform(), "torch": torch.__version__, "threads": given.threads}
+    found: dict[str, Found] = {}
     kept[given.preset + "+compile" * given.compile] = {
         "machine": machine,
         "steps": given.steps,
         "cells": found,
         "shares": shares(),
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(kept, indent=1) + "\n")
+    for cell in cells:
+        found[cell] = _in_a_process(cell, given)
+        keep(given.out, kept)
+    print(cpu_table(found) if given.preset == "small" else gpu_table(found))
+    finish(given.out, kept)
 
 
 def lengths(count: int, longest: int, seed: int = 0) -> list[int]:
@@ -279,11 +294,14 @@ def cpu_table(found: dict[str, Found]) -> str:
             f"{name:<16} {rate:>18.0f} {rate / base:>6.2f} {x['peak_mib']:>9.0f} {share:>11.2f} {x['loss']:>9.5f}"
         )
     s = shares()
-    anew = found["compiled"]["first_step_cpu_s"] - found["compiled"]["cpu_s"]
+    if compiled := found.get("compiled"):
+        anew = compiled["first_step_cpu_s"] - compiled["cpu_s"]
+        lines.append(
+            f"compiled: its first step took {anew:.0f} CPU seconds more, on top of what was compiled at the start"
+        )
     return "\n".join(
         [
             *lines,
-            f"compiled: its first step took {anew:.0f} CPU seconds more, on top of what was compiled at the start",
             f"4096 long-tailed rows, micro-batches of at most 16k tokens, 8 ranks: real tokens 1.00 of those computed "
             f"({s['padded_real_token_share']:.2f} padded), {s['fill']:.2f} of the allowed tokens used, "
             f"mean micro-batch costs {s['mean_over_dearest_micro_batch']:.2f} of the dearest",

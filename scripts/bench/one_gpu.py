@@ -8,7 +8,8 @@ run sees the same lengths: about geometric, because some tokens of the vocabular
 
 Alternating, --repeats of each; trajectories and tokens trained per second, after the first steps. The target is 1.35.
 With a vLLM that does not name the version of a token (0.24) requests end before new weights (`weights.drain`), in both.
-Prints a table, writes bench/results/one_gpu.json. Without a GPU it prints what it would run.
+Prints a table, writes bench/results/one_gpu.json, and what there is so far to one_gpu.part.json. Without a GPU it
+prints what it would run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from results import finish, keep
 
 ROOT = Path(__file__).parents[2]
 SETTLE = 4
@@ -54,10 +56,12 @@ def main() -> None:
             print(f"\n{name}: {' '.join(words)}\n{yaml.safe_dump(config)}", end="")
         return
     random_model(args.work / "model")
+    said = {"gpu": gpu(), "vllm": importlib.metadata.version("vllm"), "channel": args.channel, "steps": args.steps}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
     for repeat in range(args.repeats):
         for name, (words, config) in commands.items():
             rows[name].append(launched([*words, "--launch.name", f"{name}-{repeat}"], config, args.work))
+            keep(args.out, said | {"rows": rows})
             print(f"[{repeat}] {name}: {rows[name][-1]}", flush=True)
     median = {name: statistics.median(row["tokens_per_s"] for row in found) for name, found in rows.items()}
     ratio = median["asynchronous"] / median["synchronous"]
@@ -65,9 +69,7 @@ def main() -> None:
     for name, found in rows.items():
         print(f"| {name} | {median[name]:.0f} | {', '.join(str(round(row['tokens_per_s'])) for row in found)} |")
     print(f"\nasynchronous / synchronous: {ratio:.2f} (target {TARGET})")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    said = {"gpu": gpu(), "vllm": importlib.metadata.version("vllm"), "channel": args.channel, "steps": args.steps}
-    args.out.write_text(json.dumps(said | {"ratio": ratio, "rows": rows}, indent=1) + "\n")
+    finish(args.out, said | {"ratio": ratio, "rows": rows})
 
 
 def cannot() -> str:

@@ -9,7 +9,8 @@ answer at once and with tools of long-tailed latency:
     asynchronous       `max_staleness: 2`, one core each
 
 and, single-turn, TRL's GRPOTrainer with the same model, group size and lengths (needs the `bench` extra, which may
-sit in another virtual environment: --trl-python). Prints tables, writes bench/results/overlap.json.
+sit in another virtual environment: --trl-python; --no-trl leaves it out). Prints tables, writes
+bench/results/overlap.json, and what there is so far to overlap.part.json.
 """
 
 from __future__ import annotations
@@ -47,20 +48,35 @@ def main() -> None:
     parser.add_argument("--no-trl", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "overlap.json")
     args = parser.parse_args()
+    # Here and not above: this file is also a plugin of the runs that it measures, which do not know its neighbours.
+    import needs
+    from results import finish, keep
+
+    needs.program("taskset", of="overlap.py", remedy="install util-linux")
+    if not args.no_trl:
+        remedy = (
+            "pip install -e '.[bench]', name a Python that has them (--trl-python), or leave the row out (--no-trl)"
+        )
+        needs.packages("trl", "datasets", "accelerate", of="the row of TRL", remedy=remedy, python=args.trl_python)
 
     results: dict[str, list[dict[str, float]]] = {}
+    machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+    def found() -> dict[str, object]:
+        return {"machine": machine | {"load": os.getloadavg()}, "steps": args.steps, "results": results}
+
     for repeat in range(args.repeats):
         for latency in args.latency:
             row = overlap(latency, args.steps)
             results.setdefault(f"tool latency {latency}", []).append(row)
+            keep(args.out, found())
             print(f"[{repeat}] tool latency {latency}: {_short(row)}", flush=True)
         if not args.no_trl:
             row = against_trl(args.trl_python, args.steps)
             results.setdefault("single-turn, beside TRL", []).append(row)
+            keep(args.out, found())
             print(f"[{repeat}] single-turn: {_short(row)}", flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
-    args.out.write_text(json.dumps({"machine": machine, "steps": args.steps, "results": results}, indent=1) + "\n")
+    finish(args.out, found())
     for name, rows in results.items():
         print(f"\n{name} (median of {len(rows)}; lowest - highest)")
         for key in rows[0]:

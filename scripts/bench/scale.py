@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import multiprocessing
 import os
@@ -38,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from results import finish, keep
 
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.config import Config
@@ -69,18 +69,18 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that simulate")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "scale.json")
     options = parser.parse_args()
-    rows = []
+    rows: list[Found] = []
+    found = {"machine": machine(), "options": vars(options) | {"out": str(options.out)}, "rows": rows}
     for actors in options.actors:
         rows.append(measured(actors, options, options.seconds))
+        keep(options.out, found)
         print(line(rows[-1]), flush=True)
-    found = {"machine": machine(), "options": vars(options) | {"out": str(options.out)}, "rows": rows}
     if options.long:
         found["memory"] = measured(MEMORY_ACTORS, options, options.long)
         print(line(found["memory"]), flush=True)
     found["estimate"] = estimate(rows, options.tokens)
+    finish(options.out, found)
     print("\n" + markdown(found))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found:

@@ -36,6 +36,7 @@ from typing import Any
 
 import psutil
 import torch
+from results import finish, keep
 
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
@@ -69,6 +70,7 @@ def main() -> None:
     for millions in options.millions:
         row = transport(millions * 1_000_000, options.repeats)
         found["transport"].append(row)
+        keep(options.out, found)
         print(describe(row), flush=True)
     if not options.no_savings:
         for source in (of_a_run, of_a_large_model):
@@ -76,9 +78,9 @@ def main() -> None:
                 for lr in LEARNING_RATES:
                     row = source(lr, dtype, options.steps, options.large)
                     found["savings"].append(row)
+                    keep(options.out, found)
                     print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    finish(options.out, found)
     print("\n" + markdown(found))
 
 

@@ -54,6 +54,7 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
     folder.remove_temporary()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("stage", ["lookup", "examples/agent_openai.py:agent"], indirect=True)
 def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> None:
     run = stage.folder

@@ -32,6 +32,7 @@ def words(tmp_path: Path, **values: object) -> list[str]:
     return ["chaos", *(str(word) for name, value in flags.items() for word in (f"--{name}", value))]
 
 
+@pytest.mark.system
 @pytest.mark.timeout(300)
 def test_a_minute_of_faults(tmp_path: Path) -> None:
     size = {"learner.steps": 60, "learner.groups-per-step": 4, "learner.group-size": 4}
@@ -74,6 +75,7 @@ def small(tmp_path: Path, **values: object) -> Config:
     return load(QUICKSTART, fields | {name.replace("__", "."): value for name, value in values.items()}).config
 
 
+@pytest.mark.system
 def test_a_run_that_fails_is_told_with_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     never_ready = small(tmp_path, launch__start_s=0.2)
     code = chaos(

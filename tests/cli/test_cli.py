@@ -103,7 +103,7 @@ def test_who_reads_only_the_beginning_is_told_nothing(here: Path) -> None:
 def test_a_run_goes_on_when_nobody_reads_what_it_says() -> None:
     program = (
         "import os, sys; from asyncrl.tracking.terminal.live import Screen; screen = Screen(); "
-        "[screen.print('x' * 9999) for _ in range(30)]; sys.stderr.write('went on')"
+        "[screen.print('x' * 99) for _ in range(3000)]; sys.stderr.write('went on')"
     )
     shell = f'{sys.executable} -c "{program}" | head -c 1'
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)

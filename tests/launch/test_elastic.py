@@ -59,6 +59,7 @@ def stored(run: RunFolder, name: str) -> int:
     return len(file.read_text().splitlines()) if file.is_file() else 0
 
 
+@pytest.mark.system
 @pytest.mark.timeout(200)
 def test_actors_join_serve_leave_and_vanish(live: tuple[subprocess.Popen[str], RunFolder]) -> None:
     launcher, run = live

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT
 from asyncrl.actors.endpoint.server import Endpoint
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
@@ -41,11 +44,13 @@ class Clients:
         self._openai = _openai()
         self._async: Any = None
         self._sync: Any = None
+        self._responses: dict[str, Any] = {}
         if self._openai is not None:
             for name in ("httpx", "httpx2"):  # a line per request, with the episode's URL, which is its secret
                 logging.getLogger(name).setLevel(logging.WARNING)
             options = {"base_url": "http://127.0.0.1/", "api_key": API_KEY, "timeout": timeout_s}
-            self._async, self._sync = self._openai.AsyncOpenAI(**options), self._openai.OpenAI(**options)
+            kinds = _confirming(self._openai, self._responses)
+            self._async, self._sync = kinds[0](**options), kinds[1](**options)
 
     async def __aenter__(self) -> Clients:
         return self
@@ -55,11 +60,78 @@ class Clients:
             await self._async.close()
             self._sync.close()
 
+    def was_read(self, id: str) -> bool:
+        """Whether one of the clients read the whole body of that answer, and its request returned to the agent."""
+        response = self._responses.get(id)
+        return response is not None and response.num_bytes_downloaded >= int(response.headers["content-length"])
+
+    def forget(self, session: Session) -> None:
+        """Let go of what was noted of an episode that has ended."""
+        for id in session.transmissions():
+            self._responses.pop(id, None)
+
     def of(self, base_url: str, *, asynchronous: bool) -> Any:
         """An `openai.AsyncOpenAI` (or `openai.OpenAI`), if openai is installed; else an `Address`."""
         if self._openai is None:
             return Address(base_url)
         return (self._async if asynchronous else self._sync).with_options(base_url=base_url)
+
+
+_REQUEST: ContextVar[list[str] | None] = ContextVar("request", default=None)
+"""Ids of the answers that the request under way has begun to read."""
+
+
+def _confirming(openai: Any, responses: dict[str, Any]) -> tuple[Any, Any]:
+    """openai's two clients, which keep in `responses` each answer that begins to arrive, by its id, and let go of those
+    whose request raised: it was cancelled, timed out, or asked again."""
+
+    def begun(response: Any) -> None:
+        if id := response.headers.get(ANSWER_ID):
+            responses[id] = response
+            if (request := _REQUEST.get()) is not None:
+                request.append(id)
+
+    async def begun_async(response: Any) -> None:
+        begun(response)
+
+    def marked(request: Any) -> None:
+        request.headers[OWN_CLIENT] = "1"
+
+    async def marked_async(request: Any) -> None:
+        marked(request)
+
+    @contextlib.contextmanager
+    def request() -> Iterator[None]:
+        ids: list[str] = []
+        token = _REQUEST.set(ids)
+        try:
+            yield
+        except BaseException:
+            for id in ids:
+                responses.pop(id, None)
+            raise
+        finally:
+            _REQUEST.reset(token)
+
+    class Async(openai.AsyncOpenAI):  # type: ignore[misc]
+        async def request(self, *args: Any, **options: Any) -> Any:
+            with request():
+                return await super().request(*args, **options)
+
+    class Sync(openai.OpenAI):  # type: ignore[misc]
+        def request(self, *args: Any, **options: Any) -> Any:
+            with request():
+                return super().request(*args, **options)
+
+    def built(kind: Any, on_request: Any, on_response: Any) -> Callable[..., Any]:
+        def make(**options: Any) -> Any:
+            client = kind(**options)
+            client._client.event_hooks = {"request": [on_request], "response": [on_response]}
+            return client
+
+        return make
+
+    return built(Async, marked_async, begun_async), built(Sync, marked, begun)
 
 
 class AgentPlayer:
@@ -88,7 +160,7 @@ class AgentPlayer:
         it raises is a fault of the agent, never a reward.
         """
         start = progress.at
-        session = Session(ticket, self._engine, self._renderer, self._limits, progress)
+        session = Session(ticket, self._engine, self._renderer, self._limits, progress, self._clients.was_read)
         task = {**ticket.task, "episode": ticket.id.index}
         asynchronous = is_async(self._agent)
         with self._endpoint.open(session) as base_url:
@@ -101,14 +173,18 @@ class AgentPlayer:
                 if session.broken.done():
                     session.broken.result()
                 reward, rewards = self._rewards(playing, session)
+                for _ in range(2):  # what became of the last connections is read by the loop
+                    await asyncio.sleep(0)
+                rows, answers = session.received()
             finally:
                 playing.cancel()
+                self._clients.forget(session)
                 await session.calls.close()
                 if not session.broken.cancel():
                     session.broken.exception()  # seen, whether or not it was raised
-        if not len(session.rows):
+        if not len(rows):
             raise EpisodeFailed("env_error", f"agent {self._env_name} ended without an answer of the policy")
-        result = Result(session.rows.freeze(), reward, rewards, {}, session.turns, session.stop_reason())
+        result = Result(rows.freeze(), reward, rewards, {}, len(answers), session.stop_reason(answers))
         return finished(ticket, result, progress, start, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:

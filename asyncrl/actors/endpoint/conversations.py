@@ -12,6 +12,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.actors.endpoint.deduplication import Call
+from asyncrl.actors.endpoint.replies import Answer
 from asyncrl.actors.endpoint.requests import BadRequest, plain
 from asyncrl.actors.rendering.template import Renderer, ToolSchema, tell_prefix_break
 from asyncrl.data.base import Message
@@ -22,6 +24,8 @@ class _Said:
     ids: list[int]
     sampled: int
     closed: bool
+    calls: list[Call]
+    """Whose answers these are: one, or several that read the same."""
 
 
 class Conversations:
@@ -45,16 +49,21 @@ class Conversations:
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],
         prompt: Sequence[int],
-        sampled: Sequence[int],
-        answer: Message,
+        answer: Answer,
+        call: Call,
     ) -> None:
-        """The policy answered `messages`, which are `prompt`, with `sampled`, which the agent reads as `answer`."""
+        """The policy answered `messages`, which are `prompt`, with `answer`, as one choice of `call`."""
+        sampled = answer.token_ids
         closed = len(sampled) > 0 and sampled[-1] in self._renderer.stop_token_ids
-        key = _keys([*messages, plain(answer)], tools)[-1]
-        self._said[key] = _Said([*prompt, *sampled], len(sampled), closed)
+        key = _keys([*messages, plain(answer.message)], tools)[-1]
+        known = self._said[key].calls if key in self._said else []
+        self._said[key] = _Said([*prompt, *sampled], len(sampled), closed, [*known, call])
 
     def _tail_of_what_was_said(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int] | None:
         keys = _keys(messages, tools)
+        for key in keys:
+            if key in self._said:
+                _contains_one_of(self._said[key].calls)
         for n in range(len(messages), 0, -1):
             if (said := self._said.get(keys[n - 1])) is None:
                 continue
@@ -67,6 +76,13 @@ class Conversations:
             tell_prefix_break(messages[n]["role"] if n < len(messages) else "assistant")
             return None
         return None
+
+
+def _contains_one_of(calls: Sequence[Call]) -> None:
+    """A request contains an answer that reads as those of `calls` do. Unless one of them is known to be received, it is
+    one that is not known to be lost."""
+    if not any(call.certainly_received for call in calls):
+        next((call for call in calls if not call.certainly_lost), calls[-1]).contained = True
 
 
 def _keys(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[bytes]:

@@ -22,12 +22,15 @@ from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from asyncrl.actors.endpoint.deduplication import Call
+from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT, Connections, Transmission
 from asyncrl.actors.endpoint.replies import Reply, chat_events, chat_json, error_json, tokens_json
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, read_chat, read_tokens
 from asyncrl.actors.endpoint.session import Session
@@ -63,11 +66,12 @@ class Endpoint:
         self._model, self._max_tokens = model, max_tokens
         self._sessions: dict[str, Session] = {}
         self._overruled: set[str] = set()
+        self._connections = Connections()
         self._socket = socket.socket()
         self._server = _Server(
             uvicorn.Config(
-                self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
-                proxy_headers=False,
+                self.app, http=_watched(self._connections), ws="none", lifespan="off", log_level="warning",
+                access_log=False, proxy_headers=False,
                 timeout_keep_alive=IDLE_S,
             )
         )  # fmt: skip
@@ -113,15 +117,17 @@ class Endpoint:
         reply = session.deliver(call, body)
         completion = chat_json(body, self._head(call, body, reply), reply, session.renderer.decode)
         if body.stream:
-            return Response(chat_events(body, completion), media_type="text/event-stream")
-        return _json(completion)
+            return self._sent(request, call, Response(chat_events(body, completion), media_type="text/event-stream"))
+        return self._sent(request, call, _json(completion))
 
     async def _tokens(self, request: Request) -> Response:
         session = self._session(request)
         raw = await _body(request)
         body = read_tokens(raw, session.renderer.vocabulary)
         call = await self._answered(request, session, raw, lambda: session.tokens(body))
-        return Response(status_code=GONE) if call is None else _json(tokens_json(body, session.deliver(call, body)))
+        if call is None:
+            return Response(status_code=GONE)
+        return self._sent(request, call, _json(tokens_json(body, session.deliver(call, body))))
 
     async def _models(self, request: Request) -> Response:
         self._session(request)
@@ -129,6 +135,8 @@ class Endpoint:
         return _json({"object": "list", "data": [model | {"max_model_len": self._max_tokens}]})
 
     def _session(self, request: Request) -> Session:
+        if request.client is not None:
+            self._connections.request((request.client.host, request.client.port))
         try:
             return self._sessions[request.path_params["episode"]]
         except KeyError:
@@ -156,6 +164,20 @@ class Endpoint:
             raise BadRequest(f"the actor gives this episode up: {error}", code="given_up", status=503)
         return call
 
+    def _sent(self, request: Request, call: Call, response: Response) -> Response:
+        """`response`, whose fate is noted: delivery.py says when it counts as received."""
+        transmission = Transmission(secrets.token_hex(8), OWN_CLIENT in request.headers)
+        call.transmissions.append(transmission)
+        if request.client is not None:
+            self._connections.sending((request.client.host, request.client.port), transmission)
+        response.headers[ANSWER_ID] = transmission.id
+
+        async def handed() -> None:
+            transmission.handed = not transmission.closed
+
+        response.background = BackgroundTask(handed)
+        return response
+
     def _head(self, call: Call, body: ChatBody, reply: Reply) -> dict[str, Any]:
         version = max((int(a.generation.versions.max(initial=0)) for a in reply.answers), default=0)
         return {
@@ -177,6 +199,23 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield  # signals are the actor's
+
+
+def _watched(connections: Connections) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which tells `connections` what becomes of each."""
+
+    class Watched(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if self.client is not None:
+                connections.opened(self.client, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            if self.client is not None:
+                connections.closed(self.client, exc)
+
+    return Watched
 
 
 async def _body(request: Request) -> bytes:

@@ -1,8 +1,8 @@
 """One episode as the endpoint sees it: requests in, what was sampled kept as rows.
 
-    request ──> prompt ids (conversations.py) ──> engine ──> answer ──delivered──> rows (episodes/rows.py)
+    request ──> prompt ids (conversations.py) ──> engine ──> answer ──received (delivery.py)──> rows (episodes/rows.py)
 
-Only what was delivered is part of the episode: a generation that nobody was there to read taught the agent nothing.
+Only what the agent received is part of the episode, which is known for good at its end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from asyncrl.actors.endpoint.conversations import Conversations
 from asyncrl.actors.endpoint.deduplication import Call, Calls
+from asyncrl.actors.endpoint.delivery import WasRead
 from asyncrl.actors.endpoint.replies import Answer, Reply
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, Wish
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
@@ -30,10 +31,17 @@ T = TypeVar("T")
 class Session:
     """The requests of one episode, from its ticket's first to its end."""
 
-    def __init__(self, ticket: Ticket, engine: Engine, renderer: Renderer, limits: Limits, progress: Progress) -> None:
-        self.calls = Calls()
-        self.rows = Branches()
-        self.turns = 0
+    def __init__(
+        self,
+        ticket: Ticket,
+        engine: Engine,
+        renderer: Renderer,
+        limits: Limits,
+        progress: Progress,
+        was_read: WasRead = lambda id: False,
+    ) -> None:
+        """`was_read`: of asyncrl's own client, whether it read a transmission; without one, every client is foreign."""
+        self.calls = Calls(was_read)
         self.limit: StopReason | None = None
         """The limit of the episode that a request ran into."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,7 +50,7 @@ class Session:
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
         self._asked = self._running = self._named = 0
-        self._last: Answer | None = None
+        self._answered: list[tuple[Call, Reply]] = []
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
@@ -54,6 +62,9 @@ class Session:
 
     async def tokens(self, body: TokenBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
+        for call, reply in self._answered:
+            if any(_begins(body.token_ids, [*reply.prompt, *answer.token_ids]) for answer in reply.answers):
+                call.contained = True
         generations = await self._sample(body.token_ids, body.wish())
         return Reply(
             body.token_ids, [Answer(g, {}, "stop" if g.stop_reason == "stop" else "length") for g in generations]
@@ -61,24 +72,34 @@ class Session:
 
     def deliver(self, call: Call, body: ChatBody | TokenBody) -> Reply:
         """The answer of a call that is done, on its way to the agent. Raises what the call raised."""
-        first, call.delivered = not call.delivered, True
         reply = call.task.result()
-        if not first:
+        if any(known is call for known, _ in self._answered):
             return reply
-        for answer in reply.answers:
-            self.rows.add(reply.prompt, answer.generation)
-            self.turns += 1
-            self._last = answer
-            if isinstance(body, ChatBody):
-                self._conversations.said(body.messages, _tools(body), reply.prompt, answer.token_ids, answer.message)
+        self._answered.append((call, reply))
+        if isinstance(body, ChatBody):
+            for answer in reply.answers:
+                self._conversations.said(body.messages, _tools(body), reply.prompt, answer, call)
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
-    def stop_reason(self) -> StopReason:
-        """Of an episode whose agent has ended."""
-        if self.limit is not None or self._last is None:
+    def received(self) -> tuple[Branches, list[Answer]]:
+        """The answers that the agent received by now, as rows and in the order in which they were given."""
+        rows, answers = Branches(), []
+        for call, reply in self._answered:
+            for answer in reply.answers if call.received else ():
+                rows.add(reply.prompt, answer.generation)
+                answers.append(answer)
+        return rows, answers
+
+    def transmissions(self) -> list[str]:
+        """The ids of everything that was sent to the agent."""
+        return [sent.id for call, _ in self._answered for sent in call.transmissions]
+
+    def stop_reason(self, answers: Sequence[Answer]) -> StopReason:
+        """Why an episode ended in which the agent received `answers`."""
+        if self.limit is not None or not answers:
             return self.limit or "done"
-        return "done" if self._last.finish_reason == "stop" else "length"
+        return "done" if answers[-1].finish_reason == "stop" else "length"
 
     async def _sample(self, prompt: Sequence[int], wish: Wish) -> list[Generation]:
         if self._asked + wish.n > self.limits.max_turns:
@@ -138,6 +159,10 @@ class Session:
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:
     return [] if body.tool_choice == "none" else body.tools or []
+
+
+def _begins(ids: Sequence[int], other: Sequence[int]) -> bool:
+    return len(ids) >= len(other) and list(ids[: len(other)]) == list(other)
 
 
 def _cut(generation: Generation, stops: Sequence[str], renderer: Renderer) -> tuple[Generation, str | None]:

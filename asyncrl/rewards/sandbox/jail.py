@@ -164,7 +164,7 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
     try:
         os.setsid()
         os.dup2(failing, 3, inheritable=False)
-        os.closerange(4, 4096)
+        os.closerange(4, 1 + max(map(int, os.listdir("/proc/self/fd"))))  # all, however many the caller had open
         os.chdir(folder)  # while its parents may still be passed
         mb = 1 << 20
         seconds = math.ceil(plan["timeout"]) + 1

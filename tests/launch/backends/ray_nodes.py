@@ -20,6 +20,12 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.folder = tempfile.mkdtemp(prefix="nodes-", dir="/tmp")
+        # Ray notes a cluster's address for `ray.init()` in a folder that it does not make, RAY_TMPDIR/ray or /tmp/ray,
+        # and removes the note at the end. With a folder of its own nothing has to be there before, and the note of a
+        # cluster that somebody runs on this machine stays.
+        self._ray_tmpdir = os.environ.get("RAY_TMPDIR")
+        os.environ["RAY_TMPDIR"] = self.folder
+        os.mkdir(os.path.join(self.folder, "ray"))
         self._before = {p.pid for p in psutil.Process().children(recursive=True)}
         self.head: Any = None
         self._hosts = 1
@@ -58,6 +64,10 @@ class Nodes:
             with contextlib.suppress(psutil.Error):
                 names.append(" ".join(process.cmdline())[:200])
                 process.kill()
+        if self._ray_tmpdir is None:
+            del os.environ["RAY_TMPDIR"]
+        else:
+            os.environ["RAY_TMPDIR"] = self._ray_tmpdir
         shutil.rmtree(self.folder, ignore_errors=True)
         return names
 

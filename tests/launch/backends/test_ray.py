@@ -24,6 +24,7 @@ from tests.launch.backends.ray_nodes import Nodes, ray_nodes
 from tests.launch.fakes import pids_of, running
 from tests.waiting import until
 
+pytestmark = pytest.mark.system  # the nodes alone take longer to come and go than most tests
 HERE = Path(__file__).parent
 LIMITS = {"restarts": 2, "stop_s": 10.0, "start_s": 60.0, "stall_s": 5.0}
 Launch = Callable[..., "subprocess.Popen[str]"]

@@ -61,6 +61,7 @@ def test_an_actor_with_old_weights_is_named() -> None:
     ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("on_stall", ["warn", "restart", "abort"])
 def test_a_stall_leaves_the_stacks_and_is_acted_on(run: RunFolder, config: Config, on_stall: str) -> None:
     limits = config.launch.model_copy(update={"stall_s": 1.5, "on_stall": on_stall})

@@ -1,0 +1,23 @@
+"""Results that are on the disk as soon as they are there: an interrupted benchmark leaves NAME.part.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def keep(out: Path, found: Any) -> None:
+    """What there is so far, beside the results of an earlier, whole measurement."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _part(out).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def finish(out: Path, found: Any) -> None:
+    """All of it, in the place of the earlier results."""
+    keep(out, found)
+    _part(out).replace(out)
+
+
+def _part(out: Path) -> Path:
+    return out.with_suffix(".part.json")

@@ -1,0 +1,76 @@
+"""What a benchmark lacks is said in one sentence before its first run, with what leaves that row out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+LACKING = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+sys.modules[sys.argv[3]] = None  # as if it were not installed
+sys.argv = [f"{sys.argv[1]}/{sys.argv[2]}", *sys.argv[4:]]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def refused(*command: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == "", "it ran something"
+    (sentence,) = done.stderr.splitlines()
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("script", "package", "remedy"),
+    [
+        ("overlap.py", "trl", "--no-trl"),
+        ("overlap.py", "datasets", "--no-trl"),
+        ("buffer.py", "redis", "--without redis"),
+        ("buffer.py", "ray", "--without ray"),
+        ("learner.py", "peft", "--without lora"),
+        ("actor.py", "vllm", "make test-vllm"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_before_the_first_run(
+    tmp_path: Path, script: str, package: str, remedy: str
+) -> None:
+    others = ["--without", "redis"] if package == "ray" else []
+    out = tmp_path / "results.json"
+    said = refused(sys.executable, "-c", LACKING, str(BENCH), script, package, "--out", str(out), *others)
+    assert package in said
+    assert remedy in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_looked_for_in_the_python_that_will_run_it(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare")
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    said = refused(sys.executable, str(BENCH / "overlap.py"), "--trl-python", bare, "--out", str(tmp_path / "o.json"))
+    assert f"trl, datasets, accelerate, which {bare} does not find" in said
+    said = refused(sys.executable, str(BENCH / "overlap.py"), "--trl-python", "nowhere/python")
+    assert "nowhere/python does not run" in said
+
+
+def test_what_there_is_so_far_is_on_the_disk_and_earlier_results_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import results
+
+    out, part = tmp_path / "made" / "one.json", tmp_path / "made" / "one.part.json"
+    results.finish(out, "earlier")
+    results.keep(out, ["first"])
+    assert (out.read_text(), part.read_text()) == ('"earlier"\n', '[\n "first"\n]\n')
+    results.finish(out, ["first", "second"])
+    assert out.read_text() == '[\n "first",\n "second"\n]\n'
+    assert not part.exists()
