@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class AsyncRLError(Exception):
     """Shown to the user as one sentence, without a traceback unless `--debug`."""
@@ -17,3 +19,13 @@ class ConfigError(AsyncRLError):
 
 class RunError(AsyncRLError):
     """The run could not start or continue. Says what happened, to which process, and what to do. Exit code 1."""
+
+
+def described(error: AsyncRLError | OSError | KeyboardInterrupt) -> tuple[int, str]:
+    """The exit code and the sentence for the user."""
+    if isinstance(error, AsyncRLError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "stopped by the user."
+    remedy = " Free some space, or choose another launch.runs_dir." if error.errno == errno.ENOSPC else ""
+    return 1, f"{error.filename or 'system'}: {error.strerror or error}.{remedy}"

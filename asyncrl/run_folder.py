@@ -1,7 +1,7 @@
-"""Where everything of one run lies: `runs/<name>/`.
+"""The folder that holds everything of one run: `runs/<name>/`.
 
-Sockets and weights in flight do not lie in it: a socket's path may have 107 bytes at most, and weights belong into
-memory. Both live in folders that only their owner can read; `run.json` says where, and the end of the run removes them.
+Sockets and weights in flight are elsewhere: the path of a socket may have at most 107 bytes, and weights belong in
+memory. Both are in folders that only their owner can read; `run.json` names them, and the end of the run removes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncrl.process import leftovers
 from asyncrl.sockets import Endpoint
 
 SOCKET_PATH_BYTES = 107
-"""What fits into `sockaddr_un`."""
+"""Length of a path that fits into `sockaddr_un`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class RunFolder:
         return run
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[None]:
-        """One launcher at a time; the kernel lets go when it dies. Raises RunError when another one holds the run."""
+    def locked(self) -> Iterator[None]:
+        """Locks the run for one launcher; the kernel unlocks it when that dies. Raises RunError when it is locked."""
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,16 +104,16 @@ class RunFolder:
 
     @property
     def buffer(self) -> Path:
-        """The live ledger, unless `buffer.dir` says otherwise."""
+        """Folder of the live ledger, unless `buffer.dir` names another."""
         return self.path / "buffer"
 
     def ledger(self, config: Config) -> Path:
-        """The live ledger's folder on the host where this is asked."""
+        """The live ledger's folder on the calling host."""
         return Path(os.path.expandvars(config.buffer.dir)) if config.buffer.dir else self.buffer
 
     @property
     def acks(self) -> Path:
-        """`<actor>.jsonl`: what each actor was told is stored; a witness for the audit."""
+        """`<actor>.jsonl`: the trajectories whose storage was acknowledged to each actor; a witness for the audit."""
         return self.path / "acks"
 
     @property
@@ -126,7 +126,7 @@ class RunFolder:
 
     @property
     def id(self) -> str:
-        """Of this launch: the environment of its processes carries it as ASYNCRL_RUN."""
+        """Identifies this launch; the environment of its processes carries it as ASYNCRL_RUN."""
         return str(self.record()["id"])
 
     @property
@@ -135,22 +135,22 @@ class RunFolder:
 
     @property
     def rendezvous(self) -> Path:
-        """The file at which the learner's ranks find each other; made anew for every start of them. Where roles may be
-        on other hosts than the launcher, which removes it, it lies in what the hosts share."""
+        """The file through which the learner's ranks find each other, created at every start of them. The launcher
+        removes it; where roles may run on other hosts it is in the folder that all hosts share."""
         return (self.private if self.record().get("host") else self.sockets) / "learner.ranks"
 
     @property
     def shm(self) -> Path:
-        """Where weights are published: shared memory where the machine has it, else in the run folder."""
+        """Folder of published weights: in shared memory where the machine has it, else in the run folder."""
         return Path(self.record()["shm"])
 
     @property
     def private(self) -> Path:
-        """The keys, and where roles listen, of a launch whose sockets are tcp (`launch.host`)."""
+        """The keys and the addresses of listening roles, for a launch over TCP (`launch.host`)."""
         return self.path / "private"
 
     def address(self, name: str) -> Endpoint:
-        """Of a role that listens: `buffer`, `launcher`, `weights`. Raises RunError."""
+        """The address of a listening role: `buffer`, `launcher` or `weights`. Raises RunError."""
         if host := self.record().get("host"):
             return Endpoint(name, announced=self.private / name, keys=Keys.load(self.private / "keys"), host=host)
         path = self.sockets / f"{name}.sock"
@@ -159,37 +159,38 @@ class RunFolder:
         return Endpoint(name, f"ipc://{path}")
 
     def load_config(self) -> Config:
-        """Raises RunError for one that is damaged, or was written by another state of the code."""
+        """Raises RunError for a damaged config, and for one written by an incompatible version of the code."""
         try:
             return Config.model_validate(yaml.safe_load(self.config.read_text()))
         except (yaml.YAMLError, ValueError) as error:
-            said = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise RunError(
-                f"{self.config} cannot be read: {said:.300} Mend it, or use the asyncrl that wrote it."
+                f"{self.config} cannot be read: {reason:.300} Correct it, or use the asyncrl that wrote it."
             ) from error
 
     def save_config(self, config: Config) -> None:
         replace(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
     def record(self) -> dict[str, Any]:
-        """What `run.json` holds: id, started, sockets, shm, host, and the processes with pid and start time.
+        """The contents of `run.json`: id, started, sockets, shm, host, and the processes with pid and start time.
 
-        Raises RunError when it holds nothing of the kind."""
+        Raises RunError when the file is damaged."""
         try:
             record: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         except ValueError as error:
             raise RunError(
-                f"{self.path / 'run.json'} is no record of a run ({error}): its launch was cut off, by a full disk "
-                "perhaps, before anything started. Remove the folder."
+                f"{self.path / 'run.json'} holds no record of a run ({error}): its launch was interrupted, perhaps "
+                "by a full disk, before anything started. Remove the folder."
             ) from error
         return record
 
     def note(self, **values: Any) -> None:
-        """Adds to `run.json`. One writer: the launcher."""
+        """Updates `run.json`; only the launcher may call it."""
         self._write({**self.record(), **values})
 
     def open(self) -> None:
-        """A new launch of this run: fresh folders for sockets and weights, a new id. No process of it may live."""
+        """Begins a new launch of this run, with new folders for sockets and weights and a new id. No process of the run
+        may live."""
         self.remove_temporary()
         sockets = tempfile.mkdtemp(prefix="asyncrl-", dir=_short_folder())
         host = self.load_config().launch.host
@@ -199,16 +200,16 @@ class RunFolder:
         record = {"id": uuid.uuid4().hex, "started": time.time(), "user": getpass.getuser(), "sockets": sockets}
         shm = self._new_shm()
         for folder in (Path(sockets), shm):
-            leftovers.hold(folder)
+            leftovers.lock(folder)
         self._write({**record, "shm": str(shm), "host": host, "processes": {}})
 
     def remove_temporary(self) -> None:
-        """Sockets, keys and weights in flight of a launch that is over."""
+        """Removes sockets, keys and weights in flight of a launch that is over."""
         shutil.rmtree(self.private, ignore_errors=True)
         text = (self.path / "run.json").read_text()
         for name in ("sockets", "shm") if text else ():
             folder = Path(json.loads(text)[name])
-            leftovers.let_go(folder)
+            leftovers.release(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
     def _new_shm(self) -> Path:
@@ -224,13 +225,13 @@ class RunFolder:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old text or the new one, never a part."""
+    """Writes a file so that a reader sees the old text or the new one, never a mixture."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     temporary.replace(path)
 
 
 def _short_folder() -> str:
-    """The folder for temporary files, or /tmp where that is too deep for a socket's path."""
+    """The folder for temporary files, or /tmp where its path is too long for a socket."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) < SOCKET_PATH_BYTES - 40 else "/tmp"

@@ -209,8 +209,8 @@ def test_the_actors_own_endpoint_measures_what_the_checkpoint_does(own_endpoint:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--checkpoint FOLDER or --endpoint URL, one of them"),
-        (["--endpoint", "URL", "--checkpoint", "x"], "one of them"),
+        ([], "either --checkpoint FOLDER or --endpoint URL"),
+        (["--endpoint", "URL", "--checkpoint", "x"], "either --checkpoint FOLDER or --endpoint URL"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "does not list its models"),
         (["--endpoint", "URL"], "serves adder, subtracter: choose with --served-name"),
         (["--endpoint", "URL", "--api-key-env", "NO_SUCH"], "--api-key-env is 'NO_SUCH', which is not set"),

@@ -72,7 +72,7 @@ def loaded_by(*modules: str) -> set[str]:
     [
         ("asyncrl", "asyncrl.cli", "asyncrl.config.flags"),
         ("asyncrl.weights.network.server", "asyncrl.weights.network.mirror", "asyncrl.weights.channels"),
-        ("asyncrl.launch.start", "asyncrl.launch.loop", "asyncrl.launch.guardian", "asyncrl.tracking.collector"),
+        ("asyncrl.launch.api", "asyncrl.launch.run", "asyncrl.launch.guardian", "asyncrl.tracking.collector"),
         ("asyncrl.actors.envs", "asyncrl.data", "asyncrl.trajectory", "asyncrl.wire", "asyncrl.tracking.reporter"),
     ],
 )

@@ -89,9 +89,9 @@ def test_a_new_launch_of_a_run_leaves_nothing_of_the_old_one(run: RunFolder) -> 
 
 
 def test_one_launcher_at_a_time(run: RunFolder) -> None:
-    with run.hold(), pytest.raises(RunError, match="another launcher"), run.hold():
+    with run.locked(), pytest.raises(RunError, match="another launcher"), run.locked():
         pass
-    with run.hold():
+    with run.locked():
         pass
 
 

@@ -1,7 +1,7 @@
-"""`asyncrl chaos`: an undisturbed run, the same under faults, and the comparison.
+"""`asyncrl chaos`: an undisturbed run, the same run under faults, and their comparison.
 
-What must hold: the disturbed run finishes; `asyncrl audit` finds no contradiction; no trained token was older than the
-bound; the held-out success equals the undisturbed run's within the intervals; no process is left.
+These must hold: the disturbed run finishes; `asyncrl audit` finds no contradiction; no trained token was older than
+the bound; the held-out success equals the undisturbed run's within the intervals; no process is left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncrl.chaos.faults.disk import Disk
 from asyncrl.chaos.faults.environment import Environments
 from asyncrl.chaos.faults.network import Relay
 from asyncrl.chaos.faults.processes import Processes
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.job import Job
 from asyncrl.chaos.plan import Fault, differs, plan
 from asyncrl.config import Config
@@ -29,7 +29,7 @@ from asyncrl.run_folder import RunFolder
 
 SPARE_RESTARTS = 3
 RESTARTS_EACH = 3
-"""Roles that one fault may end: of a host that is lost, all of them; of a disk, who writes."""
+"""Roles that one fault may end: a lost host ends all of them, a full disk those that write."""
 
 
 def chaos(
@@ -43,16 +43,16 @@ def chaos(
     undisturbed: Path | None,
     compare: bool = True,
 ) -> int:
-    """Exit code: 1 when something did not hold. Raises ConfigError, and RunError when the undisturbed run fails."""
+    """Gives exit code 1 when something does not hold. Raises ConfigError; RunError when the undisturbed run fails."""
     if config.launch.backend != "local":
         raise ConfigError(f"launch.backend is {config.launch.backend!r}: chaos reaches this host's processes, `local`.")
     name = config.launch.name or time.strftime(f"chaos-{seed}-%Y%m%d-%H%M%S")
     config = config.model_copy(update={"launch": config.launch.model_copy(update={"name": name})})
-    means = _means(kill, config, seed)
+    injectors = _injectors(kill, config, seed)
     disturbed = config
-    for each in dict.fromkeys(means.values()):
-        disturbed = each.changed(disturbed)
-    # Placeholder folder: only the names of the roles are asked for.
+    for injector in dict.fromkeys(injectors.values()):
+        disturbed = injector.changed(disturbed)
+    # A placeholder folder: only the names of the roles are needed.
     names = [role.name for role in roles(RunFolder(Path(name)), disturbed, resume=False)]
     faults = plan(seed, kill, names, every_s, for_s)
     restarts = len(faults) * RESTARTS_EACH + SPARE_RESTARTS
@@ -61,26 +61,26 @@ def chaos(
     wanted: dict[str, Any] | None = None
     if compare and config.eval.tasks:
         wanted = _measured(RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s))
-    job = Job(disturbed, name, lambda line: print(line, flush=True), means)
+    job = Job(disturbed, name, lambda line: print(line, flush=True), injectors)
     print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
-    suffered: list[Fault] = []
-    # As Ctrl-C: everything is ended, unmounted and put back.
+    injected: list[Fault] = []
+    # Acts like Ctrl-C, so that everything is ended, unmounted and restored.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with job.running():
         try:
             job.begin(within_s)
-            suffered = job.suffer(faults, within_s)
+            injected = job.inject(faults, within_s)
             code, why = job.end()
             broken = [f"exit code {code}: {why}"] if code else list(_broken(job, disturbed, wanted))
-            if not suffered:
+            if not injected:
                 broken.append(f"it ended before the first fault: raise learner.steps, or lower --every {every_s:g}")
         except RunError as error:
             broken = [str(error)]
-    _report(job, seed, suffered, faults, broken)
+    _report(job, seed, injected, faults, broken)
     for line in broken:
         print(f"chaos: BROKEN with --seed {seed}: {line}")
     if not broken:
-        print(f"chaos: {len(suffered)} faults of {len(faults)}, and all holds (seed {seed})")
+        print(f"chaos: {len(injected)} faults of {len(faults)}, and all holds (seed {seed})")
     return 1 if broken else 0
 
 
@@ -89,7 +89,7 @@ def _undisturbed(config: Config, name: str, within_s: float) -> RunFolder:
     print(f"undisturbed: {job.run.path}", flush=True)
     with job.running():
         job.begin(within_s)
-        job.suffer((), within_s)
+        job.inject((), within_s)
         code, why = job.end()
     if code:
         raise RunError(f"the undisturbed run failed: {why}")
@@ -97,7 +97,7 @@ def _undisturbed(config: Config, name: str, within_s: float) -> RunFolder:
 
 
 def _measured(run: RunFolder) -> dict[str, Any]:
-    """Its summary. Raises ConfigError when that does not tell what success it ended with."""
+    """Its summary. Raises ConfigError when the summary has no success at the end of the run."""
     summary: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.is_file() else {}
     if summary.get("outcome") != "finished" or summary.get("held_out_success_end") is None:
         raise ConfigError(
@@ -109,13 +109,13 @@ def _measured(run: RunFolder) -> dict[str, Any]:
 
 
 def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator[str]:
-    """What does not hold of a run that has finished."""
+    """Everything that does not hold for a finished run."""
     if orphans := job.orphans():
         yield f"processes are left: {', '.join(orphans)}"
     account = job.run.path / "audit.json"
     if audit(job.run, format="json", out=account):
-        found = json.loads(account.read_text())["violations"]
-        yield f"the audit finds {len(found)} contradictions, the first: {found[0]}"
+        violations = json.loads(account.read_text())["violations"]
+        yield f"the audit finds {len(violations)} contradictions, the first: {violations[0]}"
     summary = json.loads(job.run.summary.read_text())
     seen, bound = summary["max_staleness_seen"], config.buffer.max_staleness
     if seen > bound:
@@ -130,30 +130,30 @@ def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator
             yield different
 
 
-def _report(job: Job, seed: int, suffered: list[Fault], planned: list[Fault], broken: list[str]) -> None:
+def _report(job: Job, seed: int, injected: list[Fault], planned: list[Fault], broken: list[str]) -> None:
     if job.run.path.is_dir():
-        said = {
-            "seed": seed, "planned": len(planned), "suffered": [str(f) for f in suffered], "resumed": job.resumed,
+        report = {
+            "seed": seed, "planned": len(planned), "injected": [str(f) for f in injected], "resumed": job.resumed,
             "broken": broken,
         }  # fmt: skip
-        (job.run.path / "chaos.json").write_text(json.dumps(said, indent=1) + "\n")
+        (job.run.path / "chaos.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _means(kinds: Sequence[str], config: Config, seed: int) -> dict[str, Means]:
-    """By kind; kinds that share something share their means. Raises ConfigError for one that cannot be had here."""
-    found: dict[str, Means] = {}
+def _injectors(kinds: Sequence[str], config: Config, seed: int) -> dict[str, Injector]:
+    """The injector of each kind; some kinds share one. Raises ConfigError for a kind that is impossible here."""
+    injectors: dict[str, Injector] = {}
     processes = Processes(config)
     for kind in kinds:
         match kind:
             case "env":
-                found[kind] = Environments(config)
+                injectors[kind] = Environments(config)
             case "net":
-                found[kind] = Relay(seed)
+                injectors[kind] = Relay(seed)
             case "clock":
-                found[kind] = Clock()
+                injectors[kind] = Clock()
             case "disk-full" | "disk-slow":
-                others = [means for means in found.values() if isinstance(means, Disk)]
-                found[kind] = others[0] if others else Disk(kind)
+                disks = [injector for injector in injectors.values() if isinstance(injector, Disk)]
+                injectors[kind] = disks[0] if disks else Disk(kind)
             case _:
-                found[kind] = processes
-    return found
+                injectors[kind] = processes
+    return injectors

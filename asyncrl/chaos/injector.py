@@ -1,4 +1,4 @@
-"""How faults of some kinds are brought about: what a job needs for them, and their beginning and end."""
+"""What injects the faults of one kind or several: its requirements, and the beginning and end of each fault."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 
 
-class Means:
-    """Made before anything starts: raises ConfigError, naming the kind, where this machine or this config has not what
-    it needs."""
+class Injector:
+    """Created before anything starts. The constructor raises ConfigError, naming the kind of fault, where this machine
+    or this config lacks what it needs."""
 
     def changed(self, config: Config) -> Config:
-        """The config of a job that can be disturbed so."""
+        """The config of a job into which these faults can be injected."""
         return config
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that the job's processes need."""
+        """Environment variables for the job's processes."""
         return {}
 
     def open(self, run: RunFolder) -> None:
-        """Before the launch."""
+        """Called before the launch."""
 
     def ready(self, fault: Fault) -> bool:
-        """Whether what it befalls is there now; until then it is waited for."""
+        """Whether the target of the fault is there now; the job waits for it."""
         return True
 
     def begin(self, fault: Fault) -> str:
-        """Gives what is to be said of it besides the plan. Raises RunError when it cannot be done after all."""
+        """Injects the fault; gives details for the log. Raises RunError when that is impossible after all."""
         return ""
 
     def end(self, fault: Fault) -> None:
-        """Of a fault that passes; also when the run ends before it."""
+        """Ends a fault that passes, also when the run ends first."""
 
     def close(self) -> None:
-        """After the last process of the job."""
+        """Called after the last process of the job has ended."""

@@ -1,4 +1,4 @@
-"""One run as a user starts it, and the faults that befall it."""
+"""One run, started as a user starts it, and the faults that are injected into it."""
 
 from __future__ import annotations
 
@@ -15,48 +15,49 @@ from pathlib import Path
 import psutil
 import yaml
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
+from asyncrl.chaos.schedule import Schedule
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.launch.diagnosis import stall
+from asyncrl.launch.diagnosis import waits
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 
 POLL_S = 0.05
 ORPHAN_S = 5.0
-"""In which the last process of a run has ended after its launcher."""
+"""Seconds in which the last process of a run must end after its launcher."""
 KILL_S = 20.0
 
 
 class Job:
-    """`asyncrl launch` in a process of its own."""
+    """An `asyncrl launch` in a process of its own."""
 
     def __init__(
-        self, config: Config, name: str, say: Callable[[str], None], means: Mapping[str, Means] | None = None
+        self, config: Config, name: str, say: Callable[[str], None], injectors: Mapping[str, Injector] | None = None
     ) -> None:
-        """`means`: by the kind of fault."""
+        """`injectors`: by the kind of fault. `say` prints a line."""
         self.run = RunFolder((Path(config.launch.runs_dir) / name).absolute())
         self.began = 0.0
-        """When the first training step was done; by time.monotonic."""
+        """Time of the first training step; by time.monotonic."""
         self.resumed = 0
-        """How often it ended because its disk was full, as it says that it does, and was told to go on."""
+        """How often the run ended on a full disk and was resumed."""
         self._say = say
-        self._means = dict(means or {})
+        self._injectors = dict(injectors or {})
         self._ids: set[str] = set()
-        """One of each launch."""
+        """The run id of each launch."""
         self._launcher: subprocess.Popen[bytes]
         self._config = config.model_copy(update={"launch": config.launch.model_copy(update={"name": name})})
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """However it is left: nothing of the run lives afterwards."""
+        """Starts the run; no process of it lives afterwards, however the context is left."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-chaos-") as folder, contextlib.ExitStack() as opened:
             config = Path(folder) / "config.yaml"
             config.write_text(yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False))
-            for means in dict.fromkeys(self._means.values()):
-                opened.callback(means.close)
-                means.open(self.run)
+            for injector in dict.fromkeys(self._injectors.values()):
+                opened.callback(injector.close)
+                injector.open(self.run)
             self._launch("--config", str(config))
             try:
                 yield
@@ -68,7 +69,7 @@ class Job:
                 kill_all(self._left())
 
     def begin(self, within_s: float) -> None:
-        """Until its first training step is done. Raises RunError."""
+        """Waits for the first training step. Raises RunError."""
         deadline = time.monotonic() + within_s
         while not self._steps():
             if self._launcher.poll() is not None:
@@ -79,78 +80,66 @@ class Job:
         self._ids.add(self.run.id)
         self.began = time.monotonic()
 
-    def suffer(self, faults: Sequence[Fault], within_s: float) -> list[Fault]:
-        """The faults, each at its time, and the run to its end. Gives those that befell it: a run that ends early
-        spares itself the rest. Raises RunError when it does not end within `within_s` after the last."""
-        suffered: list[Fault] = []
-        left, passing = list(faults), dict[Fault, float]()
-        behind_s, end_s = 0.0, (faults[-1].at_s if faults else 0.0) + within_s
-        was_full = False  # in this launch, which may then end for it: it says so, and that it can be resumed
+    def inject(self, faults: Sequence[Fault], within_s: float) -> list[Fault]:
+        """Injects each fault at its time and waits for the end of the run. Gives the injected ones: a run that ends
+        early escapes the rest. Raises RunError when it does not end within `within_s` after the last fault."""
+        schedule = Schedule(faults, within_s)
+        was_full = False  # since the last start: such a launch may end with exit code 1 and be resumed
         try:
             while True:
-                now = time.monotonic()
-                for fault in [fault for fault, until in passing.items() if now >= until]:
-                    self._end(fault, passing)
+                now = time.monotonic() - self.began
+                self._end(schedule.ended(now))
                 if self._launcher.poll() is not None:
                     if self._launcher.returncode != 1 or not was_full:
-                        return suffered
-                    for fault in list(passing):
-                        self._end(fault, passing)
+                        return schedule.begun
+                    self._end(schedule.ended(float("inf")))
                     self._resume()
                     was_full = False
-                if left and now - self.began >= left[0].at_s + behind_s and self._possible(left[0], passing):
-                    fault = left.pop(0)
-                    behind_s = now - self.began - fault.at_s  # one that had to wait delays those after it
+                fault = schedule.due(now)
+                if fault is not None and self._injectors[fault.kind].ready(fault):
+                    schedule.begin(fault, now)
                     self._begin(fault)
-                    suffered.append(fault)
-                    if fault.for_s:
-                        passing[fault] = time.monotonic() + fault.for_s
                     was_full |= fault.kind == "disk-full"
-                if now - self.began > end_s + behind_s:
+                if schedule.overdue(now):
                     raise RunError(f"it did not end within {within_s:g} s after the last fault: {self._why()}")
                 time.sleep(POLL_S)
         finally:
-            for fault in list(passing):
-                self._end(fault, passing)
+            self._end(schedule.ended(float("inf")))
 
     def end(self) -> tuple[int, str]:
-        """Exit code and, from the summary, why."""
+        """Exit code of the ended run, and its reason from the summary."""
         code = self._launcher.wait(KILL_S)
         summary = json.loads(self.run.summary.read_text()) if self.run.summary.is_file() else {}
         return code, str(summary.get("why") or summary.get("outcome") or "no summary was left")
 
     def orphans(self) -> list[str]:
-        """What of the run still lives after its launcher."""
+        """Processes of the run that still live after its launcher."""
         deadline = time.monotonic() + ORPHAN_S
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return [f"{process.pid} ({process.name()})" for process in left]
 
     def _left(self) -> list[psutil.Process]:
-        return [process for id in self._ids for process in of_run(id)]
-
-    def _possible(self, fault: Fault, passing: Mapping[Fault, float]) -> bool:
-        """What is not there now is waited for, and a disk or a link has one trouble at a time."""
-        return self._means[fault.kind].ready(fault) and not any(other.kind == fault.kind for other in passing)
+        return [process for run_id in self._ids for process in of_run(run_id)]
 
     def _begin(self, fault: Fault) -> None:
         at_s, step = time.monotonic() - self.began, self._steps()
-        said = self._means[fault.kind].begin(fault)
-        self._say(f"{at_s:7.1f} s  {fault}, at step {step}{f' ({said})' if said else ''}")
+        details = self._injectors[fault.kind].begin(fault)
+        self._say(f"{at_s:7.1f} s  {fault}, at step {step}{f' ({details})' if details else ''}")
 
-    def _end(self, fault: Fault, passing: dict[Fault, float]) -> None:
-        del passing[fault]
-        self._means[fault.kind].end(fault)
+    def _end(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self._injectors[fault.kind].end(fault)
 
     def _launch(self, *words: str) -> None:
-        needed = {name: value for means in self._means.values() for name, value in means.environment.items()}
+        needed = {name: value for injector in self._injectors.values() for name, value in injector.environment.items()}
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "asyncrl", "launch", *words], env={**os.environ, **needed},
             stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
     def _resume(self) -> None:
-        """Raises RunError when it does not begin."""
+        """Raises RunError when the run does not begin again."""
         before = self.run.id
         self.resumed += 1
         self._say(f"{time.monotonic() - self.began:7.1f} s  the run ended on its full disk, and is resumed")
@@ -168,4 +157,4 @@ class Job:
         return max((int(record["step"]) for record in by_step(self.run.metrics)), default=0)
 
     def _why(self) -> str:
-        return "; ".join(stall.why(self.run))
+        return "; ".join(waits.why(self.run))

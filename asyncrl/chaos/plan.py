@@ -1,4 +1,4 @@
-"""Which fault comes when, and what they must not have changed. Pure: the same seed gives the same faults."""
+"""Plans the faults of a run, and compares its final success. Pure: the same seed gives the same faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation import wilson
-from asyncrl.launch.roles import together
+from asyncrl.launch.roles import sharing_a_host
 
 KINDS = {
     "actor": "killed",
@@ -23,35 +23,35 @@ KINDS = {
     "disk-slow": "slow",
     "clock": "off",
 }
-"""What a fault is called, and what then happens to its target."""
+"""Kinds of faults, and what each does to its target."""
 PROCESSES = ("actor", "learner", "buffer", "weights", "stop", "node")
 LASTS_S = {"stop": (1.0, 15.0), "net": (1.0, 30.0), "disk-full": (1.0, 8.0), "disk-slow": (2.0, 20.0)}
-"""How long those that pass do; log-uniform. Past 20 s the peers of a cut connection have given it up."""
+"""Range of the duration of faults that pass, drawn log-uniformly. Past 20 s the peers give up a cut connection."""
 NET = ("cut", "silent", "slow")
-"""cut: connections closed and refused. silent: nothing passes, as when a cable is pulled. slow: what passes comes late,
-and now and then as late as a lost packet."""
+"""cut: connections are closed and refused. silent: nothing passes, as when a cable is pulled. slow: data arrive late,
+sometimes as late as after a lost packet."""
 CLOCK_S = 3600.0
-"""So far from the true time a clock is set at most, either way."""
+"""Largest offset of a clock from the true time, in either direction."""
 LISTENERS = ("buffer", "weights", "launcher")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    """Since the first training step."""
+    """Seconds since the first training step."""
     kind: str
     target: str
-    """A role; of `node` those that share the host, with a +; else what it befalls, in words."""
+    """A role; for `node` the roles that share the host, joined by +; otherwise a description."""
     for_s: float = 0.0
-    """0: it does not pass."""
+    """Duration; 0: the fault does not pass."""
     how: str = ""
     """net: one of NET."""
     offset_s: float = 0.0
-    """clock: from the true time."""
+    """clock: offset from the true time."""
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Those whose processes it befalls; empty: it befalls none."""
+        """The roles whose processes are the target, if any."""
         return tuple(self.target.split("+")) if self.kind in PROCESSES else ()
 
     def __str__(self) -> str:
@@ -60,12 +60,12 @@ class Fault:
 
 
 def targets(kind: str, roles: Sequence[str]) -> list[str]:
-    """What a fault of this kind may befall in a run of these roles."""
+    """The possible targets of a fault of this kind, in a run of these roles."""
     match kind:
         case "stop":
             return list(roles)
         case "node":
-            return ["+".join(group) for group in together(roles)]
+            return ["+".join(group) for group in sharing_a_host(roles)]
         case "net":
             return [f"connections to {name}" for name in LISTENERS if name in (*roles, "launcher")]
         case "env":
@@ -79,9 +79,9 @@ def targets(kind: str, roles: Sequence[str]) -> list[str]:
 
 
 def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, for_s: float) -> list[Fault]:
-    """One fault per `every_s`, up to a quarter of it early or late. Every kind comes up before one comes again.
+    """One fault per `every_s`, up to a quarter of it early or late. Every kind occurs before one occurs again.
 
-    Raises ConfigError for a kind that there is not, or of which the run has no role, and where no fault would come.
+    Raises ConfigError for an unknown kind, for one without a target in the run, and for times that allow no fault.
     """
     rng = random.Random(seed)
     if not 0 < every_s <= for_s:
@@ -91,17 +91,17 @@ def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, 
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--kill names {unknown[0]!r}: expected some of {', '.join(KINDS)}.")
     of_kind: Mapping[str, list[str]] = {kind: targets(kind, roles) for kind in kinds}
-    for kind, found in of_kind.items():
-        if not found:
+    for kind, possible in of_kind.items():
+        if not possible:
             raise ConfigError(
                 f"--kill names {kind!r}, and the run has no such process: it has {', '.join(roles)}. Leave it out."
             )
     faults: list[Fault] = []
-    hand: list[str] = []
+    deck: list[str] = []
     while (at := (len(faults) + 1) * every_s) <= for_s:
-        if not hand:
-            hand = rng.sample(list(kinds), len(kinds))
-        kind = hand.pop()
+        if not deck:
+            deck = rng.sample(list(kinds), len(kinds))
+        kind = deck.pop()
         shift = rng.uniform(-0.25, 0.25) * every_s
         least, most = LASTS_S.get(kind, (0.0, 0.0))
         lasts_s = least * (most / least) ** rng.random() if least else 0.0
@@ -112,7 +112,7 @@ def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, 
 
 
 def differs(disturbed: float, undisturbed: float, tasks: int) -> str:
-    """Why two shares of success, each of `tasks` episodes, are not equal; empty: their 95% intervals meet.
+    """How two success rates, each over `tasks` episodes, differ; empty: their 95% intervals overlap.
 
     >>> differs(0.9, 0.95, 100), differs(0.5, 0.95, 100)
     ('', 'final success 0.500 (0.404 to 0.596), undisturbed 0.950 (0.888 to 0.978)')

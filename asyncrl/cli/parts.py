@@ -1,4 +1,4 @@
-"""Commands of `asyncrl` about the parts that it comes with: what there is to choose from, the sandbox as a service."""
+"""Commands of `asyncrl` about its parts: lists of what can be chosen by name, and the sandbox as a service."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ def rewards(words: list[str]) -> int:
 
 
 def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping[str, Mapping[str, Any]]) -> int:
-    """The entries of tables by name, each with the first line of its docstring."""
+    """Prints the entries of the tables by name, each with the first line of its docstring."""
 
     @dataclass(frozen=True)
-    class Nothing:
+    class NoOptions:
         pass
 
-    tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
-
+    tyro.cli(NoOptions, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
     for title, table in tables.items():
         print(title)
         for name in sorted(table):
@@ -47,15 +46,15 @@ def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping
 
 
 def sandbox(words: list[str]) -> int:
-    """Serves the local sandbox for untrusted code over HTTP, by SandboxFusion's contract."""
+    """Serves the local sandbox for untrusted code over HTTP, with SandboxFusion's interface."""
 
     @dataclass(frozen=True)
     class Sandbox:
-        host: Annotated[str, Arg(help="Address to listen on. There is no password: keep it inside.")] = "127.0.0.1"
-        port: Annotated[int, Arg(help="0: the first free one.")] = 8080
-        concurrency: Annotated[int | None, Arg(help="Runs at the same time; default: one per core.")] = None
-        memory_mb: Annotated[int, Arg(help="Of one run, at most.")] = 512
-        isolation: Annotated[Literal["full", "process"], Arg(help="process: where the kernel refuses namespaces.")] = (
+        host: Annotated[str, Arg(help="Address to listen on. There is no password: keep it private.")] = "127.0.0.1"
+        port: Annotated[int, Arg(help="Port to listen on; 0: the first free one.")] = 8080
+        concurrency: Annotated[int | None, Arg(help="Number of concurrent runs; default: one per core.")] = None
+        memory_mb: Annotated[int, Arg(help="Memory limit of one run.")] = 512
+        isolation: Annotated[Literal["full", "process"], Arg(help="`process` where the kernel refuses namespaces.")] = (
             "full"
         )
 

@@ -1,37 +1,31 @@
-"""Commands of `asyncrl` that look at a run folder: of a run that goes on, or of one that is over."""
+"""Commands of `asyncrl` about one run, live or over."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
+
+from asyncrl.errors import ConfigError
 
 Arg = tyro.conf.arg
 
 
 def status(words: list[str]) -> int:
-    """What a run is doing: its processes, and, while it runs, the buffer's account."""
+    """Shows the processes of a run and, while it runs, the buffer's status."""
 
     @dataclass(frozen=True)
     class Status:
         run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
 
     options = tyro.cli(Status, args=words, prog="asyncrl status", description=status.__doc__)
-    from asyncrl.launch.preflight import living
+    from asyncrl.launch.diagnosis.status import status as status_of
     from asyncrl.run_folder import RunFolder
 
-    run = RunFolder.existing(options.run)
-    processes = living(run)
-    report: dict[str, Any] = {"run": str(run.path), "processes": {str(pid): name for pid, name in processes.items()}}
-    if "buffer" in processes.values():
-        from asyncrl.buffer.client import BufferClient
-
-        report["buffer"] = BufferClient(run.address("buffer"), identity="status", deadline_s=10.0).status()
-    elif run.summary.is_file():
-        report["summary"] = json.loads(run.summary.read_text())
+    report = status_of(RunFolder.existing(options.run))
     print(json.dumps(report, indent=2, default=str))
     return 0
 
@@ -44,21 +38,19 @@ def why(words: list[str]) -> int:
         run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
 
     options = tyro.cli(Why, args=words, prog="asyncrl why", description=why.__doc__)
-    from asyncrl.launch.diagnosis import stall
+    from asyncrl.launch.diagnosis import waits
     from asyncrl.run_folder import RunFolder
 
-    print("\n".join(stall.why(RunFolder.existing(options.run))))
+    print("\n".join(waits.why(RunFolder.existing(options.run))))
     return 0
 
 
 def audit(words: list[str]) -> int:
-    """Proves a run's account from independent witnesses; `--step N` shows what fed a training step."""
+    """Proves a run's account from independent records; `--step N` shows the batch of a training step."""
 
     @dataclass(frozen=True)
     class Audit:
-        run: Annotated[
-            tyro.conf.Positional[Path], Arg(help="A run folder: of a run that is over, or not.", metavar="RUN")
-        ]
+        run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder; the run may be live.", metavar="RUN")]
         step: Annotated[int | None, Arg(help="Show the trajectories of this training step instead.", metavar="N")] = (
             None
         )
@@ -66,7 +58,7 @@ def audit(words: list[str]) -> int:
             Literal["text", "json", "parquet"], Arg(help="parquet: one row per trajectory and use; needs pyarrow.")
         ] = "text"
         out: Annotated[
-            Path | None, Arg(help="Write here; default: the screen, for parquet RUN/audit.parquet.", metavar="FILE")
+            Path | None, Arg(help="Write to this file; default: print, for parquet RUN/audit.parquet.", metavar="FILE")
         ] = None
 
     options = tyro.cli(Audit, args=words, prog="asyncrl audit", description=audit.__doc__)
@@ -83,7 +75,7 @@ def replay(words: list[str]) -> int:
     class Replay:
         run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
         from_step: Annotated[
-            int, Arg(help="Begin at the checkpoint of this training step; 0: at the initial model.", metavar="K")
+            int, Arg(help="Begin at the checkpoint of this training step; 0: the initial model.", metavar="K")
         ] = 0
         to_step: Annotated[int | None, Arg(help="End after this training step; default: the last.", metavar="N")] = None
 
@@ -92,3 +84,58 @@ def replay(words: list[str]) -> int:
     from asyncrl.run_folder import RunFolder
 
     return run_replay(RunFolder.existing(options.run), from_step=options.from_step, to_step=options.to_step)
+
+
+def dashboard(words: list[str]) -> int:
+    """Opens the local dashboard (trackio) of a run, or creates the workspace at wandb."""
+
+    @dataclass(frozen=True)
+    class Dashboard:
+        what: Annotated[
+            tyro.conf.Positional[str | None],
+            Arg(help="A run folder, or `wandb`; default: the newest run.", metavar="[RUN|wandb]"),
+        ] = None
+        runs_dir: Annotated[Path, Arg(help="Folder of the run folders.", metavar="FOLDER")] = Path("runs")
+        port: Annotated[int | None, Arg(help="Port of the local dashboard; default: the first free one.")] = None
+        browser: Annotated[bool, Arg(help="Open the local dashboard in the browser.")] = True
+        project: Annotated[str, Arg(help="wandb: tracking.project of the runs.")] = "asyncrl"
+        entity: Annotated[str | None, Arg(help="wandb: user or team; default: the one logged in.")] = None
+        save_to: Annotated[
+            Path | None,
+            Arg(help="wandb: write the workspace's specification to this file; send nothing.", metavar="FILE"),
+        ] = None
+
+    options = tyro.cli(Dashboard, args=words, prog="asyncrl dashboard", description=dashboard.__doc__)
+    from asyncrl.tracking.report.dashboards import dashboard as show
+
+    return show(
+        options.what, runs_dir=options.runs_dir, project=options.project, entity=options.entity,
+        save_to=options.save_to, port=options.port, browser=options.browser,
+    )  # fmt: skip
+
+
+def actors(words: list[str]) -> int:
+    """Changes the actors of a live run: `add N --run RUN`, `remove NAME ... --run RUN`."""
+
+    @dataclass(frozen=True)
+    class Actors:
+        what: Annotated[tyro.conf.Positional[Literal["add", "remove"]], Arg(help="Whether actors join or leave.")]
+        which: Annotated[
+            tyro.conf.Positional[tuple[str, ...]],
+            Arg(help="add: how many; remove: their names, e.g. actor-1.", metavar="N|NAME"),
+        ]
+        run: Annotated[Path, Arg(help="A run folder.", metavar="RUN")]
+
+    options = tyro.cli(Actors, args=words, prog="asyncrl actors", description=actors.__doc__)
+    from asyncrl.launch.elastic import add, remove
+    from asyncrl.run_folder import RunFolder
+
+    run = RunFolder.existing(options.run)
+    if options.what == "remove":
+        remove(run, options.which)
+        print(f"{', '.join(options.which)}: to leave")
+        return 0
+    if len(options.which) != 1 or not options.which[0].isdigit():
+        raise ConfigError(f"actors add is {' '.join(options.which)!r}: expected how many more, a number.")
+    print(f"{', '.join(add(run, int(options.which[0])))}: to join")
+    return 0

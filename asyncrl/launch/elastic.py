@@ -1,10 +1,10 @@
-"""Which actors a live run has: `asyncrl actors` says it, the launcher makes it so.
+"""The actors of a live run: `asyncrl actors` names them, the launcher starts and stops them.
 
     asyncrl actors add|remove ──> RUN/actors.json: the names ──> the launcher, at every turn of its loop:
-                                                                  starts who is new, stops who is no longer named
+                                                                  starts new ones, stops those no longer named
 
 An actor that joins fetches the newest weights and takes tickets. One that leaves finishes what it can within
-`actors.drain_s` and gives the rest back; of one that vanishes the leases lapse. The learner waits for neither.
+`actors.drain_s` and returns its other tickets; the leases of one that vanishes lapse. The learner waits for neither.
 """
 
 from __future__ import annotations
@@ -14,28 +14,72 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.preflight import living
+from asyncrl.launch.process_table import ProcessTable
+from asyncrl.launch.roles import actor
 from asyncrl.run_folder import RunFolder, replace
+
+if TYPE_CHECKING:
+    from asyncrl.tracking.collector import Collector
 
 NAME = re.compile(r"actor-(\d+)")
 
 
+class Membership:
+    """Makes the actors of a live run those that the file names."""
+
+    def __init__(self, run: RunFolder, config: Config, table: ProcessTable, collector: Collector) -> None:
+        self._run, self._config, self._table, self._collector = run, config, table, collector
+        self._names = Actors(run)
+        self.leaving: dict[str, float] = {}
+        """Actors that were asked to leave, and when each of them is killed."""
+
+    def begin(self) -> None:
+        self._names.begin(name for name in self._table.names if name.startswith("actor-"))
+
+    def apply(self, now: float) -> None:
+        """Raises RunError when an actor cannot be started."""
+        if (wanted := self._names.changed()) is not None:
+            self._change(wanted, now)
+        for name, deadline in list(self.leaving.items()):
+            process = self._table.processes[name]
+            if process.ended() is not None:
+                del self.leaving[name]
+                self._table.remove(name)
+                self._collector.exited(name, "left")
+            elif now > deadline:
+                process.kill("did not stop in time")
+
+    def _change(self, wanted: Sequence[str], now: float) -> None:
+        for name in wanted:
+            if name not in self._table:
+                self._collector.event("joins", text=name)
+                self._table.join(actor(self._run, self._config, name))
+        for name, process in self._table.processes.items():
+            if process.role.kind == "actor" and name not in (*wanted, *self.leaving):
+                self.leaving[name] = now + self._config.launch.stop_s + self._config.actors.drain_s
+                self._collector.event("leaves", text=name)
+                process.stop()
+
+
 class Actors:
-    """The names in the file, and whether they are other ones than before."""
+    """The names in the file, and whether they have changed."""
 
     def __init__(self, run: RunFolder) -> None:
         self._file = _file(run)
         self._seen = (0, 0)
 
     def begin(self, names: Iterable[str]) -> None:
-        """With the actors of the config: what was added to an earlier launch is not there."""
+        """Writes the names of the config's actors; those added to an earlier launch are not among them."""
         replace(self._file, json.dumps(sorted(names)) + "\n")
         self._seen = self._mark()
 
     def changed(self) -> list[str] | None:
-        """None: the same as when this was asked last."""
+        """The names; None if they are the same as at the last call."""
         now = self._mark()
         if now == self._seen:
             return None
@@ -43,13 +87,13 @@ class Actors:
         return _read(self._file)
 
     def _mark(self) -> tuple[int, int]:
-        """Of the file as it is now: two that replace each other within a tick of the clock are still two inodes."""
-        found = self._file.stat()
-        return found.st_mtime_ns, found.st_ino
+        """Identifies the file's state: files that replace each other within a tick of the clock differ in the inode."""
+        stat = self._file.stat()
+        return stat.st_mtime_ns, stat.st_ino
 
 
 def add(run: RunFolder, count: int) -> list[str]:
-    """Asks for so many more; gives their names, which no actor of this run had before."""
+    """Asks for `count` more actors; gives their names, which no actor of this run had before."""
     if count < 1:
         raise ConfigError(f"actors add is {count}: expected how many more, 1 or above.")
     file = _file(_live(run))
@@ -62,21 +106,22 @@ def add(run: RunFolder, count: int) -> list[str]:
 
 
 def remove(run: RunFolder, names: Sequence[str]) -> None:
-    """Asks for these to leave. Raises ConfigError when there is none of that name."""
+    """Asks the named actors to leave. Raises ConfigError for an unknown name."""
     file = _file(_live(run))
     with (run.path / ".actors.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        there = _read(file)
-        if unknown := set(names) - set(there):
+        current = _read(file)
+        if unknown := set(names) - set(current):
             raise ConfigError(
                 f"actors remove names {min(unknown)}, and {run.path} has no such actor: expected one of "
-                f"{', '.join(there) or '(none)'}."
+                f"{', '.join(current) or '(none)'}."
             )
-        replace(file, json.dumps(sorted(set(there) - set(names))) + "\n")
+        replace(file, json.dumps(sorted(set(current) - set(names))) + "\n")
 
 
 def fresh_names(now: Iterable[str], before: Iterable[str], count: int) -> list[str]:
-    """
+    """The next `count` names that neither the current nor the former actors have.
+
     >>> fresh_names(["actor-0"], ["actor-0", "actor-3"], 2)
     ['actor-4', 'actor-5']
     """
@@ -86,7 +131,7 @@ def fresh_names(now: Iterable[str], before: Iterable[str], count: int) -> list[s
 
 
 def _live(run: RunFolder) -> RunFolder:
-    """Raises RunError when nobody would do what is asked."""
+    """Raises RunError when no launcher would act on the request."""
     # The launcher of a run over several hosts may be on another one.
     if not run.record().get("host") and "launcher" not in living(run).values():
         raise RunError(f"{run.path} is not running: asyncrl launch --resume {run.path}, with --actors.count.")
@@ -101,7 +146,7 @@ def _read(file: Path) -> list[str]:
     try:
         names = json.loads(file.read_text())
     except FileNotFoundError:
-        raise RunError(f"{file} is not there: the run has not started.") from None
+        raise RunError(f"{file} does not exist: the run has not started.") from None
     if not isinstance(names, list) or not all(isinstance(n, str) and NAME.fullmatch(n) for n in names):
         raise RunError(f"{file} does not hold a list of names such as actor-0.")
     return names

@@ -1,12 +1,12 @@
-"""The process that survives the launcher, and ends what the launcher can no longer end.
+"""The process that survives the launcher and ends what the launcher can no longer end.
 
-    launcher ──pipe──> guardian: waits for the end of file, which comes when the launcher ends, by any cause
-                          │ twice a second: notes the launcher's descendants
+    launcher ──pipe──> guardian: waits for the end of file, which comes when the launcher ends by any cause
+                          │ twice a second: records the launcher's descendants
                           ▼
-       kills the run's processes, those noted and those that carry its id; removes sockets and shared memory; exits
+       kills the recorded processes and those that carry the run's id; removes sockets and shared memory; exits
 
-It is the way out in every case: a launcher that ends in order closes the pipe itself and waits for the guardian.
-It leads a session of its own, so that no Ctrl-C reaches it. Under Ray each role's host has one as well (`outlive`).
+Every launch ends this way: a launcher that ends in order closes the pipe itself and waits for the guardian. The
+guardian leads a session of its own, so that no Ctrl-C reaches it. Under Ray each role's host has one, too (`outlive`).
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from asyncrl.launch.processes import RUN_MARKER, kill_all, marked, python
 if TYPE_CHECKING:
     from asyncrl.run_folder import RunFolder
 
-NOTE_MS = 500
+RECORD_MS = 500
 SWEEP_S = 10.0
-"""How long it goes on killing; a process that then still lives is stuck in the kernel."""
+"""Seconds for killing; a process that still lives then is stuck in the kernel."""
 RELEASE_S = 15.0
 
 
 class Guardian:
-    """The process, as the launcher has it, and the pipe that tells it when to act."""
+    """The launcher's handle of the guardian, with the pipe whose end makes it act."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._start()
 
     def ensure(self) -> None:
-        """Starts another one when somebody killed it."""
+        """Starts another guardian when it was killed."""
         if self._process.poll() is not None:
             os.close(self._pipe)
             self._start()
 
     def release(self) -> None:
-        """Lets it end whatever is left of the run, and waits for that, at most `RELEASE_S`: it goes on by itself."""
+        """Lets it end whatever is left of the run, and waits for at most `RELEASE_S`; then it continues alone."""
         os.close(self._pipe)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(RELEASE_S)
@@ -62,13 +62,13 @@ class Guardian:
 
 
 def outlive(name: str, value: str) -> int:
-    """A guardian of this process that is not its child: Ray kills the children of a worker that ends, and what those
-    had started would live on. It ends what descends from this process, and what `name` marks with `value`.
+    """Starts a guardian of this process that is not its child: Ray kills the children of a worker that ends, but not
+    their descendants. It ends the descendants of this process and those whose variable `name` is `value`.
 
-    Gives the writing end of its pipe, which is to stay open.
+    Gives the writing end of its pipe, which must stay open.
     """
     reading, writing = os.pipe()
-    shell = ("sh", "-c", '"$@" &', "sh")  # whose child it is then, and the shell ends at once
+    shell = ("sh", "-c", '"$@" &', "sh")  # the guardian becomes the child of a shell that ends at once
     subprocess.run((*shell, *_command(reading, name, value)), check=True, **_options(reading))
     os.close(reading)
     return writing
@@ -85,17 +85,18 @@ def _options(pipe: int) -> dict[str, Any]:
 
 
 def guard(pipe: int, launcher: int, mark: tuple[str, str], folders: list[Path]) -> None:
-    """`mark`: a variable of the environment and its value, by which the processes to be ended are known."""
+    """Waits for the end of `pipe`, then cleans up. `mark`: the environment variable, and its value, of the processes to
+    end."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     poll = select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)
-    noted: set[psutil.Process] = set()
-    while not poll.poll(NOTE_MS):
-        noted = _descendants(launcher)
-    noted |= _descendants(launcher)  # a launcher that ends in order waits for this
+    recorded: set[psutil.Process] = set()
+    while not poll.poll(RECORD_MS):
+        recorded = _descendants(launcher)
+    recorded |= _descendants(launcher)  # a launcher that ends in order waits for this
     deadline = time.monotonic() + SWEEP_S
-    while (left := {*_running(noted), *marked(*mark)}) and time.monotonic() < deadline:
+    while (left := {*_running(recorded), *marked(*mark)}) and time.monotonic() < deadline:
         kill_all(list(left))
         time.sleep(0.02)
     for folder in folders:
@@ -108,10 +109,10 @@ def _descendants(launcher: int) -> set[psutil.Process]:
     return set()
 
 
-def _running(noted: set[psutil.Process]) -> set[psutil.Process]:
-    """Those that still live; a pid that was given to another process since is left out."""
+def _running(recorded: set[psutil.Process]) -> set[psutil.Process]:
+    """The recorded processes that still live; reused pids are left out."""
     running = set()
-    for process in noted:
+    for process in recorded:
         with contextlib.suppress(psutil.Error):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 running.add(process)

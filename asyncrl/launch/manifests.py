@@ -1,6 +1,6 @@
 """`asyncrl launch --print slurm|k8s`: the job script or the manifests that run a config on a cluster. Pure.
 
-Both start Ray on the nodes and give the command there; the config travels in what is printed.
+Both start Ray on the nodes and run the command there; both contain the config.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 
 from asyncrl.config import Config
-from asyncrl.launch.roles import needs, together
+from asyncrl.launch.roles import resources_of, sharing_a_host
 
 NODE_GPUS = 8
-"""Of a node, unless roles that must share one need more."""
+"""GPUs of a node, unless roles that must share one need more."""
 NODE_CPUS = 16
 GRACE_S = 120
-"""Seconds from the order to stop to the end by force: drain, last checkpoint."""
+"""Seconds between SIGTERM and SIGKILL: actors drain, the learner writes its last checkpoint."""
 
 SLURM = """\
 #!/bin/bash
@@ -40,7 +40,7 @@ read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")  # `| head -n 1`
 ip=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | cut -d ' ' -f 1)
 export RAY_ADDRESS="$ip:$((20000 + SLURM_JOB_ID % 20000))"
 
-# srun does not take over what sbatch was told of CPUs.
+# srun does not take over --cpus-per-task from sbatch.
 srun --overlap --nodes=1 --ntasks=1 --cpus-per-task={cpus} --nodelist="$head" \\
   ray start --head --node-ip-address="$ip" --port="${{RAY_ADDRESS##*:}}" --num-cpus={cpus} --block &
 for attempt in $(seq 60); do
@@ -81,7 +81,7 @@ def slurm(config: Config, name: str) -> str:
 
 
 def kubernetes(config: Config, name: str) -> str:
-    """A ConfigMap and a RayJob for an operator of KubeRay (ray.io/v1)."""
+    """A ConfigMap and a RayJob for the KubeRay operator (ray.io/v1)."""
     config = _on_a_cluster(config, runs_dir="/shared/runs", ledger="/local/asyncrl")
     workers: dict[str, tuple[int, dict[str, float]]] = {}
     for group, wanted in _groups(config).items():
@@ -98,7 +98,7 @@ def kubernetes(config: Config, name: str) -> str:
             "submissionMode": "K8sJobMode",
             "rayClusterSpec": {
                 "headGroupSpec": {
-                    # The launcher runs there, and no role.
+                    # Only the launcher runs there.
                     "rayStartParams": {"num-cpus": "0"},
                     "template": _pod(name, "ray-head", {"CPU": 2.0}),
                 },
@@ -112,76 +112,76 @@ def kubernetes(config: Config, name: str) -> str:
             },
         },
     }  # fmt: skip
-    shown = {
+    config_map = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"config.yaml": _text(config)},
     }  # fmt: skip
     head = (
         "# Made by `asyncrl launch --print k8s`. `asyncrl:latest` stands for an image with asyncrl and ray,\n"
         "# `shared` for a claim that many pods may write (ReadWriteMany): run folders and checkpoints lie there.\n"
     )
-    return head + yaml.safe_dump_all([shown, job], sort_keys=False, allow_unicode=True, width=120)
+    return head + yaml.safe_dump_all([config_map, job], sort_keys=False, allow_unicode=True, width=120)
 
 
 PRINTERS: dict[str, Callable[[Config, str], str]] = {"slurm": slurm, "k8s": kubernetes}
 
 
 def _on_a_cluster(config: Config, *, runs_dir: str | None, ledger: str) -> Config:
-    """The config as it is, where it says something for several hosts; else what they need."""
-    said = config.model_dump(mode="json")
-    said["launch"] |= {"backend": "ray", "host": config.launch.host or "auto"}
-    said["launch"] |= {"runs_dir": runs_dir} if runs_dir else {}
-    said["weights"]["channel"] = "zmq" if config.weights.channel == "shm" else config.weights.channel
-    said["buffer"]["dir"] = config.buffer.dir or ledger
-    said["ray"]["address"] = ""  # RAY_ADDRESS is set where the command is given
-    return Config.model_validate(said)
+    """The config with what several hosts need, as far as it does not say so itself."""
+    values = config.model_dump(mode="json")
+    values["launch"] |= {"backend": "ray", "host": config.launch.host or "auto"}
+    values["launch"] |= {"runs_dir": runs_dir} if runs_dir else {}
+    values["weights"]["channel"] = "zmq" if config.weights.channel == "shm" else config.weights.channel
+    values["buffer"]["dir"] = config.buffer.dir or ledger
+    values["ray"]["address"] = ""  # RAY_ADDRESS is set where the command runs
+    return Config.model_validate(values)
 
 
 def _text(config: Config) -> str:
-    """YAML of what differs from the defaults."""
-    said, usual = config.model_dump(mode="json"), Config().model_dump(mode="json")
-    changed = {s: {k: v for k, v in said[s].items() if v != usual[s][k]} for s in said}
+    """The fields that differ from the defaults, as YAML."""
+    values, defaults = config.model_dump(mode="json"), Config().model_dump(mode="json")
+    changed = {s: {k: v for k, v in values[s].items() if v != defaults[s][k]} for s in values}
     return str(yaml.safe_dump({s: v for s, v in changed.items() if v}, sort_keys=False, allow_unicode=True))
 
 
 def _groups(config: Config) -> dict[tuple[str, ...], dict[str, float]]:
-    """What each group of roles that share a host sets aside there, together."""
+    """The resources of each group of roles that share a host."""
     names = ["buffer", "weights", "learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
-    found = {}
-    for group in together([*names, *(f"actor-{i}" for i in range(config.actors.count))]):
-        each = [needs(name, config) for name in group]
-        found[group] = {kind: sum(n.get(kind, 0.0) for n in each) for kind in ("CPU", "GPU")}
-    return found
+    groups = {}
+    for group in sharing_a_host([*names, *(f"actor-{i}" for i in range(config.actors.count))]):
+        each = [resources_of(name, config) for name in group]
+        groups[group] = {kind: sum(n.get(kind, 0.0) for n in each) for kind in ("CPU", "GPU")}
+    return groups
 
 
 def _node(groups: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    asked = list(groups)
-    gpus, cpus = (max(g[kind] for g in asked) for kind in ("GPU", "CPU"))
+    requested = list(groups)
+    gpus, cpus = (max(g[kind] for g in requested) for kind in ("GPU", "CPU"))
     return {"GPU": max(gpus, NODE_GPUS) if gpus else 0.0, "CPU": max(cpus, NODE_CPUS)}
 
 
 def _first_fit(groups: Iterable[Mapping[str, float]], node: Mapping[str, float]) -> int:
-    """So many nodes hold all groups, each group on one.
+    """The number of nodes that hold all groups, each group on one node.
 
     >>> _first_fit([{"GPU": 8, "CPU": 8}, {"GPU": 4, "CPU": 1}, {"GPU": 4, "CPU": 1}], {"GPU": 8, "CPU": 16})
     2
     """
-    free: list[dict[str, float]] = []
+    nodes: list[dict[str, float]] = []
     for group in sorted(groups, key=lambda g: (-g["GPU"], -g["CPU"])):
-        for left in free:
+        for left in nodes:
             if all(left[kind] >= group[kind] for kind in node):
                 break
         else:
             left = dict(node)
-            free.append(left)
+            nodes.append(left)
         for kind in node:
             left[kind] -= group[kind]
-    return len(free)
+    return len(nodes)
 
 
 def _pod(name: str, container: str, wanted: Mapping[str, float]) -> dict[str, Any]:
-    asked: dict[str, str] = {"cpu": f"{max(wanted.get('CPU', 0.0), 1.0):g}", "memory": "8Gi"}
+    limits: dict[str, str] = {"cpu": f"{max(wanted.get('CPU', 0.0), 1.0):g}", "memory": "8Gi"}
     if wanted.get("GPU"):
-        asked["nvidia.com/gpu"] = str(-int(-wanted["GPU"] // 1))
+        limits["nvidia.com/gpu"] = str(-int(-wanted["GPU"] // 1))
     mounts = {"shared": "/shared", "config": "/config", "local": "/local", "memory": "/dev/shm"}
     return {
         "spec": {
@@ -190,7 +190,7 @@ def _pod(name: str, container: str, wanted: Mapping[str, float]) -> dict[str, An
                     "name": container,
                     "image": "asyncrl:latest",
                     "env": [{"name": "RAY_USAGE_STATS_ENABLED", "value": "0"}],
-                    "resources": {"requests": asked, "limits": asked},
+                    "resources": {"requests": limits, "limits": limits},
                     "volumeMounts": [{"name": volume, "mountPath": path} for volume, path in mounts.items()],
                 }
             ],

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before any process is started."""
+"""Checks of the configuration and the machine: before any process is started, and after one has died."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.processes import alive, of_run, role_of
+from asyncrl.launch.supervision import Outcome
 from asyncrl.model import local_path, resolve_path
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
@@ -21,6 +23,8 @@ from asyncrl.weights.channels import channel
 
 MIN_FREE_MB = 200
 """Free disk space without which a run is not started."""
+FULL_BYTES = 1 << 20
+"""Free disk space below which a disk counts as full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +35,28 @@ class Choice:
     module: str
     table: str
     provided: tuple[str, ...] | str
-    """Parameters that asyncrl passes itself, or the name in `module` of what knows them; the rest come from the field
-    `options` beside it."""
+    """Parameters that asyncrl passes itself, or the name of a function in `module` that gives them; the others come
+    from the section's field `options`."""
 
 
 CHOICES = (
     Choice("data.source", "asyncrl.data", "SOURCES", ("seed", "model")),
     Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", "provided_by_actor"),
 )
-"""Those that are checked without importing torch. The others are checked by the role that uses them, and the learner's
-by `--dry-run`: it exits with CONFIG_ERROR before it does anything, and the launcher passes its sentence on."""
+"""Choices that are checked without importing torch. The role that uses another choice checks it before it does anything
+else and exits with CONFIG_ERROR, and the launcher shows its sentence; `--dry-run` checks the learner's."""
+
+
+def check(config: Config) -> None:
+    """Everything that needs neither the data nor torch. Raises ConfigError."""
+    check_model(config)
+    check_names(config)
+    Rules.of(config)
+    check_cpus(config)
 
 
 def check_names(config: Config) -> None:
-    """Every name means something, and takes the options given. Raises ConfigError."""
+    """Resolves every name and checks its options. Raises ConfigError."""
     channel(config)
     for choice in CHOICES:
         section, _, name = choice.field.partition(".")
@@ -52,26 +64,26 @@ def check_names(config: Config) -> None:
         options: Mapping[str, Any] = values.options
         module = importlib.import_module(choice.module)
         try:
-            made = resolve(getattr(values, name), getattr(module, choice.table), choice.field)
+            chosen = resolve(getattr(values, name), getattr(module, choice.table), choice.field)
             provided = choice.provided
             if isinstance(provided, str):
-                provided = getattr(module, provided)(made)
-            check_options(made, options, f"{section}.options", provided)
-            # What a signature cannot say, e.g. that the name of a score means something.
-            if callable(check := getattr(made, "check", None)):
+                provided = getattr(module, provided)(chosen)
+            check_options(chosen, options, f"{section}.options", provided)
+            # Checks beyond the signature, e.g. of the name of a score.
+            if callable(check := getattr(chosen, "check", None)):
                 check(options)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         except Exception as error:  # the user's module raised while it was imported
             raise ConfigError(
                 f"{choice.field} is {getattr(values, name)!r}, which fails when it is imported: "
-                f"{type(error).__name__}: {error}. Import it in a Python of its own to see where."
+                f"{type(error).__name__}: {error}. Import it in a separate Python to see where."
             ) from error
 
 
 def check_model(config: Config) -> None:
-    """A folder that holds no model, or one of fewer positions than `env.max_tokens`. What a hub name means is for the
-    roles to say. Raises ConfigError."""
+    """Checks that a local folder holds a model with at least `env.max_tokens` positions; the roles check hub names.
+    Raises ConfigError."""
     named = config.model.path
     path = resolve_path(config.model) if named == "quickstart" else local_path(config.model)
     if path is None:
@@ -86,7 +98,7 @@ def check_model(config: Config) -> None:
     try:
         positions = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
     except (ValueError, AttributeError) as error:
-        raise ConfigError(f"model.path is {named!r}, whose config.json is no JSON object: {error}.") from error
+        raise ConfigError(f"model.path is {named!r}, whose config.json is not a JSON object: {error}.") from error
     if isinstance(positions, int) and config.env.max_tokens > positions:
         raise ConfigError(
             f"env.max_tokens is {config.env.max_tokens} but the model has {positions} positions: lower it."
@@ -94,7 +106,7 @@ def check_model(config: Config) -> None:
 
 
 def check_cpus(config: Config) -> None:
-    """Raises ConfigError when `launch.cpus` names a core that this process may not use, or a role that there is not."""
+    """Raises ConfigError when `launch.cpus` names an unknown role or a core that this process may not use."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     for role, cpus in config.launch.cpus.items():
         if role.partition("-")[0] not in ("actor", "learner", "buffer", "weights"):
@@ -104,12 +116,12 @@ def check_cpus(config: Config) -> None:
         if missing := set(cpus) - cores:
             raise ConfigError(
                 f"launch.cpus.{role} is {list(cpus)}, but core {min(missing)} is not among those that this process may "
-                f"use ({', '.join(map(str, sorted(cores)))}): choose of these."
+                f"use ({', '.join(map(str, sorted(cores)))}): choose from these."
             )
 
 
 def check_disk(runs_dir: Path) -> None:
-    """Raises RunError when the run folders' disk is full or cannot be written."""
+    """Raises RunError when the disk of the run folders is full or cannot be written."""
     folder = runs_dir.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -123,11 +135,21 @@ def check_disk(runs_dir: Path) -> None:
         )
 
 
+def full_disk(*folders: Path) -> Outcome | None:
+    """How a run ends whose disk is full: a process that cannot write dies without a message, and would again."""
+    for folder in folders:
+        # A ledger on another host has no folder here.
+        if folder.is_dir() and shutil.disk_usage(folder).free <= FULL_BYTES:
+            why = f"the disk of {folder} is full: free some space; asyncrl launch --resume continues from there"
+            return Outcome("failed", 1, why)
+    return None
+
+
 def living(run: RunFolder) -> dict[int, str]:
-    """Processes of this run that still live, by pid: the role; of a grandchild, its command as well."""
+    """The role of each live process of this run, by pid; for a grandchild followed by its command."""
     record = run.record()
-    found = {pid: name for name, (pid, created) in record["processes"].items() if alive(pid, created)}
-    return found | {process.pid: role_of(process) for process in of_run(record["id"])}
+    recorded = {pid: name for name, (pid, created) in record["processes"].items() if alive(pid, created)}
+    return recorded | {process.pid: role_of(process) for process in of_run(record["id"])}
 
 
 def refuse_live(run: RunFolder) -> None:

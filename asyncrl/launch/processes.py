@@ -1,4 +1,4 @@
-"""One process of the run, and how to find and end all of them, grandchildren too.
+"""Starts one process of a run; finds and ends all of them, grandchildren included.
 
 A process leads a session of its own, carries the run's id in its environment, and holds the reading end of a pipe
 (process/lifeline.py) whose writing end only the launcher has.
@@ -24,24 +24,24 @@ from asyncrl.process import lifeline
 RUN_MARKER = "ASYNCRL_RUN"
 ROLE_MARKER = "ASYNCRL_ROLE"
 HOSTED_MARKER = "ASYNCRL_HOSTED"
-"""Under Ray: which of its workers started the process."""
+"""Under Ray: the worker that started the process."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What to start."""
+    """A process to start."""
 
     name: str
     """`buffer`, `learner`, `actor-0`: the part before the dash is its kind."""
     command: tuple[str, ...]
     again: tuple[str, ...] = ()
-    """The command of a restart, where it differs."""
+    """The command of a restart; empty: the same."""
     environment: Mapping[str, str] = field(default_factory=dict)
     cpus: tuple[int, ...] = ()
-    """Cores it is kept on; none: all."""
+    """Cores that it may use; empty: all."""
     leader: str = ""
-    """The role that this one follows, if any: when one of them dies, all that follow the same start anew together."""
+    """The role that this one follows, if any: when one of them dies, the leader and all its followers are restarted."""
 
     @property
     def kind(self) -> str:
@@ -79,10 +79,10 @@ class Process:
             os.close(reading)
         self.pid = self._popen.pid
         self.identity = (self.pid, psutil.Process(self.pid).create_time())
-        """The pid, and the start time as the system has it: together they name the process for good."""
+        """The pid and the start time that the system reports, which together identify the process for good."""
         self.here, self.lost = True, False
         if role.cpus and sys.platform == "linux":
-            with contextlib.suppress(ProcessLookupError):  # it ended already: `ended` says how
+            with contextlib.suppress(ProcessLookupError):  # it has ended already: `ended` tells how
                 os.sched_setaffinity(self.pid, role.cpus)
         self.started = time.monotonic()
         self.killed_for = ""
@@ -91,7 +91,7 @@ class Process:
     def ended(self) -> int | None:
         """None while it runs; then its exit code, negative for a signal, and nothing of its group is left."""
         if self._popen.returncode is None:
-            # Seen but not yet reaped: until then the group's number cannot be given to anybody else.
+            # WNOWAIT does not reap: until then the number of the group cannot be reused.
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
             self._kill_group()
@@ -105,7 +105,7 @@ class Process:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self, why: str) -> None:
-        """`ended` says when it is done."""
+        """Kills its process group; `ended` tells when that is done."""
         if self.ended() is None:
             self.killed_for = why
             self._kill_group()
@@ -116,28 +116,28 @@ class Process:
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent dies become children of this process instead of init's: none gets out of sight."""
+    """Makes descendants whose parent dies children of this process instead of init's, so that none is lost."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap_orphans(known: Iterable[int]) -> None:
-    """Collects adopted children that have ended; `known` pids are left to whoever waits for them."""
-    mine = set(known)
+    """Reaps adopted children that have ended; the `known` pids are reaped by their owners."""
+    others = set(known)
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
-            if child.pid not in mine and child.status() == psutil.STATUS_ZOMBIE:
+            if child.pid not in others and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
 def of_run(run_id: str) -> list[psutil.Process]:
-    """Every process that carries the run's id in its environment, zombies left out; not this one."""
+    """Every process that carries the run's id in its environment, except this one and zombies."""
     return marked(RUN_MARKER, run_id)
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:
-    """Every process in whose environment `name` is `value`, zombies left out; not this one."""
-    found = []
+    """Every process in whose environment `name` is `value`, except this one and zombies."""
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if (
@@ -145,15 +145,15 @@ def marked(name: str, value: str) -> list[psutil.Process]:
                 and process.environ().get(name) == value
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def alive(pid: int, created: float) -> bool:
-    """Whether the process of this pid is still the one that started then, and runs."""
+    """Whether the process that started at `created` under this pid still runs."""
     try:
         process = psutil.Process(pid)
-        # psutil derives the time of the start from the boot time, which the system's clock moves a little.
+        # psutil derives the start time from the boot time, which the system clock shifts a little.
         return abs(process.create_time() - created) < 2.0 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
@@ -166,7 +166,7 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
 
 
 def role_of(process: psutil.Process) -> str:
-    """`actor-0`; of a grandchild, also its command: `actor-0: sandbox`."""
+    """The role, as in `actor-0`; for a grandchild followed by its command, as in `actor-0: sandbox`."""
     try:
         role = process.environ().get(ROLE_MARKER, "")
         return role if process.pid == os.getsid(process.pid) else f"{role}: {process.name()}"

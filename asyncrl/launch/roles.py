@@ -1,4 +1,4 @@
-"""Which processes a run consists of: the command of each, what it needs, and which share a host. Pure."""
+"""The processes of a run: the command and the resources of each, and which of them share a host. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
-    """The processes of a run, in the order in which they start. `fresh`: the checkpoint where a new branch begins."""
+    """The roles of a run, in the order in which they start. `fresh`: the checkpoint at which a new branch begins."""
     folder = str(run.path)
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
@@ -26,12 +26,12 @@ def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = 
     ]
     if (server := channel(config).server) is not None:
         started.insert(1, Role("weights", python(server, folder), environment=_threads(1)))
-    return [replace(role, cpus=of(config.launch.cpus, role.name) or ()) for role in started]
+    return [replace(role, cpus=setting(config.launch.cpus, role.name) or ()) for role in started]
 
 
 def actor(run: RunFolder, config: Config, name: str) -> Role:
     command = python("asyncrl.actors", str(run.path), "--name", name)
-    return Role(name, command, (), _threads(config.actors.threads), of(config.launch.cpus, name) or ())
+    return Role(name, command, (), _threads(config.actors.threads), setting(config.launch.cpus, name) or ())
 
 
 def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
@@ -41,7 +41,7 @@ def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Pat
     if fresh is not None:
         begin = (*again, "--fresh", str(fresh))
     environment = _threads(config.learner.threads)
-    if config.learner.ranks > 1:  # they are on one host, whose name may lead anywhere
+    if config.learner.ranks > 1:  # they share a host, whose name may resolve to any address
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         environment |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
@@ -50,35 +50,37 @@ def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Pat
 
 def _threads(n: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    # Progress bars would fill the logs.
+    # Without these, progress bars would fill the logs.
     return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}
 
 
-def needs(role: str, config: Config) -> dict[str, float]:
-    """What one process of `role` (`actor-0`) sets aside: CPU, GPU, and resources that the cluster's nodes name.
+def resources_of(role: str, config: Config) -> dict[str, float]:
+    """The resources that the process of `role` (`actor-0`) reserves: CPU, GPU, and those that the cluster's nodes name.
 
-    GPUs of an actor are its tensor-parallel size, unless `launch.gpus` says otherwise.
+    An actor takes as many GPUs as its tensor-parallel size, unless `launch.gpus` says otherwise.
     """
-    cpus = of(config.ray.cpus, role)
-    found = {"CPU": 1.0 if cpus is None else cpus}
-    gpus = of(config.launch.gpus, role)
+    cpus = setting(config.ray.cpus, role)
+    resources = {"CPU": 1.0 if cpus is None else cpus}
+    gpus = setting(config.launch.gpus, role)
     if gpus is None and role.startswith("actor"):
         parallel = config.actors.engine_options.get("tensor_parallel", 1)
         gpus = float(parallel) if parallel > 1 else None
-    found["GPU"] = gpus or 0.0
-    return {name: amount for name, amount in {**found, **(of(config.ray.resources, role) or {})}.items() if amount}
+    resources["GPU"] = gpus or 0.0
+    return {
+        name: amount for name, amount in {**resources, **(setting(config.ray.resources, role) or {})}.items() if amount
+    }
 
 
-def of(values: Mapping[str, T], role: str) -> T | None:
-    """What is said of this role, else of its kind."""
+def setting(values: Mapping[str, T], role: str) -> T | None:
+    """The value for this role, else for its kind."""
     return values.get(role, values.get(role.partition("-")[0]))
 
 
-def together(roles: Iterable[str]) -> list[tuple[str, ...]]:
-    """The groups of roles that share a host: the learner's ranks, and what hands their weights on, which reads them
-    from shared memory.
+def sharing_a_host(roles: Iterable[str]) -> list[tuple[str, ...]]:
+    """The groups of roles that share a host: the learner's ranks and the weights server, which reads the weights from
+    shared memory; every other role is a group of its own.
 
-    >>> together(["buffer", "weights", "learner", "learner-1", "actor-0", "actor-1"])
+    >>> sharing_a_host(["buffer", "weights", "learner", "learner-1", "actor-0", "actor-1"])
     [('buffer',), ('weights', 'learner', 'learner-1'), ('actor-0',), ('actor-1',)]
     """
     groups: dict[str, list[str]] = {}

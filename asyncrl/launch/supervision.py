@@ -1,4 +1,4 @@
-"""What to do when a process of the run has ended. Pure: time is an argument."""
+"""Decides what follows when a process of the run has ended. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Outcome:
     """How the run ended."""
 
     kind: str
-    """finished, interrupted, failed."""
+    """"finished", "interrupted" or "failed"."""
     exit_code: int
     why: str = ""
 
 
 @dataclass(slots=True)
 class RestartBudget:
-    """So many restarts within a sliding window.
+    """At most `restarts` restarts within a sliding window.
 
     >>> budget = RestartBudget(restarts=2, window_s=10.0)
     >>> budget.take(0.0), budget.take(1.0), budget.take(2.0), budget.take(10.5)
@@ -41,7 +41,8 @@ class RestartBudget:
 
 
 def after_exit(role: str, code: int, why: str, budget: RestartBudget, now: float) -> Outcome | None:
-    """None: start it again. `code` as subprocess gives it; `why` is what its log says last."""
+    """The outcome of the run; None: start the role again. `code` is subprocess's return code, `why` the last error in
+    the log."""
     if role == "learner" and code == 0:
         return Outcome("finished", 0)
     if code == CONFIG_ERROR:

@@ -1,1 +1,1 @@
-"""What every process of a run does to start, to be watched and to end."""
+"""What every process of a run does to start, to log and to end."""

@@ -1,4 +1,4 @@
-"""What the processes write: plain lines on stderr, which the launcher puts into `logs/<role>.log`."""
+"""Logging of all processes: plain lines on stderr, which the launcher redirects to `logs/<role>.log`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 CONFIG_ERROR = 2
 """Exit code of a role: the configuration cannot work. The run ends, exit code 2."""
 RUN_ERROR = 3
-"""Exit code of a role: the run cannot go on and a restart would not help. The run ends, exit code 1."""
+"""Exit code of a role: the run cannot continue and a restart would not help. The run ends, exit code 1."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (?P<level>[A-Z]+) [\w.\-]+: (?P<message>.*)$")
 _TAIL_BYTES = 16384
 STACKS = signal.SIGUSR2
-"""Asks a role for the stacks of its threads; they go into its log."""
+"""Signal that makes a role write the stacks of its threads into its log."""
 
 
 def setup(role: str) -> logging.Logger:
-    """Log lines of this process go to stderr; crashes in C code leave a traceback there too. Level: ASYNCRL_LOG."""
+    """Logs to stderr, at the level ASYNCRL_LOG; crashes in C code leave a traceback there too."""
     level = os.environ.get("ASYNCRL_LOG", "INFO").upper()
     logging.basicConfig(stream=sys.stderr, level=level, format=FORMAT, force=True)
     logging.captureWarnings(True)
@@ -42,18 +42,19 @@ def tail(log: Path, lines: int = 20) -> list[str]:
 
 
 def why_it_ended(log: Path, code: int) -> str:
-    """One phrase: how a process ended, and its last words: an error that it logged, or an exception's last line.
+    """How a process ended, in one phrase, with its last error.
 
-    `code` as subprocess gives it: negative is a signal.
+    `code` is subprocess's return code: negative for a signal.
     """
-    words = last_words(log)
-    if words and code in (CONFIG_ERROR, RUN_ERROR):
-        return words
+    error = last_error(log)
+    if error and code in (CONFIG_ERROR, RUN_ERROR):
+        return error
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{how}: {words}" if words else how
+    return f"{how}: {error}" if error else how
 
 
-def last_words(log: Path) -> str:
+def last_error(log: Path) -> str:
+    """The last error logged, or the last line of a traceback."""
     lines = tail(log)
     for line in reversed(lines):
         if not (match := _LINE.match(line)):

@@ -1,4 +1,4 @@
-"""A helper process ends with the process that started it, also while it computes or hangs."""
+"""Ends a helper process with the process that started it, even while it computes or hangs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 
 
 def end_with_parent() -> None:
-    """A thread kills this process's group once its parent is gone. To be called first, by a process that leads its
-    group."""
+    """Starts a thread that kills this process's group once the parent is gone. The caller must lead its group, and call
+    this first."""
     threading.Thread(target=_watch, args=(os.getppid(),), name="parent", daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""How every process of a run begins and ends: bound to its launcher, logging, its exit code meaning something."""
+"""The beginning and end of every process of a run: bound to its launcher, logging, with a defined exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from asyncrl.process.logs import CONFIG_ERROR, RUN_ERROR
 
 
 def play(role: str, main: Callable[[], None]) -> NoReturn:
-    """Runs `main` as the process of `role`. Any other exception is a death: traceback, exit code 1, restarted."""
-    lifeline.hold_on()
+    """Runs `main` as the process of `role`. An AsyncRLError ends it with CONFIG_ERROR or RUN_ERROR; any other exception
+    with a traceback and exit code 1, after which it is restarted."""
+    lifeline.bind_to_launcher()
     allow_open_files()
     log = logs.setup(role)
     try:
@@ -28,8 +29,8 @@ def play(role: str, main: Callable[[], None]) -> NoReturn:
 
 
 def allow_open_files(count: int = 65536) -> None:
-    """As many of `count` files, sockets included, as the system lets this process have open. What it usually starts
-    with, 1024, is fewer than an actor's agents, tool servers and clients can come to, or a buffer's peers."""
+    """Raises the limit of open files and sockets to `count`, or as far as the system permits. The usual limit, 1024, is
+    below what an actor's agents, tool servers and clients, or a buffer's peers, may need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -37,7 +38,7 @@ def allow_open_files(count: int = 65536) -> None:
 
 
 def settle() -> None:
-    """Called when everything is loaded. What is there now stays: the collector need not look at it again, which with
-    torch and transformers loaded costs a tenth of a second each time."""
+    """Excludes all present objects from garbage collection; called once everything is loaded. With torch and
+    transformers loaded, each full collection would otherwise take a tenth of a second."""
     gc.collect()
     gc.freeze()

@@ -45,7 +45,7 @@ from asyncrl.weights.local.folder import File, Watch
 from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 from asyncrl.weights.network import delta
 from asyncrl.weights.network.mirror import Mirror
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import Publisher, WeightsVersion
 
 ROOT = Path(__file__).parents[2]
@@ -196,7 +196,7 @@ def over_zmq(source: Tensors, host: str, repeats: int) -> dict[str, tuple[float,
 
 def serve(path: Path) -> None:
     run = RunFolder.existing(path)
-    with closing(Server(run.shm, run.address("weights"), full_every=0)) as server:
+    with closing(WeightsServer(run.shm, run.address("weights"), full_every=0)) as server:
         server.run(lambda: False, 1e9, lambda: None)
 
 

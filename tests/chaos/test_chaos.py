@@ -47,8 +47,8 @@ def test_a_minute_of_faults(tmp_path: Path) -> None:
     said = json.loads((run.path / "chaos.json").read_text())
     assert (ended.value.code, said["broken"]) == (0, [])
     assert said["planned"] == 8
-    assert len(said["suffered"]) >= 4
-    assert any("lost with its host" in fault for fault in said["suffered"])
+    assert len(said["injected"]) >= 4
+    assert any("lost with its host" in fault for fault in said["injected"])
     assert of_run(run.id) == []
 
 
@@ -63,7 +63,7 @@ def test_ten_minutes_of_faults(tmp_path: Path) -> None:
         cli.main([*command, "--within", "2400"])
     said = json.loads((tmp_path / "run" / "chaos.json").read_text())
     assert (ended.value.code, said["broken"]) == (0, [])
-    assert len(said["suffered"]) >= 30
+    assert len(said["injected"]) >= 30
 
 
 def small(tmp_path: Path, **values: object) -> Config:

@@ -141,20 +141,20 @@ def lookup(tmp_path: Path) -> Config:
 
 def test_environments_under_way_are_lost_and_later_ones_are_not(tmp_path: Path) -> None:
     config = lookup(tmp_path)
-    means = Environments(config)
-    changed = means.changed(config).env
+    injector = Environments(config)
+    changed = injector.changed(config).env
     run = RunFolder.create(tmp_path / "run", config)
-    means.open(run)
+    injector.open(run)
     assert resolve(changed.name, {}, "env.name") is Frail
     Frail.check(changed.options)
     task = {"id": "t", "prompt": "p", "keys": ["a", "b"], "store": {"a": 1, "b": 2}, "operator": "+", "answer": 3}
     before = Frail(**changed.options)
-    means.begin(Fault(1.0, "env", "environment"))
+    injector.begin(Fault(1.0, "env", "environment"))
     with pytest.raises(EnvironmentLost):
         asyncio.run(before.step({"role": "assistant", "content": "3"}))
     after = Frail(**changed.options)
     assert asyncio.run(_plays(after, task))
-    means.close()
+    injector.close()
     assert list(tmp_path.glob("*.env-lost")) == []
 
 

@@ -176,7 +176,7 @@ def test_a_launcher_that_comes_second_leaves_the_run_to_the_first(
     """Also where the first one's processes cannot be seen, being on another host that shares the folder."""
     run = RunFolder.create(here / "runs" / "mine", Config())
     before = run.record(), run.config.read_text()
-    with run.hold():
+    with run.locked():
         code, _, err = call(capsys, "launch", "--resume", "runs/mine", "--learner.steps", "3", "--eval.tasks", "0")
     assert code == 1
     assert "another launcher" in sentence(err)
@@ -206,7 +206,7 @@ def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], h
 def test_an_evaluation_without_held_out_tasks_is_warned_of(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.launch.start.play", lambda *_, **__: Outcome("finished", 0))
+    monkeypatch.setattr("asyncrl.launch.loop.Launcher.supervise", lambda _: Outcome("finished", 0))
     (here / "tasks.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     flags = ["--data.source", "json_lines", "--data.options"]
     _, out, _ = call(capsys, "launch", *flags, "{path: tasks.jsonl}")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from asyncrl.launch.backends.local import backend
+from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.loop import Launcher
 from asyncrl.launch.processes import this_process
 from asyncrl.run_folder import RunFolder
@@ -16,10 +17,12 @@ from tests.launch.fakes import fake
 
 if __name__ == "__main__":
     run = RunFolder.existing(Path(sys.argv[1]))
-    with run.hold():
+    interrupts = Interrupts()
+    with run.locked(), interrupts.counted():
         run.note(processes={"launcher": this_process()})
         config = run.load_config()
         roles = [fake(run, *word.split("=")) for word in sys.argv[2:]]
-        outcome = Launcher(run, config, roles, Collector(run, config), backend(run, config)).supervise()
+        collector = Collector(run, config)
+        outcome = Launcher(run, config, roles, collector, interrupts, backend(run, config)).supervise()
         print(outcome.kind, outcome.exit_code, outcome.why)
         sys.exit(outcome.exit_code)

@@ -19,8 +19,9 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.launch import loop
+from asyncrl.launch import loop, shutdown
 from asyncrl.launch.backends.local import Local
+from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.preflight import living, refuse_live
 from asyncrl.launch.processes import Role
 from asyncrl.run_folder import RunFolder
@@ -125,15 +126,16 @@ def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monke
         def start(self, role: Role, *, again: bool = False) -> FakeStuck:  # type: ignore[override]
             return FakeStuck(role, run.log(role.name))
 
-    monkeypatch.setattr(loop, "KILL_S", 0.3)
+    monkeypatch.setattr(shutdown, "KILL_S", 0.3)
     config = run.load_config()
     limits = config.launch.model_copy(update={"stop_s": 0.2, "start_s": 0.1, "restarts": 0})
     config = config.model_copy(update={"launch": limits})
     collector = Collector(run, config)
-    launcher = loop.Launcher(run, config, [fake(run, "learner", "stay")], collector, FakeBackend(run, config))
-    launcher._interrupts = 1
+    interrupts = Interrupts()
+    interrupts.count = 1
+    learner = fake(run, "learner", "stay")
+    launcher = loop.Launcher(run, config, [learner], collector, interrupts, FakeBackend(run, config))
     ended = threading.Thread(target=launcher.supervise, daemon=True)
-    monkeypatch.setattr(launcher, "_signals", contextlib.nullcontext)  # of the main thread only
     ended.start()
     ended.join(15.0)
     assert not ended.is_alive()
@@ -255,7 +257,7 @@ def test_what_dies_beside_a_full_disk_is_not_started_again(
     known = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if Path(path) == folders[full] else known(path))
     collector = Collector(run, config)
-    launcher = loop.Launcher(run, config, [fake(run, "buffer", "die")], collector)
+    launcher = loop.Launcher(run, config, [fake(run, "buffer", "die")], collector, Interrupts())
     outcome = launcher.supervise()
     collector.close()
     assert (outcome.kind, outcome.exit_code) == ("failed", 1)
@@ -280,7 +282,7 @@ def test_a_live_run_is_refused_and_its_processes_named(run: RunFolder, launch: L
     assert all_started(run, "buffer", "learner")
     with pytest.raises(RunError, match=r"launcher \(pid \d+\).*buffer \(pid \d+\).*learner \(pid \d+\)"):
         refuse_live(run)
-    with pytest.raises(RunError, match="another launcher"), run.hold():
+    with pytest.raises(RunError, match="another launcher"), run.locked():
         pass
 
 

@@ -27,7 +27,7 @@ def test_an_episode_longer_than_the_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json is no JSON object"):
+    with pytest.raises(ConfigError, match=r"config\.json is not a JSON object"):
         check_model(Config(model={"path": str(folder(tmp_path, "{"))}))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config import Config
-from asyncrl.launch.roles import needs
+from asyncrl.launch.roles import resources_of
 
 RAY = {"backend": "ray", "host": "auto"}
 
@@ -22,15 +22,15 @@ def test_a_role_of_its_own_goes_before_its_kind() -> None:
         launch={"gpus": {"learner": 1, "actor-1": 0.5}},
         ray={"cpus": {"actor": 4}, "resources": {"buffer": {"fast_disk": 1}}},
     )
-    assert needs("learner-1", c) == {"CPU": 1.0, "GPU": 1.0}
-    assert needs("actor-0", c) == {"CPU": 4.0}
-    assert needs("actor-1", c) == {"CPU": 4.0, "GPU": 0.5}
-    assert needs("buffer", c) == {"CPU": 1.0, "fast_disk": 1.0}
+    assert resources_of("learner-1", c) == {"CPU": 1.0, "GPU": 1.0}
+    assert resources_of("actor-0", c) == {"CPU": 4.0}
+    assert resources_of("actor-1", c) == {"CPU": 4.0, "GPU": 0.5}
+    assert resources_of("buffer", c) == {"CPU": 1.0, "fast_disk": 1.0}
 
 
 def test_an_actor_s_gpus_are_its_tensor_parallel_size() -> None:
     options = {"engine": "vllm", "engine_options": {"tensor_parallel": 4}}
-    assert needs("actor-0", config(actors=options))["GPU"] == 4
+    assert resources_of("actor-0", config(actors=options))["GPU"] == 4
     with pytest.raises(ValueError, match=r"launch\.gpus\.actor is 2 and actors\.engine_options\.tensor_parallel 4"):
         config(actors=options, launch={"gpus": {"actor": 2}})
 

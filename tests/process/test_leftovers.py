@@ -18,7 +18,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from asyncrl.process import leftovers
-leftovers.hold(Path(sys.argv[1]))
+leftovers.lock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """

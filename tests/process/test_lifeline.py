@@ -17,7 +17,7 @@ import os, signal, subprocess, sys, threading
 if {without_thread}:
     threading.Thread.start = lambda self: None
 from asyncrl.process import lifeline
-lifeline.hold_on()
+lifeline.bind_to_launcher()
 child = subprocess.Popen(["sleep", "300"])
 print(child.pid, flush=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -56,7 +56,11 @@ def test_a_launcher_that_is_gone_before_the_role_arms_the_pipe() -> None:
     reading, writing = os.pipe()
     os.close(writing)
     process = subprocess.Popen(
-        [sys.executable, "-c", "from asyncrl.process import lifeline; lifeline.hold_on(); import time; time.sleep(60)"],
+        [
+            sys.executable,
+            "-c",
+            "from asyncrl.process import lifeline; lifeline.bind_to_launcher(); import time; time.sleep(60)",
+        ],
         env={**os.environ, "ASYNCRL_LIFELINE": str(reading)},
         pass_fds=[reading],
         start_new_session=True,
@@ -67,6 +71,9 @@ def test_a_launcher_that_is_gone_before_the_role_arms_the_pipe() -> None:
 
 def test_without_a_launcher_nothing_happens() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "ASYNCRL_LIFELINE"}
-    code = "from asyncrl.process import lifeline; lifeline.hold_on(); import threading; print(threading.active_count())"
+    code = (
+        "from asyncrl.process import lifeline; lifeline.bind_to_launcher(); "
+        "import threading; print(threading.active_count())"
+    )
     out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30)
     assert out.stdout.strip() == "1", out.stderr

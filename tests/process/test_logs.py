@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from asyncrl.process.logs import last_words, tail, why_it_ended
+from asyncrl.process.logs import last_error, tail, why_it_ended
 
 ROLE = """
 import sys
@@ -33,13 +33,13 @@ def test_a_crash_is_told_by_its_exception(tmp_path: Path) -> None:
 def test_a_config_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     code, log = died(tmp_path, "ConfigError('learner.loss is 7: expected a name.')")
     assert code == 2
-    assert last_words(log) == "learner.loss is 7: expected a name."
+    assert last_error(log) == "learner.loss is 7: expected a name."
     assert "Traceback" not in log.read_text()
 
 
 def test_a_run_error_is_exit_code_3(tmp_path: Path) -> None:
     code, log = died(tmp_path, "RunError('the disk is full.')")
-    assert (code, last_words(log)) == (3, "the disk is full.")
+    assert (code, last_error(log)) == (3, "the disk is full.")
 
 
 def test_a_signal_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""A clock of the run's own, to be set: clock.c, built here, is preloaded into every process of the job. Only the time
-of day is off; the monotonic clock goes on, as on a host whose clock is set."""
+"""Sets the clock of a run: the library of clock.c, built here, is preloaded into every process of the job. Only the
+time of day changes; the monotonic clock does not, as on a host whose clock is set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.errors import ConfigError
 
@@ -20,12 +20,12 @@ SOURCE = Path(__file__).with_name("clock.c")
 BUILD_S = 60.0
 
 
-class Clock(Means):
+class Clock(Injector):
     def __init__(self) -> None:
-        """Raises ConfigError where it cannot be built or preloaded."""
+        """Raises ConfigError where the library cannot be built or preloaded."""
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if sys.platform != "linux" or compiler is None:
-            raise ConfigError("--kill clock is built with a C compiler, on Linux, and there is none: leave clock out.")
+            raise ConfigError("--kill clock needs Linux and a C compiler, and there is none: leave clock out.")
         self._folder = tempfile.TemporaryDirectory(prefix="asyncrl-clock-")
         self._library, self._offset = (Path(self._folder.name) / name for name in ("clock.so", "offset"))
         self._set(0.0)
@@ -49,6 +49,6 @@ class Clock(Means):
         self._folder.cleanup()
 
     def _set(self, seconds: float) -> None:
-        # In place, and in one write: the processes have the file mapped.
+        # Written in place and at once, because the processes have mapped the file.
         with self._offset.open("r+b" if self._offset.exists() else "wb", buffering=0) as file:
             file.write(struct.pack("=d", seconds))

@@ -1,6 +1,6 @@
-"""A disk of the run's own, to be filled and slowed: a file with an ext4 in it, mounted where the run folder is to be.
+"""Fills and slows the disk of a run: the run gets a disk of its own, an ext4 image mounted as the run folder.
 
-At the end what is in it moves out, into an ordinary run folder. Needs root: mounts are not for others.
+At the end the contents move into an ordinary run folder. Only root may mount.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import subprocess
 import time
 from pathlib import Path
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
 
 NEEDS = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 SIZE_BYTES = 32 << 30
-"""Of the file, which takes as much of the real disk as is written into it."""
+"""Size of the image, a sparse file."""
 BLOCK_BYTES = 4096
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 COMMAND_S = 60.0
 SLOW = 'i=0; while [ $i -lt "$2" ]; do fsfreeze -f "$1" && sleep 0.4; fsfreeze -u "$1"; sleep 0.1; i=$((i+1)); done'
 SLOW_S = 0.5
-"""One round: for four fifths of it nothing is written. A process of its own, and of so many rounds: no frozen disk
-stays behind, also when this process is killed."""
+"""Seconds of one cycle, in which the disk is frozen for 0.4 s. A separate process runs a fixed number of cycles, so
+that no frozen disk is left when this process is killed."""
 
 
-class Disk(Means):
+class Disk(Injector):
     def __init__(self, kinds: str) -> None:
-        """`kinds`: those that were asked for, for the error. Raises ConfigError."""
+        """`kinds`: the requested kinds, for the error. Raises ConfigError."""
         missing = [program for program in NEEDS if shutil.which(program, path=PATH) is None]
         why = ""
         if os.geteuid() != 0:
@@ -39,22 +39,22 @@ class Disk(Means):
         elif missing:
             why = f"{missing[0]} is not installed"
         elif not Path("/dev/loop-control").exists():
-            why = "the kernel shows no loop devices"
+            why = "the kernel has no loop devices"
         if why:
             raise ConfigError(f"--kill {kinds} mounts a disk of its own for the run, and {why}. Leave it out.")
         self._slow: subprocess.Popen[bytes] | None = None
 
     def open(self, run: RunFolder) -> None:
-        """Raises RunError when it cannot be mounted, e.g. in a container without the right to."""
+        """Raises RunError when the image cannot be mounted, e.g. in a container without the permission."""
         self._at = run.path
         self._image, self._kept = (run.path.with_name(f".{run.name}.{what}") for what in ("disk", "kept"))
         if run.path.exists():
-            raise RunError(f"{run.path} is there already: choose another launch.name.")
+            raise RunError(f"{run.path} exists already: choose another launch.name.")
         run.path.mkdir(parents=True)
         try:
             with self._image.open("xb") as image:
                 image.truncate(SIZE_BYTES)
-            # No blocks set aside for root: full is full.
+            # No blocks are reserved for root: full is full.
             _run("mkfs.ext4", "-q", "-F", "-m", "0", str(self._image))
             _run("mount", "-o", "loop,noatime", str(self._image), str(self._at))
         except (OSError, RunError):
@@ -80,7 +80,7 @@ class Disk(Means):
             self._slow = None
 
     def close(self) -> None:
-        """Raises RunError, naming the mount, when it cannot be left."""
+        """Raises RunError, naming the mount, when it cannot be unmounted."""
         if not self._at.is_mount():
             return
         shutil.copytree(self._at, self._kept, symlinks=True)
@@ -91,7 +91,7 @@ class Disk(Means):
 
 
 def _fill(ballast: Path) -> int:
-    """Takes all that is free; gives how many bytes that was."""
+    """Takes all free space; gives its size in bytes."""
     with ballast.open("ab") as file:
         size = shutil.disk_usage(ballast.parent).free
         while size >= BLOCK_BYTES:
@@ -105,7 +105,7 @@ def _fill(ballast: Path) -> int:
 
 
 def _run(*command: str, patience_s: float = 0.0) -> None:
-    """Tried again for `patience_s`. Raises RunError with what it said."""
+    """Runs a command, again after failures for `patience_s`. Raises RunError with its output."""
     deadline = time.monotonic() + patience_s
     while True:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Environments that are lost in the middle of their episode: each one that is under way raises at its next step, as
-when the process that held it was killed. What begins afterwards plays undisturbed.
+"""Makes environments fail in the middle of their episode: each one in use raises at its next step, as if its process
+had been killed. Later ones are not affected.
 
-Processes that environments have started are killed as well, where they can be told from an engine's.
+Processes started by environments are killed as well, where they can be distinguished from an engine's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.actors.envs.protocol import Env, Message, Task, Tool, Turn
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
@@ -26,24 +26,24 @@ from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
 
 IN_PROCESS = ("hf",)
-"""Engines that start no processes: an actor's are then its environments'."""
+"""Engines that start no processes, so that all processes below an actor belong to its environments."""
 
 
 class EnvironmentLost(Exception):
-    """On purpose."""
+    """The injected failure."""
 
 
 class Frail:
-    """The environment `name`, until `sign` is touched."""
+    """The environment `name`, until the file `sign` changes."""
 
     tools: Sequence[Tool] = ()
 
     def __init__(self, name: str, options: dict[str, Any], sign: str) -> None:
         """
         Args:
-            name: as `env.name`.
-            options: as `env.options`.
-            sign: a file; each time that it changes, every environment there is then is lost.
+            name: the original `env.name`.
+            options: the original `env.options`.
+            sign: a file; each change of it makes every existing environment fail.
         """
         make: Callable[..., Env] = resolve(name, ENVIRONMENTS, "env.options.name")
         self._env = functools.partial(make, **options)()
@@ -51,7 +51,7 @@ class Frail:
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:
-        """As of the environment itself. Raises ValueError."""
+        """Checks the options of the original environment. Raises ValueError."""
         make = resolve(options["name"], ENVIRONMENTS, "env.options.name")
         check_options(make, options["options"], "env.options.options")
         if callable(check := getattr(make, "check", None)):
@@ -76,15 +76,15 @@ class Frail:
         await self._env.close()
 
 
-class Environments(Means):
+class Environments(Injector):
     def __init__(self, config: Config) -> None:
-        """Raises ConfigError where there is nothing that could be lost."""
+        """Raises ConfigError where an agent's processes cannot be found."""
         self._agent = is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name"))
         self._own = config.actors.engine in IN_PROCESS
         if self._agent and not self._own:
             raise ConfigError(
-                f"--kill env: env.name is {config.env.name!r}, an agent, whose processes cannot be told from those of "
-                f"actors.engine {config.actors.engine!r}. Leave env out, or take actors.engine hf."
+                f"--kill env: env.name is {config.env.name!r}, an agent, whose processes cannot be distinguished from "
+                f"those of actors.engine {config.actors.engine!r}. Leave env out, or use actors.engine hf."
             )
 
     def changed(self, config: Config) -> Config:
@@ -116,18 +116,18 @@ class Environments(Means):
             self._sign.unlink(missing_ok=True)
 
     def _started(self) -> list[psutil.Process]:
-        """What actors have started."""
+        """The processes that actors have started."""
         roles = {pid for pid, _ in self._run.record()["processes"].values()}
-        found = []
+        started = []
         for process in marked(RUN_MARKER, self._run.id):
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
                 if process.pid not in roles and process.environ().get(ROLE_MARKER, "").startswith("actor-"):
-                    found.append(process)
-        return found
+                    started.append(process)
+        return started
 
 
 def _changed(sign: Path) -> int:
-    """0: it is not there, because chaos has ended."""
+    """Time of the last change; 0: the file is gone, because chaos has ended."""
     try:
         return sign.stat().st_mtime_ns
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""The network between the roles of one host, to be cut, silenced and slowed: each connection goes through here.
+"""Cuts, silences and slows the network between the roles of one host: a relay carries every connection.
 
     role that connects ──tcp──> relay ──tcp──> role that listens
          looks in RUN/private/buffer              announces itself in RUN/private/buffer.direct (sockets.RELAYED)
 
-What passes is not understood here: it is CURVE's.
+The relay does not interpret the data, which CURVE encrypts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder, replace
@@ -27,21 +27,21 @@ LOOK_S = 0.02
 CHUNK_BYTES = 1 << 16
 LATE_S = (0.005, 0.05)
 LOST_S, LOST_SHARE = 0.5, 0.05
-"""A slow network: how late a chunk is, how late when a packet of it was lost, and how often that is."""
+"""A slow network: the range of a chunk's delay; the delay after a lost packet, and the share of chunks that have it."""
 END_S = 10.0
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True)
 class _Edge:
-    """All connections to one role that listens."""
+    """All connections to one listening role."""
 
     how: str = ""
     audible: asyncio.Event = field(default_factory=asyncio.Event)
-    where: tuple[str, int] = ("", 0)
-    """Of the role itself."""
+    target: tuple[str, int] = ("", 0)
+    """Address of the role itself."""
     address: str = ""
-    """Of the relay for it."""
+    """Address of its relay."""
     open: set[asyncio.StreamWriter] = field(default_factory=set)
     serving: asyncio.Task[None] | None = None
 
@@ -49,7 +49,7 @@ class _Edge:
         self.audible.set()
 
 
-class Relay(Means):
+class Relay(Injector):
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._edges: dict[str, _Edge] = {}
@@ -57,7 +57,7 @@ class Relay(Means):
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
 
     def changed(self, config: Config) -> Config:
-        """Sockets and weights over tcp, where they were files."""
+        """The config with sockets and weights over TCP in place of files."""
         host, channel = config.launch.host or LOOPBACK, config.weights.channel
         return config.model_copy(
             update={
@@ -105,13 +105,13 @@ class Relay(Means):
         self._loop.call_soon_threadsafe(act)
 
     async def _end(self) -> None:
-        mine = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in mine:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, folder: Path) -> None:
-        """Every role that announces itself, also one that was started anew, in a launch that was resumed too."""
+        """Relays every role that announces itself, also after its restart and in a resumed launch."""
         for file in folder.glob("*.direct"):
             with contextlib.suppress(OSError):  # the launch has ended meanwhile, and its folder is gone
                 self._announce(file)
@@ -121,7 +121,7 @@ class Relay(Means):
         shown = file.with_suffix("")
         host, _, port = file.read_text().removeprefix("tcp://").rpartition(":")
         edge = self._edges.setdefault(shown.name, _Edge())
-        edge.where = (host, int(port))
+        edge.target = (host, int(port))
         if edge.serving is None:
             edge.serving = self._loop.create_task(self._serve(edge, host))
         elif edge.address and not shown.exists():
@@ -137,20 +137,20 @@ class Relay(Means):
         try:
             if edge.how == "cut":
                 return
-            far_reader, far_writer = await asyncio.open_connection(*edge.where)
+            far_reader, far_writer = await asyncio.open_connection(*edge.target)
             ends.add(far_writer)
             edge.open |= ends
-            ways = [
+            directions = [
                 asyncio.ensure_future(self._pass(edge, reader, far_writer)),
                 asyncio.ensure_future(self._pass(edge, far_reader, writer)),
             ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:  # nobody listens there now
+                for direction in directions:
+                    direction.cancel()
+                await asyncio.gather(*directions, return_exceptions=True)
+        except OSError:  # the role does not listen now
             pass
         finally:
             edge.open -= ends

@@ -1,4 +1,4 @@
-"""Processes of a job, killed dead or halted; and whole hosts lost."""
+"""Kills or halts processes of a job, and simulates the loss of a host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import signal
 
 from asyncrl.buffer.client import BufferClient
-from asyncrl.chaos.injector import Means
+from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import AsyncRLError
@@ -18,7 +18,7 @@ from asyncrl.run_folder import RunFolder
 CAUSED_S = 5.0
 
 
-class Processes(Means):
+class Processes(Injector):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._halted: dict[Fault, list[int]] = {}
@@ -27,46 +27,46 @@ class Processes(Means):
         self._run = run
 
     def ready(self, fault: Fault) -> bool:
-        """Its processes live; where the ledger is lost there is a checkpoint to restore it from."""
+        """Whether its processes live and, where the ledger would be lost, a checkpoint can restore it."""
         lost = fault.kind == "node" and "buffer" in fault.roles
         return all(map(self._pid, fault.roles)) and not (lost and not any(self._run.checkpoints.glob("step-*")))
 
     def begin(self, fault: Fault) -> str:
         pids = [pid for pid in map(self._pid, fault.roles) if pid]
-        said = f"pid {', '.join(map(str, pids))}"
+        details = f"pid {', '.join(map(str, pids))}"
         if fault.kind == "stop":
             self._halted[fault] = pids
             _signal(pids, signal.SIGSTOP)
-            return said
+            return details
         if any(role.startswith("learner") for role in fault.roles):
-            said += self._tell_caused()
+            details += self._tell_caused()
         if fault.kind == "node" and "buffer" in fault.roles:
-            _signal(pids, signal.SIGSTOP)  # nothing is written from here on
+            _signal(pids, signal.SIGSTOP)  # writes nothing from here on
             ledger = self._run.ledger(self._config)
             lost = ledger.with_name(f".{ledger.name}.lost")
             ledger.rename(lost)  # before a new buffer looks for it
             _signal(pids, signal.SIGKILL)
             shutil.rmtree(lost)
-            return f"{said}; its disk {ledger} with it"
+            return f"{details}; its disk {ledger} with it"
         _signal(pids, signal.SIGKILL)
-        return said
+        return details
 
     def end(self, fault: Fault) -> None:
         _signal(self._halted.pop(fault, []), signal.SIGCONT)
 
     def _tell_caused(self) -> str:
-        """A death that is meant says nothing against the batch in the learner's hands."""
+        """Tells the buffer that the learner's death is deliberate and does not count against its batch."""
         client = BufferClient(self._run.address("buffer"), identity=f"chaos-{os.getpid()}", deadline_s=CAUSED_S)
         try:
             client.caused()
             return ""
         except AsyncRLError as error:
-            return f"; the buffer was not told that the learner's death is meant: {error}"
+            return f"; the buffer was not told that the learner's death is deliberate: {error}"
         finally:
             client.close()
 
     def _pid(self, role: str) -> int:
-        """0: it does not live."""
+        """The pid of the role's process; 0: it does not live."""
         pid, created = self._run.record()["processes"].get(role, (0, 0.0))
         return int(pid) if pid and alive(pid, created) else 0
 

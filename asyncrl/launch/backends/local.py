@@ -1,4 +1,4 @@
-"""Who starts the processes of a run, by name (`launch.backend`)."""
+"""What starts the processes of a run, chosen by name (`launch.backend`); the default: subprocesses of the launcher."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 
 
-class Started(Protocol):
-    """A role's process, wherever it runs."""
+class RoleProcess(Protocol):
+    """The process of a role, on any host."""
 
     role: Role
     log: Path
     killed_for: str
-    """Why it was killed, or how it ended when its log cannot say so."""
+    """Why it was killed, or how it ended where its log cannot tell."""
 
     @property
     def started(self) -> float:
-        """By `time.monotonic`; infinite while it has no place to run and the run can do without it."""
+        """Start time by `time.monotonic`; infinite while a dispensable process waits for a host."""
         ...
 
     @property
@@ -32,12 +32,12 @@ class Started(Protocol):
 
     @property
     def here(self) -> bool:
-        """It runs on this host."""
+        """Whether it runs on this host."""
         ...
 
     @property
     def lost(self) -> bool:
-        """It ended because its host is gone."""
+        """Whether it ended because its host was lost."""
         ...
 
     def ended(self) -> int | None:
@@ -49,30 +49,30 @@ class Started(Protocol):
         ...
 
     def kill(self, why: str) -> None:
-        """`ended` says when it is done."""
+        """Kills its process group; `ended` tells when that is done."""
         ...
 
 
 class Backend(Protocol):
-    def start(self, role: Role, *, again: bool = False) -> Started:
+    def start(self, role: Role, *, again: bool = False) -> RoleProcess:
         """Raises OSError or RunError when it cannot be started."""
         ...
 
     def forget(self, name: str) -> None:
-        """This role has ended and is not started again."""
+        """Releases what a role had reserved that has ended and is not started again."""
         ...
 
     def waits(self) -> str:
-        """What has no place to run, and what it would need; empty: everything runs."""
+        """Describes the roles that wait for a host and the resources they need; empty: there are none."""
         ...
 
     def close(self) -> None:
-        """Every process has ended: leaves nothing behind on any host."""
+        """Cleans up on every host after all processes have ended."""
         ...
 
 
 class Local:
-    """Subprocesses of this one."""
+    """Starts roles as subprocesses of this process."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
         self._run = run

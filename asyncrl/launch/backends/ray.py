@@ -1,11 +1,11 @@
-"""`launch.backend: ray`: Ray says on which node a role runs, and notices when a node is gone. The data take no part in
-it: roles speak over ZeroMQ and find each other in the run's folder, which the nodes share.
+"""`launch.backend: ray`: Ray chooses the node of each role and notices the loss of a node. No data pass through Ray:
+roles speak over ZeroMQ and find each other in the run's folder, which the nodes share.
 
     Launcher ──start──> Ray ──placement group──> node ──> RoleHost (ray_host.py) ──> the role's process
         ▲                                          │ is lost
         └── ended: killed, "its node is lost" <────┘        the launcher starts it again, Ray finds another node
 
-The learner's ranks and the weights server share a node, everything else has a place of its own.
+The learner's ranks and the weights server share a node; every other role is placed by itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.processes import Role, alive
-from asyncrl.launch.roles import needs, roles, together
+from asyncrl.launch.roles import resources_of, roles, sharing_a_host
 from asyncrl.run_folder import RunFolder
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a role that sets no GPU aside sees none
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # a role that reserves no GPU sees none
 try:
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -40,11 +40,11 @@ from asyncrl.launch.backends.ray_host import RoleHost, sweep
 log = logging.getLogger(__name__)
 
 KILL_S = 5.0
-"""After which a process is ended with its host: the host does not answer."""
+"""Seconds after which a process is ended with its host, because the host does not answer."""
 SWEEP_S = 15.0
-KNOCK_S = 10.0
+CONNECT_S = 10.0
 SPARE_CPUS = 16
-"""Of a cluster that is started for this run alone, where CPUs are only counted: for actors added later."""
+"""CPUs for actors added later, in a cluster that is started for this run alone: there they are only counted."""
 
 
 class Ray:
@@ -55,11 +55,11 @@ class Ray:
         self._run, self._config = run, config
         self._id = run.id
         names = [role.name for role in roles(run, config, resume=False)]
-        self._group_of = {name: group for group in together(names) for name in group}
+        self._group_of = {name: group for group in sharing_a_host(names) for name in group}
         self._groups: dict[tuple[str, ...], PlacementGroup] = {}
         self._processes: dict[str, RayProcess] = {}
         try:
-            _knock(config.ray.address)
+            _check_reachable(config.ray.address)
             ray.init(**_cluster(run, config, names), namespace=f"asyncrl-{self._id}", log_to_driver=False)
         except (RayError, ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise RunError(
@@ -73,9 +73,9 @@ class Ray:
         if before is not None and before.lost and before.place is self._groups.get(group):
             remove_placement_group(self._groups.pop(group))  # Ray may not know yet that the node is gone
         if group not in self._groups:
-            bundles = [needs(name, self._config) or {"CPU": 0.001} for name in group]
+            bundles = [resources_of(name, self._config) or {"CPU": 0.001} for name in group]
             self._groups[group] = placement_group(bundles, strategy="STRICT_PACK")
-        wanted = needs(role.name, self._config)
+        wanted = resources_of(role.name, self._config)
         gpus, cpus = wanted.pop("GPU", 0.0), wanted.pop("CPU", 0.0)
         where = PlacementGroupSchedulingStrategy(self._groups[group], group.index(role.name))
         passed = {name: os.environ[name] for name in self._config.ray.environment if name in os.environ}
@@ -92,7 +92,7 @@ class Ray:
         return process
 
     def forget(self, name: str) -> None:
-        """Gives the place of a role that will not be started again back to the cluster."""
+        """Returns the resources of a role that is not started again to the cluster."""
         self._processes.pop(name, None)
         if (group := self._group_of.pop(name, None)) is not None and len(group) == 1:
             remove_placement_group(self._groups.pop(group))
@@ -101,10 +101,11 @@ class Ray:
         homeless = [name for name, process in self._processes.items() if process.homeless]
         if not homeless:
             return ""
-        asked = "; ".join(
-            f"{name} ({', '.join(f'{k} {v:g}' for k, v in needs(name, self._config).items())})" for name in homeless
+        requests = "; ".join(
+            f"{name} ({', '.join(f'{k} {v:g}' for k, v in resources_of(name, self._config).items())})"
+            for name in homeless
         )
-        return f"no node of the cluster has room for {asked}"
+        return f"no node of the cluster has room for {requests}"
 
     def close(self) -> None:
         shm = str(self._run.shm)
@@ -119,20 +120,20 @@ class Ray:
             try:
                 ray.get(answer, timeout=SWEEP_S)
             except (GetTimeoutError, RayError) as error:
-                log.warning("a node was not looked through for what is left of the run: %s", error)
+                log.warning("a node was not searched for what is left of the run: %s", error)
         for group in self._groups.values():
             remove_placement_group(group)
         ray.shutdown()
 
 
 class RayProcess:
-    """The process of one role, seen from the launcher."""
+    """The launcher's handle of the process of one role."""
 
     def __init__(self, role: Role, log: Path, host: Any, place: PlacementGroup) -> None:
         self.role, self.log, self.place = role, log, place
         self.killed_for = ""
         self.node = ""
-        """Its address, once it has one."""
+        """Address of its node; empty before it is placed."""
         self._host = host
         self._began, self._end = host.began.remote(), host.wait.remote()
         self.here = self.lost = False
@@ -143,13 +144,13 @@ class RayProcess:
 
     @property
     def homeless(self) -> bool:
-        """It waits for a node."""
+        """Whether it waits for a node."""
         self._look()
         return self._code is None and not self.node
 
     @property
     def started(self) -> float:
-        """The run goes on without an actor; for the others time counts from when they were asked for."""
+        """For an actor, without which the run continues, the time of its placement; for others that of the request."""
         self._look()
         return self._placed if self.role.kind == "actor" else self._asked
 
@@ -191,27 +192,27 @@ class RayProcess:
             return
         try:
             pid, created, self.node = ray.get(self._began)
-        except RayError:  # `ended` says it
+        except RayError:  # `ended` reports it
             return
         self._placed = time.monotonic()
         self._identity = (pid, created) if pid else None
         self.here = alive(pid, created)
 
 
-def _knock(address: str) -> None:
-    """Raises OSError when nobody listens there, which Ray says after minutes."""
+def _check_reachable(address: str) -> None:
+    """Raises OSError when nothing listens at `address`, which Ray would report only after minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
-        socket.create_connection((host, int(port)), KNOCK_S).close()
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def _cluster(run: RunFolder, config: Config, names: list[str]) -> dict[str, Any]:
-    """What ray.init is to be called with."""
+    """The arguments of ray.init."""
     address = config.ray.address or os.environ.get("RAY_ADDRESS", "")
     if address:
         return {"address": address}
-    asked = [needs(name, config) for name in names]
-    cpus = max(os.cpu_count() or 1, int(sum(n.get("CPU", 0.0) for n in asked) + SPARE_CPUS))
+    requested = [resources_of(name, config) for name in names]
+    cpus = max(os.cpu_count() or 1, int(sum(n.get("CPU", 0.0) for n in requested) + SPARE_CPUS))
     return {
         "address": "local", "num_cpus": cpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
         "_temp_dir": str(run.sockets / "ray"), "object_store_memory": 80 << 20,

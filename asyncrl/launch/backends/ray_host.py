@@ -1,8 +1,8 @@
-"""What Ray starts on a node: one actor that holds one role's process, and ends with it.
+"""The Ray actor that holds the process of one role on a node, and ends with it.
 
 launcher ──Ray──> RoleHost ── starts, the role's code unchanged ──> python -m asyncrl.actors RUN --name actor-0
                      │ holds the writing end of the process's lifeline: when Ray, the node or the launcher
-                     │ ends, by any cause, so does the process; what it had started is ended by the host's guardian
+                     │ ends by any cause, the process ends too; the host's guardian ends its descendants
                      ▼
               the role's output: into the run's log, and to Ray's own log of this actor
 """
@@ -51,10 +51,10 @@ class RoleHost:
             self._guarded = outlive(HOSTED_MARKER, mark)
             leftovers.remove()
             run = _same_run(Path(path), run_id)
-            if Path(cwd).is_dir():  # the user's modules are found from there
+            if Path(cwd).is_dir():  # the user's modules are found from the working folder
                 os.chdir(cwd)
-            # The environment comes first: what the role's own says (threads) stands.
-            here = replace(
+            # The role's own environment (threads) comes last and wins.
+            local_role = replace(
                 role,
                 command=_by_this_python(role.command),
                 again=_by_this_python(role.again),
@@ -62,21 +62,21 @@ class RoleHost:
             )
             for folder in (run.sockets, run.shm):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                leftovers.hold(folder)
-            self._process = Process(here, run_id, run.log(role.name), again=again)
+                leftovers.lock(folder)
+            self._process = Process(local_role, run_id, run.log(role.name), again=again)
             print(f"{role.name}: pid {self._process.pid} on {self.node}, log {self._process.log}", flush=True)
         except (OSError, subprocess.SubprocessError, RunError) as error:
             self._why = f"{role.name} cannot be started on {self.node}: {error}"
 
     def began(self) -> tuple[int, float, str]:
-        """pid, start time, address of the node; pid 0: it did not start."""
+        """The pid, start time and node address; pid 0 when it did not start."""
         with self._turn:
             if self._process is None or self._process.ended() is not None:
                 return 0, 0.0, self.node
             return *self._process.identity, self.node
 
     def wait(self) -> tuple[int, str]:
-        """Exit code, and why when the log cannot say."""
+        """The exit code, and the reason where the log cannot tell it."""
         if self._process is None:
             return RUN_ERROR, self._why
         with self._process.log.open("rb") as log:
@@ -103,27 +103,27 @@ class RoleHost:
 
 
 def _end_with(raylet: int) -> None:
-    """Ray itself takes a worker for an orphan only where orphans become children of process 1."""
+    """Exits when the raylet is gone. Ray detects that itself only where orphans become children of process 1."""
     while os.getppid() == raylet:
         time.sleep(NODE_S)
     os._exit(1)
 
 
 def sweep(run_id: str, folders: list[str]) -> int:
-    """Ends what is left of the run on this node, and removes its weights; says how many processes that were."""
-    found = 0
+    """Ends the processes of the run on this node and removes its weights; gives the number of processes."""
+    count = 0
     deadline = time.monotonic() + SWEEP_S
     while (left := of_run(run_id)) and time.monotonic() < deadline:
-        found = max(found, len(left))
+        count = max(count, len(left))
         kill_all(left)
         time.sleep(0.02)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return count
 
 
 def _same_run(path: Path, run_id: str) -> RunFolder:
-    """Raises RunError when the run's folder is not there, or is another."""
+    """The run folder. Raises RunError when it is missing here, or holds another launch."""
     run = RunFolder.existing(path)
     if run.id != run_id:
         raise RunError(f"{path} holds another launch: the nodes must share the folder launch.runs_dir.")
@@ -131,5 +131,5 @@ def _same_run(path: Path, run_id: str) -> RunFolder:
 
 
 def _by_this_python(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The launcher's interpreter may lie elsewhere here."""
+    """The command with this node's interpreter, whose path may differ from the launcher's."""
     return (sys.executable, *command[1:]) if command[1:2] == ("-m",) else command

@@ -1,0 +1,152 @@
+"""Commands of `asyncrl` that take a configuration: they train, evaluate, or test a run under faults."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from asyncrl.cli.parsing import parse
+from asyncrl.errors import ConfigError
+
+Arg = tyro.conf.arg
+
+
+def launch(words: list[str]) -> int:
+    """Trains: starts actors, buffer and learner, and watches them until the run ends."""
+
+    @dataclass(frozen=True)
+    class Launch:
+        config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None
+        resume: Annotated[
+            Path | None, Arg(help="Continue the run in this folder, from its last checkpoint.", metavar="RUN")
+        ] = None
+        fork: Annotated[
+            Path | None,
+            Arg(help="Begin a new run from a checkpoint of this one; flags override its config.", metavar="RUN"),
+        ] = None
+        at_step: Annotated[
+            int | None,
+            Arg(help="With --resume --fresh or --fork: begin at the checkpoint of this step.", metavar="K"),
+        ] = None
+        fresh: Annotated[
+            bool,
+            Arg(help="With --resume: do not redo the batches recorded after the checkpoint; begin a new branch."),
+        ] = False
+        dry_run: Annotated[
+            bool, Arg(help="Check the names, print the configuration and the source of each value; start nothing.")
+        ] = False
+        print_: Annotated[
+            Literal["slurm", "k8s"] | None,
+            Arg(name="print", help="Print a job script or manifests that run this on a cluster; start nothing."),
+        ] = None
+        debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
+
+    options, flags = parse(Launch, words, "launch", launch.__doc__)
+    from asyncrl.launch import api
+    from asyncrl.launch.origins import Origin
+
+    origin = Origin(options.resume, options.fork, options.fresh, options.at_step)
+    sourced = origin.load(options.config, flags)
+    stem = options.config.stem if options.config else "run"
+    checks: Literal["names", "learner", "data"] = (
+        "learner" if options.dry_run else "names" if options.print_ else "data"
+    )
+    prepared = api.prepare(sourced.config, origin, stem=stem, checks=checks)
+    if options.dry_run:
+        from asyncrl.config.loading import show
+
+        print(show(sourced))
+        return 0
+    if options.print_:
+        from asyncrl.launch.manifests import PRINTERS
+
+        print(PRINTERS[options.print_](sourced.config, sourced.config.launch.name or stem))
+        return 0
+    outcome = api.launch(prepared)
+    if outcome.exit_code:
+        print(f"asyncrl: {outcome.why}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def evaluate(words: list[str]) -> int:
+    """Plays the held-out tasks with a checkpoint or a served model: success and reward with intervals, pass@k."""
+
+    @dataclass(frozen=True)
+    class Eval:
+        checkpoint: Annotated[
+            Path | None, Arg(help="A checkpoint of a run, or a Hugging Face folder.", metavar="FOLDER")
+        ] = None
+        endpoint: Annotated[
+            str | None,
+            Arg(help="Instead of a checkpoint: the URL of an OpenAI-compatible endpoint, with /v1.", metavar="URL"),
+        ] = None
+        served_name: Annotated[
+            str | None, Arg(help="Name of the endpoint's model; default: the one that it lists.", metavar="NAME")
+        ] = None
+        api_key_env: Annotated[
+            str | None, Arg(help="Environment variable that holds the endpoint's key.", metavar="NAME")
+        ] = None
+        out: Annotated[Path | None, Arg(help="Also write the figures to this file, as JSON.", metavar="FILE")] = None
+        config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None
+        debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
+
+    options, flags = parse(Eval, words, "eval", evaluate.__doc__)
+    from asyncrl.config import Config
+    from asyncrl.evaluation import Endpoint, with_model
+    from asyncrl.evaluation import evaluate as play
+    from asyncrl.launch import preflight
+
+    config = Config.load(options.config, flags)
+    if (options.checkpoint is None) == (options.endpoint is None):
+        raise ConfigError("eval takes either --checkpoint FOLDER or --endpoint URL.")
+    if options.checkpoint is not None:
+        preflight.check(with_model(config, options.checkpoint))
+        return play(config, options.checkpoint, options.out)
+    preflight.check_names(config)
+    return play(config, Endpoint(options.endpoint, options.served_name, options.api_key_env), options.out)
+
+
+def chaos(words: list[str]) -> int:
+    """Runs a job twice, undisturbed and under seeded faults, and checks that nothing but time was lost."""
+
+    @dataclass(frozen=True)
+    class Chaos:
+        config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None
+        kill: Annotated[
+            str,
+            Arg(
+                help="Kinds of faults: actor, learner, buffer, weights kill such a process; stop halts one of them for "
+                "a while; env, node, net, disk-full, disk-slow, clock: see docs/operations.md."
+            ),
+        ] = "actor,learner,buffer,stop"
+        every: Annotated[float, Arg(help="Seconds between two faults.", metavar="SECONDS")] = 20.0
+        for_: Annotated[
+            float, Arg(name="for", help="Seconds of faults, from the first training step on.", metavar="SECONDS")
+        ] = 600.0
+        seed: Annotated[int, Arg(help="Seed of the faults: the same seed gives the same faults.")] = 0
+        within: Annotated[
+            float,
+            Arg(help="Seconds that the run may take after its last fault, or undisturbed.", metavar="SECONDS"),
+        ] = 3600.0
+        undisturbed: Annotated[
+            Path | None, Arg(help="Compare with this finished run instead of making one.", metavar="RUN")
+        ] = None
+        compare: Annotated[bool, Arg(help="Compare the final success with that of an undisturbed run.")] = True
+        debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
+
+    options, flags = parse(Chaos, words, "chaos", chaos.__doc__)
+    from asyncrl.config import Config
+    from asyncrl.launch import preflight
+
+    config = Config.load(options.config, flags)
+    preflight.check(config)
+    from asyncrl.chaos.command import chaos as run
+
+    return run(
+        config, kill=options.kill.split(","), every_s=options.every, for_s=options.for_, seed=options.seed,
+        within_s=options.within, undisturbed=options.undisturbed, compare=options.compare,
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Prepares a run, which checks everything that can be known beforehand, and launches it. The command line and
+`asyncrl.train` both do it by these two functions.
+
+    Config, Origin ──prepare──> Prepared ──launch──> run folder ──> Launcher (loop.py) ──> Outcome, summary.json, report
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import zmq
+
+from asyncrl.config import Config
+from asyncrl.config.rules import warnings
+from asyncrl.errors import AsyncRLError, RunError
+from asyncrl.launch.backends.local import backend
+from asyncrl.launch.interrupts import Interrupts
+from asyncrl.launch.loop import Launcher
+from asyncrl.launch.origins import Origin
+from asyncrl.launch.preflight import check, check_disk, refuse_live
+from asyncrl.launch.processes import this_process
+from asyncrl.launch.roles import roles
+from asyncrl.launch.supervision import Outcome
+from asyncrl.process import leftovers
+from asyncrl.run_folder import RunFolder, replace
+from asyncrl.tracking import sinks
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncrl.tracking.collector import Collector
+
+NEW = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that has passed its checks; nothing is written or started yet."""
+
+    config: Config
+    origin: Origin
+    checkpoint: Path | None
+    """The checkpoint of a fork, or of a new branch."""
+    stem: str
+    """Beginning of the run's name where `launch.name` gives none."""
+    warnings: tuple[str, ...]
+
+
+def prepare(
+    config: Config,
+    origin: Origin = NEW,
+    *,
+    stem: str = "run",
+    checks: Literal["names", "learner", "data"] = "data",
+) -> Prepared:
+    """Checks a run before anything of it is written. Raises ConfigError and RunError.
+
+    `checks`: "names" checks what needs neither data nor torch; "learner" also the learner's choices, which imports
+    torch; "data" opens the data, as needed for a launch, so that the user sees its errors before anything starts.
+    """
+    checkpoint = origin.check(config)
+    check(config)
+    sinks.check(config.tracking.sinks)
+    found = warnings(config)
+    if checks == "learner":
+        from asyncrl.learner.build import builder_of, objective_of
+
+        builder_of(config), objective_of(config)
+    elif checks == "data":
+        found = [*found, *_check_data(config)]
+    return Prepared(config, origin, checkpoint, stem, tuple(found))
+
+
+def launch(
+    prepared: Prepared, console: Console | None = None, opened: Callable[[RunFolder], None] = lambda _: None
+) -> Outcome:
+    """Runs it to its end and writes summary.json and the report.
+
+    `console` shows the run, None: on this process's terminal. `opened` is called when the run folder is this run's.
+    Raises RunError when the run cannot start, naming the processes of an earlier launch that still live.
+    """
+    config, origin = prepared.config, prepared.origin
+    run = origin.open(config, prepared.stem, prepared.checkpoint)
+    leftovers.remove()
+    interrupts = Interrupts()
+    with run.locked(), interrupts.counted():
+        if origin.resume is not None:  # after `hold`: nothing else shows a launcher on another host
+            check_disk(run.path)
+            refuse_live(run)
+            run.save_config(config)
+            run.open()
+        run.note(processes={"launcher": this_process()})
+        opened(run)
+        collector = _collector(run, prepared, console)
+        outcome = Outcome("failed", 1, "the launcher failed")
+        try:
+            fresh = prepared.checkpoint if origin.fresh else None
+            processes = roles(run, config, resume=origin.earlier is not None, fresh=fresh)
+            outcome = Launcher(run, config, processes, collector, interrupts, backend(run, config)).supervise()
+        except AsyncRLError as error:
+            outcome = Outcome("failed", error.exit_code, str(error))
+        finally:
+            _conclude(run, outcome, collector)
+        return outcome
+
+
+def _check_data(config: Config) -> list[str]:
+    """Opens the task source and what is configured on top of it; gives warnings."""
+    from asyncrl.buffer.tasks.sources import open_curriculum, open_source
+    from asyncrl.data.added_tasks import open_on_step_end
+    from asyncrl.rewards.group_score import open_group_score
+
+    source = open_source(config)
+    open_curriculum(config, source)
+    open_on_step_end(config)
+    open_group_score(config)
+    if config.eval.tasks == 0 or source.held_out_size:
+        return []
+    return [
+        f"eval.tasks is {config.eval.tasks}, and data.source {config.data.source} holds no task out: nothing is "
+        "evaluated. data.options.held_out_size holds some out, eval.tasks 0 says that none is meant."
+    ]
+
+
+def _collector(run: RunFolder, prepared: Prepared, console: Console | None) -> Collector:
+    """Shows where the run is; takes the reports from now on."""
+    from asyncrl.tracking.collector import Collector
+    from asyncrl.tracking.terminal.live import Screen
+
+    console = console or Screen()
+    for warning in prepared.warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    console.print(f"run folder {run.path}", highlight=False, soft_wrap=True)
+    try:
+        return Collector(run, prepared.config, console)
+    except zmq.ZMQError as error:
+        raise RunError(
+            f"{run.address('launcher')} cannot be bound: {error}. Set TMPDIR to another folder, or launch.host to an "
+            "address of this machine."
+        ) from error
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def _conclude(run: RunFolder, outcome: Outcome, collector: Collector) -> None:
+    """Writes summary.json before anything that may fail."""
+    collector.poll(0.0)  # the last reports
+    ended = {"run": run.name, "outcome": outcome.kind, "why": outcome.why, "exit_code": outcome.exit_code}
+    summary = ended | collector.summary()
+    replace(run.summary, json.dumps(summary, indent=2) + "\n")
+    collector.close(summary)

@@ -1,0 +1,151 @@
+"""Where a run begins: with the model of its config, or with a checkpoint of an earlier run."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config import Config
+from asyncrl.config.loading import Sourced, fields, load
+from asyncrl.errors import ConfigError
+from asyncrl.launch.preflight import check_disk, refuse_live
+from asyncrl.run_folder import RunFolder
+
+FIXED = ("model", "data", "env", "learner.group_size", "learner.groups_per_step", "buffer.dir")
+"""Fields and sections that a run cannot change: the groups in its ledger were drawn, played and batched with them."""
+FREE = frozenset(
+    f"env.{name}"
+    for name in ("call_s", "workers", "worker_count", "retries", "max_failures", "failure_window", "on_failures")
+)
+"""Exceptions from `FIXED`: fields that say where an environment runs, for how long and how often, not what it is."""
+PLACE = ("launch.name", "launch.runs_dir")
+"""Fields that say where the run folder is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A new run by default. Raises ConfigError for fields that contradict each other."""
+
+    resume: Path | None = None
+    """Continue the run in this folder, from its last checkpoint."""
+    fork: Path | None = None
+    """Begin a new run from a checkpoint of the run in this folder."""
+    fresh: bool = False
+    """With `resume`: do not redo the batches recorded after the checkpoint, but begin a new branch."""
+    at_step: int | None = None
+    """With `fresh` or `fork`: the training step of the checkpoint; None: the newest one."""
+
+    def __post_init__(self) -> None:
+        if self.resume is not None and self.fork is not None:
+            raise ConfigError("--resume and --fork cannot go together: continue the run, or begin a new one from it.")
+        if self.fresh and self.resume is None:
+            raise ConfigError("--fresh goes with --resume RUN: it begins a new branch of that run's history.")
+        if self.at_step is not None and not (self.fresh or self.fork):
+            raise ConfigError(
+                "--at-step goes with --resume RUN --fresh, or with --fork RUN: what came after that step is not redone."
+            )
+
+    @property
+    def earlier(self) -> RunFolder | None:
+        """The run that is resumed or forked. Raises RunError when the folder holds none."""
+        folder = self.resume or self.fork
+        return None if folder is None else RunFolder.existing(folder)
+
+    def load(self, file: Path | None, flags: Mapping[str, Any]) -> Sourced[Config]:
+        """The configuration: `file`, or that of the earlier run, with `flags` on top. Raises ConfigError."""
+        if file is not None and (self.resume or self.fork):
+            raise ConfigError(
+                "--config cannot go with --resume or --fork: the run keeps the config in its folder. Flags change it."
+            )
+        if (earlier := self.earlier) is None:
+            return load(Config, file, flags)
+        flags = {"launch.name": None, **flags} if self.fork else flags  # a fork needs a new name
+        return load(Config, earlier.config, flags)
+
+    def check(self, config: Config) -> Path | None:
+        """The checkpoint of a fork or of a new branch. Raises ConfigError when there is none, and when `config` changes
+        what the earlier run has fixed."""
+        if (earlier := self.earlier) is None:
+            return None
+        checkpoint = checkpoint_at(earlier, self.at_step) if self.fork or self.fresh else None
+        before = earlier.load_config()
+        if self.fork is not None:
+            if config.buffer.dir is not None and config.buffer.dir == before.buffer.dir:
+                raise ConfigError(
+                    f"buffer.dir is {config.buffer.dir!r}, which holds the ledger of {earlier.path}: give another."
+                )
+            _check_fixed(before, config, "--fork", besides=("buffer.dir",))
+        else:
+            _check_place(earlier, before, config)
+            _check_fixed(before, config, "--resume")
+        return checkpoint
+
+    def open(self, config: Config, stem: str, checkpoint: Path | None) -> RunFolder:
+        """The run folder: the resumed one, or a new one, which for a fork holds a copy of the checkpoint, ledger
+        included. Raises RunError."""
+        earlier = self.earlier
+        if earlier is not None and self.resume is not None:
+            return earlier
+        run = new_folder(config, stem if earlier is None else earlier.name)
+        if earlier is not None and checkpoint is not None:
+            shutil.copytree(checkpoint, run.checkpoints / checkpoint.name)
+            # The acknowledgements of what is in that ledger.
+            shutil.copytree(earlier.acks, run.acks, dirs_exist_ok=True)
+        return run
+
+
+def new_folder(config: Config, stem: str) -> RunFolder:
+    """A folder named `launch.name`, else `stem` and the time. Raises RunError when it exists."""
+    folder = Path(config.launch.runs_dir)
+    check_disk(folder)
+    if config.launch.name is not None:
+        path = folder / config.launch.name
+        if (path / "run.json").exists():
+            refuse_live(RunFolder.existing(path))
+        return RunFolder.create(path, config)
+    name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    taken = sum(1 for _ in folder.glob(f"{name}*"))
+    return RunFolder.create(folder / (f"{name}-{taken + 1}" if taken else name), config)
+
+
+def checkpoint_at(run: RunFolder, step: int | None) -> Path:
+    """The checkpoint after training step `step`; None: the newest. Raises ConfigError when there is none."""
+    from asyncrl.learner.checkpoints import complete, read_list
+
+    paths = complete(run.checkpoints)
+    if not paths:
+        raise ConfigError(f"{run.path} has no checkpoint: nothing to begin from. Start a new run.")
+    if step is None:
+        return paths[-1]
+    by_step = {read_list(path)[0].version: path for path in paths}
+    if step not in by_step:
+        steps = ", ".join(map(str, sorted(by_step)))
+        raise ConfigError(f"--at-step is {step}, and there is no such checkpoint: expected one of {steps}.")
+    return by_step[step]
+
+
+def _check_place(run: RunFolder, before: Config, config: Config) -> None:
+    for field in PLACE:
+        if (was := attrgetter(field)(before)) != (now := attrgetter(field)(config)):
+            raise ConfigError(
+                f"{field} cannot change with --resume: it was {was!r}, now {now!r}, and the run stays in {run.path}. "
+                "Leave it out, or begin a new run from this one's checkpoint with --fork."
+            )
+
+
+def _check_fixed(before: Config, config: Config, option: str, besides: tuple[str, ...] = ()) -> None:
+    for field, _ in fields(Config):
+        fixed = any(f"{field}.".startswith(f"{name}.") for name in FIXED if name not in besides)
+        if not fixed or field in FREE:
+            continue
+        if (was := attrgetter(field)(before)) != (now := attrgetter(field)(config)):
+            raise ConfigError(
+                f"{field} cannot change with {option}: it was {was!r}, now {now!r}, and what the ledger holds was "
+                "drawn and played with the former. Leave it out, or start a new run from the weights: --config FILE "
+                "--model.path RUN/checkpoints/STEP/hf."
+            )

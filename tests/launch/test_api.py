@@ -1,0 +1,91 @@
+"""Where a run begins, and what is checked before anything of it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.api import prepare
+from asyncrl.launch.origins import Origin
+from asyncrl.learner.checkpoints import Checkpoints, State
+from asyncrl.run_folder import RunFolder
+
+
+def config(folder: Path, **launch: object) -> Config:
+    return Config.model_validate({"launch": {"runs_dir": str(folder), **launch}, "eval": {"tasks": 0}})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run", config(tmp_path, name="run"))
+    run.acks.joinpath("actor-0.jsonl").write_text("{}\n")
+    Checkpoints(run.checkpoints, 2).write(State(2, 2, 0, 1), [], lambda _: lambda: None, lambda _: None)
+    return run
+
+
+def test_what_is_prepared_leaves_nothing(tmp_path: Path) -> None:
+    prepared = prepare(config(tmp_path), stem="mine")
+    assert (prepared.stem, prepared.checkpoint, list(tmp_path.iterdir())) == ("mine", None, [])
+
+
+def test_data_are_opened_only_where_the_checks_include_them(tmp_path: Path) -> None:
+    values = config(tmp_path).model_dump(mode="json")
+    values["data"] |= {"source": "json_lines", "options": {"path": str(tmp_path / "none.jsonl")}}
+    missing = Config.model_validate(values)
+    prepare(missing, checks="names")
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
+        prepare(missing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"resume": Path("a"), "fork": Path("b")}, "--resume and --fork cannot go together"),
+        ({"fresh": True}, "--fresh goes with --resume RUN"),
+        ({"resume": Path("a"), "at_step": 3}, "--at-step goes with"),
+    ],
+)
+def test_an_origin_that_contradicts_itself_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Origin(**fields)  # type: ignore[arg-type]
+
+
+def test_a_run_is_resumed_in_its_folder_with_its_config(tmp_path: Path, run: RunFolder) -> None:
+    origin = Origin(resume=run.path)
+    sourced = origin.load(None, {"learner.steps": 7})
+    assert (sourced.config.learner.steps, sourced.config.launch.name) == (7, "run")
+    assert origin.check(sourced.config) is None
+    assert origin.open(sourced.config, "other", None) == run
+    with pytest.raises(RunError, match="holds no run"):
+        Origin(resume=tmp_path / "none").load(None, {})
+    with pytest.raises(ConfigError, match="--config cannot go with"):
+        origin.load(tmp_path / "c.yaml", {})
+
+
+def test_a_fork_has_a_folder_and_a_name_of_its_own(run: RunFolder) -> None:
+    origin = Origin(fork=run.path)
+    changed = origin.load(None, {}).config
+    checkpoint = origin.check(changed)
+    assert changed.launch.name is None
+    assert checkpoint is not None
+    forked = origin.open(changed, "unused", checkpoint)
+    assert forked.path != run.path
+    assert forked.name.startswith("run-")
+    assert (forked.checkpoints / checkpoint.name).is_dir()
+    assert (forked.acks / "actor-0.jsonl").is_file()
+    with pytest.raises(ConfigError, match=r"learner\.group_size cannot change with --fork"):
+        origin.check(origin.load(None, {"learner.group_size": 4}).config)
+
+
+def test_a_fork_needs_another_folder_for_its_ledger(tmp_path: Path) -> None:
+    values = config(tmp_path, name="run").model_dump(mode="json")
+    values["buffer"]["dir"] = str(tmp_path / "ledger")
+    run = RunFolder.create(tmp_path / "run", Config.model_validate(values))
+    Checkpoints(run.checkpoints, 2).write(State(2, 2, 0, 1), [], lambda _: lambda: None, lambda _: None)
+    origin = Origin(fork=run.path)
+    with pytest.raises(ConfigError, match="which holds the ledger of"):
+        origin.check(origin.load(None, {}).config)
+    assert origin.check(origin.load(None, {"buffer.dir": str(tmp_path / "own")}).config) is not None
