@@ -1,4 +1,4 @@
-"""What lives beside the policy from step to step, and is saved with it: the critic, the coefficient of the KL term."""
+"""What is kept beside the policy from step to step, and saved with it: the critic, the coefficient of the KL term."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.config import Config
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.objective.kl import CONTROLLERS, Controller, FixedKL
@@ -41,7 +42,7 @@ class Companions:
         if not isinstance(self.kl, FixedKL):
             if not (folder / _KL).is_file():
                 raise RunError(
-                    f"checkpoint {folder} has no {_KL}, which learner.kl_controller goes on from. Resume with "
+                    f"checkpoint {folder} has no {_KL}, from which learner.kl_controller would continue. Resume with "
                     "learner.kl_controller fixed, as the run was started."
                 )
             self.kl.value = float(json.loads((folder / _KL).read_text())["coefficient"])
@@ -49,8 +50,17 @@ class Companions:
             self.critic.load(folder)
 
 
+def stateless(learner: LearnerConfig) -> Companions:
+    """For a step whose companions keep no state. Raises ValueError if the config asks for others."""
+    if learner.critic != "none" or learner.kl_controller != "fixed":
+        raise ValueError(
+            "learner.critic and learner.kl_controller keep state between steps, and companions are missing: pass them"
+        )
+    return Companions(FixedKL(learner.kl_coef))
+
+
 def companions(config: Config, policy: Backend, another: Callable[[Config], Backend] | None = None) -> Companions:
-    """As the config asks for them. `another` builds a second backend. Raises ConfigError, naming the field."""
+    """Those that the config asks for. `another` builds a second backend. Raises ConfigError, naming the field."""
     learner = config.learner
     try:
         controller = resolve(learner.kl_controller, CONTROLLERS, "learner.kl_controller")
@@ -64,6 +74,6 @@ def companions(config: Config, policy: Backend, another: Callable[[Config], Back
         return Companions(kl, Critic(learner, policy))
     if another is None:
         raise ValueError("learner.critic is separate, and nothing was given that builds its model")
-    # It scores for nobody else, so it keeps no reference model of its own.
-    alone = config.model_copy(update={"learner": learner.model_copy(update={"kl_coef": 0.0})})
-    return Companions(kl, Critic(learner, policy, another(alone)))
+    # The second backend scores for the critic only, so it keeps no reference model.
+    without_reference = config.model_copy(update={"learner": learner.model_copy(update={"kl_coef": 0.0})})
+    return Companions(kl, Critic(learner, policy, another(without_reference)))

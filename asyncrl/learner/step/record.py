@@ -1,4 +1,4 @@
-"""What a training step saw of each token: what its metrics, and the audit's list, are made of."""
+"""What a training step recorded of each token, for its metrics and for the audit's list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.learner.batch import Batch
 
 @dataclass(slots=True)
 class Record:
-    """Filled in as micro-batches pass: of the step's last update where there were several."""
+    """Filled in as micro-batches pass; with several updates, the later ones overwrite what is there per token."""
 
     advantages: Tensor
     """[T] float32, like all below but the bools"""
@@ -22,9 +22,9 @@ class Record:
     values: Tensor | None
     """The critic's at the start of the step, or None without one"""
     proximal: Tensor
-    """The learner at the start of the step; where nobody computed that, at its last update, or as approximated"""
+    """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
     anchor: Tensor
-    """What the loss took for it: the behaviour under `learner.proximal: behaviour`, else the same"""
+    """What the loss took for them: the behaviour logprobs under `learner.proximal: behaviour`, else the same"""
     current: Tensor
     entropy: Tensor
     weights: Tensor
@@ -50,10 +50,12 @@ class Record:
 
 
 def blank(batch: Batch, estimated: Advantages, values: Tensor | None, proximal: Tensor | None) -> Record:
+    """Nothing recorded yet but what is known before the first update."""
+
     def zeros() -> Tensor:
         return torch.zeros(len(batch.token_ids))
 
-    def none() -> Tensor:
+    def false() -> Tensor:
         return torch.zeros(len(batch.token_ids), dtype=torch.bool)
 
     return Record(
@@ -66,6 +68,6 @@ def blank(batch: Batch, estimated: Advantages, values: Tensor | None, proximal: 
         entropy=zeros(),
         weights=zeros(),
         reference_kl=zeros(),
-        clipped=none(),
-        keep=none(),
+        clipped=false(),
+        keep=false(),
     )
