@@ -9,12 +9,11 @@ While B is zero the model is its base: that is the reference of the KL term, kep
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
@@ -25,9 +24,6 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-
-if TYPE_CHECKING:
-    from asyncrl.learner.backends.hf.scorer import Scorer
 
 FOLDER = "adapter"
 """Of a checkpoint: what `peft.PeftModel.from_pretrained` loads over the base."""
@@ -160,42 +156,6 @@ class Adapters:
         with torch.no_grad():
             for name, x in mine.items():
                 x.copy_(saved[name])
-
-
-class Reference:
-    """The reference model of the KL term: other adapters over the same base. At the start they add nothing."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self._held = self._copied()
-
-    @contextmanager
-    def scoring(self) -> Iterator[Scorer]:
-        """The scorer, with the reference's adapters in the place of the policy's."""
-        policy = self._copied()
-        self._put(self._held)
-        try:
-            yield self._scorer
-        finally:
-            self._put(policy)
-
-    def refresh(self) -> None:
-        self._held = self._copied()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._held
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._held = {name: state[name].clone() for name in self._held}
-
-    def _copied(self) -> dict[str, Tensor]:
-        return {n: p.detach().clone() for n, p in self._scorer.model.named_parameters() if p.requires_grad}
-
-    def _put(self, values: Mapping[str, Tensor]) -> None:
-        parameters = dict(self._scorer.model.named_parameters())
-        with torch.no_grad():
-            for name, value in values.items():
-                parameters[name].copy_(value)
 
 
 def refuse_adapters(folder: Path) -> None:

@@ -21,7 +21,8 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.hf.compile import compile_layers
-from asyncrl.learner.backends.hf.lora import Adapters, Reference, refuse_adapters, weights
+from asyncrl.learner.backends.hf.lora import Adapters, refuse_adapters, weights
+from asyncrl.learner.backends.hf.reference import Reference
 from asyncrl.learner.backends.hf.scorer import Scorer, adamw, check, scorer_of
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.model import load_folder

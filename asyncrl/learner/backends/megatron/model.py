@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.hf.varlen_attention import Layout as RowLayout
 from asyncrl.learner.backends.hf.varlen_attention import varlen_sdpa
 from asyncrl.learner.backends.megatron.groups import Groups, Options
 from asyncrl.learner.backends.megatron.names import EMBEDDING, HEAD, Layout, in_layer, placed
@@ -32,22 +33,8 @@ FAMILIES = ("qwen3", "qwen2", "llama")
 
 
 def layout_of(hf: PretrainedConfig, options: Options) -> Layout:
-    """Raises ConfigError for a model that is not one of FAMILIES as it comes, or cannot be shared so."""
-    rope = dict(getattr(hf, "rope_parameters", None) or {})
-    problem = None
-    if hf.model_type not in FAMILIES:
-        problem = f"is a {hf.model_type}, expected one of {', '.join(FAMILIES)}"
-    elif rope.get("rope_type", "default") != "default":
-        problem = f"has scaled rotary positions ({rope['rope_type']})"
-    elif getattr(hf, "use_sliding_window", False):
-        problem = "has layers with a sliding window"
-    elif hf.model_type != "qwen2" and getattr(hf, "attention_bias", False):
-        problem = "has biases at its attention"
-    elif getattr(hf, "mlp_bias", False):
-        problem = "has biases in its MLP"
-    elif hf.hidden_act != "silu":
-        problem = f"has the activation {hf.hidden_act}, expected silu"
-    if problem:
+    """Raises ConfigError for a model that megatron does not compute here, or that cannot be split as asked."""
+    if problem := _unsupported(hf):
         raise ConfigError(f"model.path {problem}: learner.backend megatron does not compute it, use fsdp2.")
     for what, n in (("num_key_value_heads", hf.num_key_value_heads), ("intermediate_size", hf.intermediate_size)):
         if n % options.tensor_parallel:
@@ -62,6 +49,20 @@ def layout_of(hf: PretrainedConfig, options: Options) -> Layout:
         )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
     return Layout(hf.num_attention_heads, hf.num_key_value_heads, head_dim, hf.vocab_size)
+
+
+def _unsupported(hf: PretrainedConfig) -> str | None:
+    rope_type = dict(getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default")
+    biased_attention = hf.model_type != "qwen2" and getattr(hf, "attention_bias", False)
+    problems = (
+        (hf.model_type not in FAMILIES, f"is a {hf.model_type}, expected one of {', '.join(FAMILIES)}"),
+        (rope_type != "default", f"has scaled rotary positions ({rope_type})"),
+        (getattr(hf, "use_sliding_window", False), "has layers with a sliding window"),
+        (biased_attention, "has biases at its attention"),
+        (getattr(hf, "mlp_bias", False), "has biases in its MLP"),
+        (hf.hidden_act != "silu", f"has the activation {hf.hidden_act}, expected silu"),
+    )
+    return next((text for holds, text in problems if holds), None)
 
 
 class Decoder(GPTModel):  # type: ignore[misc]
@@ -208,5 +209,5 @@ class RowAttention(MegatronModule):  # type: ignore[misc]
         starts = packed_seq_params.cu_seqlens_q.tolist()
         segments = [Segment(a, b - a, 0) for a, b in pairwise(starts)]
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        mixed, _nothing = varlen_sdpa(self, q, k, v, attention_mask, segments=segments, seen=None, scaling=self._scale)
+        mixed = varlen_sdpa(q, k, v, RowLayout(segments, None), scaling=self._scale)
         return mixed[0].flatten(1)
