@@ -15,7 +15,7 @@ from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
-from asyncrl.learner.ranks import Group, Ranks
+from asyncrl.learner.ranks import DistributedRanks, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
 from asyncrl.process.role import play, settle
@@ -40,7 +40,8 @@ def main() -> None:
     if torch.cuda.is_available():
         take_gpu(config, arguments.rank)
     objective, build = objective_of(config), builder_of(config)
-    ranks = Group(config, arguments.rank, run.rendezvous) if config.learner.ranks > 1 else Ranks()
+    several = config.learner.ranks > 1
+    ranks = DistributedRanks(config, arguments.rank, run.rendezvous) if several else Ranks()
     try:
         backend = build(config)
         weights = channel(config)

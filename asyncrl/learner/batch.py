@@ -124,29 +124,29 @@ def flatten(
     with a policy token: nothing predicts that one.
     """
     ordered = _in_order(trajectories, groups, weights or [1.0] * len(trajectories))
-    whole = _Whole(
+    context = _Context(
         place_of_group={group: i for i, group in enumerate(groups)},
         reward_names=tuple(sorted({name for t in trajectories for name in t.rewards}) or [""]),
         env_names=tuple(sorted({t.env for t in trajectories})),
         oldest=mask_before,
         greedy_baseline=greedy_baseline,
     )
-    rows = [_row(whole, i, t, weight, row) for i, (t, weight) in enumerate(ordered) for row in t.rows]
+    rows = [_row(context, i, t, weight, row) for i, (t, weight) in enumerate(ordered) for row in t.rows]
     if not rows:
         raise ValueError("the batch holds no trajectory: learner.groups_per_step groups were expected")
     components = np.concatenate([row["reward_components"] for row in rows], axis=1)
     return Batch(
         reward_components=torch.from_numpy(components),
-        reward_names=whole.reward_names,
-        env_names=whole.env_names,
+        reward_names=context.reward_names,
+        env_names=context.env_names,
         **{name: torch.from_numpy(np.concatenate([row[name] for row in rows])) for name in _PER_TOKEN},
         **{name: torch.tensor([row[name] for row in rows]) for name in _PER_ROW},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """What the fields of a row depend on beside its trajectory."""
+class _Context:
+    """What the fields of a row depend on besides its trajectory."""
 
     place_of_group: Mapping[int, int]
     reward_names: tuple[str, ...]
@@ -167,16 +167,16 @@ def _in_order(
     return sorted(weighted, key=lambda pair: (place[pair[0].id.group], pair[0].id.index))
 
 
-def _row(whole: _Whole, episode: int, t: Trajectory, weight: float, row: Row) -> dict[str, Any]:
+def _row(context: _Context, episode: int, t: Trajectory, weight: float, row: Row) -> dict[str, Any]:
     """Every field of a row of trajectory `t`, the batch's `episode`, by its name in Batch."""
     if row.mask[0]:
         raise ValueError(f"trajectory {t.id}: a row begins with a sampled token; a prompt must come before it")
-    greedy = whole.greedy_baseline and t.id.index == 0
+    greedy = context.greedy_baseline and t.id.index == 0
     versions = row.versions.astype(np.int64)
     carries_loss = np.zeros_like(row.mask) if greedy else row.mask
-    if whole.oldest is not None:
-        carries_loss = carries_loss & (versions >= whole.oldest)
-    named = [_rewards(t, row, t.rewards.get(name, 0.0)) for name in whole.reward_names]
+    if context.oldest is not None:
+        carries_loss = carries_loss & (versions >= context.oldest)
+    named = [_rewards(t, row, t.rewards.get(name, 0.0)) for name in context.reward_names]
     return {
         "token_ids": row.token_ids.astype(np.int64),
         "mask": carries_loss,
@@ -185,14 +185,14 @@ def _row(whole: _Whole, episode: int, t: Trajectory, weight: float, row: Row) ->
         "rewards": _rewards(t, row, t.reward),
         "reward_components": np.stack(named),
         "lengths": len(row),
-        "groups": whole.place_of_group[t.id.group],
+        "groups": context.place_of_group[t.id.group],
         "episodes": episode,
         "row_weights": float(weight),
         "loss_weights": 1.0,
         "turns": t.turns,
         "truncated": t.stop_reason in _TRUNCATED,
         "greedy": greedy,
-        "envs": whole.env_names.index(t.env),
+        "envs": context.env_names.index(t.env),
     }
 
 

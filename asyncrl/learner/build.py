@@ -1,4 +1,4 @@
-"""What a learner's config names: its objective and its backend, without a model, data or processes."""
+"""Builds what a learner's config names, its objective and its backend, without a model, data or processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp
 
 
 def builder_of(config: Config) -> Callable[[Config], Backend]:
-    """Raises ConfigError for a name that means nothing."""
+    """Raises ConfigError for an unknown name."""
     try:
         build: Callable[[Config], Backend] = resolve(config.learner.backend, BACKENDS, "learner.backend")
     except ValueError as error:
@@ -42,7 +42,7 @@ def builder_of(config: Config) -> Callable[[Config], Backend]:
 
 
 def objective_of(config: Config) -> Objective:
-    """Rehearsed: its functions take what they are given. Raises ConfigError."""
+    """The objective, whose functions have been tried on made-up data. Raises ConfigError."""
     refuse_uncorrected(config)
     return Objective(config.learner)
 

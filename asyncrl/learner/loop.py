@@ -139,7 +139,7 @@ class Learner:
         session.ranks.order(
             Order("train", incarnation=session.incarnation, batch=session.batch, version=session.version)
         )
-        reply = session.ranks.whole(reply)
+        reply = session.ranks.gather(reply)
         batch, result = self._trainer.step(reply, session.version)
         metrics = self._report.metrics(reply, batch, result)
         b, version = session.batch, session.version + (result.outcome == "applied")

@@ -1,4 +1,4 @@
-"""Saves the run: begins checkpoints beside the training, and reports those that are complete."""
+"""Saves the run: begins checkpoints while training continues, and reports those that are complete."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Saving:
 
     def report(self) -> None:
         """Reports the checkpoints that were completed since the last call."""
-        for version, path in self._checkpoints.there():
+        for version, path in self._checkpoints.completed():
             self._session.reporter.event("checkpoint", step=version, path=str(path))
             log.info("checkpoint %s", path)
 

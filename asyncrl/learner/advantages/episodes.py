@@ -161,14 +161,14 @@ def _std_of_others(e: Episodes, x: Tensor) -> Tensor:
 
 
 def trajectory_weights(weights: Tensor, batch: Batch, groups: Sequence[int]) -> dict[int, list[float]]:
-    """Mean importance weight, of `weights[T]`, over each trajectory's tokens that carry loss: by group (`groups`: the
-    batch's, in its order), then by index in the group. 0 where no token does."""
+    """Mean of `weights[T]` over each trajectory's tokens that carry loss, by group (`groups`: the batch's, in order),
+    then by index in the group. 0 where no token carries loss."""
     episode = spread(batch.episodes, batch.lengths, len(batch.mask))
     count = int(batch.episodes.max()) + 1
     total = segment_sum(masked(weights, batch.mask), episode, count)
     tokens = segment_sum(batch.mask.to(total.dtype), episode, count)
     place_of = dict(zip(batch.episodes.tolist(), batch.groups.tolist(), strict=True))
-    found: dict[int, list[float]] = {}
+    weights_of: dict[int, list[float]] = {}
     for episode_number, mean in enumerate((total / tokens.clamp(min=1)).tolist()):
-        found.setdefault(groups[place_of[episode_number]], []).append(round(mean, 6))
-    return found
+        weights_of.setdefault(groups[place_of[episode_number]], []).append(round(mean, 6))
+    return weights_of

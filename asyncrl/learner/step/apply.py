@@ -1,6 +1,6 @@
-"""Is an update safe to apply, and at which learning rate? Decisions only; the learner acts on them.
+"""Decides whether an update is safe to apply, and at which learning rate.
 
-Both are functions of numbers alone, so that resuming needs no state.
+The decisions are functions of numbers alone, so that resuming needs no state.
 
 >>> [round(learning_rate(u, 6, peak=1.0, warmup=2, schedule="linear"), 2) for u in range(6)]
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
@@ -13,7 +13,7 @@ from typing import Literal
 
 
 def refuse(*, ess: float, min_ess: float, loss: float, gradient_norm: float | None = None) -> str | None:
-    """Why a batch must not be applied (its outcome is `skipped: guard`, its payload kept), or None.
+    """Why a batch must not be applied (its outcome is `skipped: guard`, its payload is kept), or None.
 
     `ess`: normalised effective sample size, in (0, 1]; `gradient_norm` None: not known yet. Numbers that are not finite
     are refused whatever `min_ess` is.

@@ -1,4 +1,4 @@
-"""What is kept beside the policy from step to step, and saved with it: the critic, the coefficient of the KL term."""
+"""State that is kept from step to step and saved with the policy: the critic, the coefficient of the KL term."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def train_step(
 ) -> StepResult:
     """Takes the policy from `version` to `version + 1`. Under outcome `guard` everything trained is as before.
 
-    `companions`: what is trained or steered beside the policy; needed with a critic or an adaptive KL coefficient.
+    `companions`: the critic and the KL controller; needed with a critic or an adaptive KL coefficient.
     """
     started = time.perf_counter()
     step = prepare(backend, objective, batch, learner, version, companions or stateless(learner))
@@ -113,7 +113,7 @@ def _lr_scale(step: Step, update: Update) -> float:
 
 
 def _after_updates(step: Step) -> None:
-    """What an applied step changes beside weights and optimizers."""
+    """What an applied step changes besides weights and optimizers."""
     learner, batch = step.learner, step.batch
     if learner.kl_coef > 0:
         kl = float(masked_mean(step.record.reference_kl, batch.mask))

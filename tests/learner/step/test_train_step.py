@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,38 @@ def test_one_update_makes_no_extra_forward_and_is_identical_to_one_that_does() -
     train_step(forced, objective, a_batch(), config.learner, version=0)
     assert forced.extra == 1
     assert differ(dict(plain.weights()), dict(forced.weights())) == 0.0
+
+
+OWN_LOSS = """
+import torch
+from asyncrl.learner.losses import PolicyLoss, loss
+
+
+@loss(linear_in_advantage=True, row_by_row=True)
+def declared(inputs):
+    per_token = torch.where(inputs.mask, -inputs.advantages * inputs.current, 0.0)
+    return PolicyLoss(per_token, metrics={}, clipped=torch.zeros_like(inputs.mask))
+
+
+def undeclared(inputs):
+    return declared(inputs)
+"""
+
+
+def test_a_users_loss_that_declares_its_properties_saves_a_forward_pass(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN_LOSS)
+    weights: dict[str, dict[str, Tensor]] = {}
+    passes: dict[str, int] = {}
+    for name in ("declared", "undeclared"):
+        config = tiny_config(loss=f"{own}:{name}", tokens_per_micro_batch=60)
+        backend = _Counting(config, tiny_model(), device="cpu")
+        backend.extra = 0
+        train_step(backend, Objective(config.learner), a_batch(), config.learner, version=0)
+        passes[name] = backend.extra
+        weights[name] = {n: t.clone() for n, t in backend.weights()}
+    assert passes == {"declared": 0, "undeclared": 1}
+    assert differ(weights["declared"], weights["undeclared"]) < 1e-5
 
 
 @pytest.mark.parametrize("loss", sorted(n for n, fn in LOSSES.items() if properties_of(fn).linear_in_advantage))
