@@ -34,7 +34,7 @@ _PER_ROW = (
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one training step consumes, or some rows of it."""
+    """The rows that one training step consumes, or some of them."""
 
     token_ids: Tensor
     """[T] int64"""
@@ -146,7 +146,7 @@ def flatten(
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What the fields of a row depend on besides its trajectory."""
+    """The inputs of a row's fields besides its trajectory."""
 
     place_of_group: Mapping[int, int]
     reward_names: tuple[str, ...]

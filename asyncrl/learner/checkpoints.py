@@ -48,7 +48,7 @@ class Done:
     groups: dict[int, str]
     """Digest of each group: over the digests of its trajectories in order."""
     weights: dict[int, list[float]] = field(default_factory=dict)
-    """By group, then by index in it: the trajectory's mean importance weight over tokens that carry loss"""
+    """Mean importance weight of each trajectory over tokens that carry loss, by group, then by index in it"""
 
 
 @dataclass(frozen=True, slots=True)

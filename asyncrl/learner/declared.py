@@ -22,6 +22,6 @@ def declare(properties: object) -> Callable[[Function], Function]:
 
 
 def declared(function: Callable[..., Any], default: Properties) -> Properties:
-    """What the function declares, or `default` for a function that declares nothing of that kind."""
+    """The properties that the function declares, or `default` if it declares none of that kind."""
     properties = getattr(function, _ATTRIBUTE, None)
     return properties if isinstance(properties, type(default)) else default

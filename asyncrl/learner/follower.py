@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
+    """A rank above 0."""
+
     def __init__(
         self,
         trainer: Trainer,

@@ -14,13 +14,15 @@ from asyncrl.weights.protocol import Publisher
 
 
 class Publication:
+    """Publishes the versions of one session, each at most once."""
+
     def __init__(self, session: Session, backend: Backend, publisher: Publisher) -> None:
         self._session, self._backend, self._publisher = session, backend, publisher
         self.published = -1
         """The newest version published on the session's branch; -1: none"""
 
     def ensure(self) -> None:
-        """Publishes where the actors can have nothing: at a new branch, or when the memory that held it is gone."""
+        """Publishes if nothing was published on this branch yet, or if the memory that held it is gone."""
         latest = self._publisher.latest()
         if self.published < 0 or latest is None or latest.order < (self._session.branch, self.published):
             self.publish()

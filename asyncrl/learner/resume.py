@@ -1,4 +1,4 @@
-"""Where an incarnation of the learner begins: a checkpoint that the ledger's history knows, or the initial model."""
+"""Chooses where an incarnation of the learner begins: at a checkpoint of the ledger's history, or the initial model."""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class Saving:
+    """The checkpoints of one session, and the list of its batches."""
+
     def __init__(
         self,
         session: Session,

@@ -1,4 +1,4 @@
-"""What the parts of the learner's loop share: the state that they advance, and requests that survive an outage."""
+"""The state that the parts of the learner's loop share, and requests that survive an outage of the buffer."""
 
 from __future__ import annotations
 

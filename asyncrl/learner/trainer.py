@@ -1,4 +1,4 @@
-"""What every rank of the learner does alike: the training step of a batch, and its part of a checkpoint."""
+"""The work that all ranks of the learner do alike: the training step of a batch, and a part of each checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From rows to episodes to groups: the statistics that baselines are made of, and whitening."""
+"""Statistics of episodes and of their groups, which baselines are made of, and whitening."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an advantage estimator receives, returns and declares."""
+"""The contract of an advantage estimator: its inputs, its result, and the declaration of what it needs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EstimatorInputs:
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What an estimator gives, both 0 outside the mask and without gradient."""
+    """The result of an estimator: both tensors are 0 outside the mask and carry no gradient."""
 
     advantages: Tensor
     """[T], at least float32."""
@@ -86,7 +86,7 @@ Estimator = Callable[..., Advantages]
 
 @dataclass(frozen=True, slots=True)
 class EstimatorProperties:
-    """What an estimator declares with `@estimator`."""
+    """The properties that `@estimator` declares."""
 
     needs: frozenset[str] = frozenset()
 

@@ -1,4 +1,4 @@
-"""What an off-policy correction receives, returns and declares, and how several become one."""
+"""The contract of an off-policy correction: its inputs, its result and its properties; and the product of several."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CorrectionFunction = Callable[..., Correction]
 
 @dataclass(frozen=True, slots=True)
 class CorrectionProperties:
-    """What a correction declares with `@correction`; the defaults hold for a function that declares nothing."""
+    """The properties that `@correction` declares; the defaults hold for a function that declares nothing."""
 
     row_by_row: bool = False
     """The weights of a row depend on that row alone, so each micro-batch can compute its own."""

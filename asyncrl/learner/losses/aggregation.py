@@ -1,4 +1,4 @@
-"""From a loss per token to one number, independent of how the training step was cut.
+"""Reduces a loss per token to one number, independent of how the training step was cut.
 
 Every aggregation is `sum_t c_t * per_token_t / denominator`, where c_t depends on masks only. Two quantities reach
 beyond a micro-batch, and both are inputs: `denominator`, which is `denominator(name, ...)` of the whole training step
@@ -41,7 +41,7 @@ class AggregationInputs:
     groups: Tensor | None = None
     """[B] int64: the prompt group of each row"""
     denominator: Tensor | float | None = None
-    """Of the whole training step; None: this call holds the whole step"""
+    """The divisor of the whole training step; None: this call holds the whole step"""
     unit_tokens: Tensor | None = None
     """[B] int64: policy tokens of each row's unit; None: this call holds all of the unit's rows"""
 
@@ -115,7 +115,7 @@ def denominator(
     groups: Tensor | None = None,
     rows: Literal["nonempty", "all", "none"] = "nonempty",
 ) -> Tensor:
-    """What AGGREGATIONS[name] divides by: tokens, episodes or prompts, a scalar (float64 on CPU, float32 elsewhere).
+    """The divisor of AGGREGATIONS[name]: tokens, episodes or prompts, a scalar (float64 on CPU, float32 elsewhere).
 
     Give the mask before any correction, unless the loss is to be divided by what was kept (`denominator: kept`).
     """

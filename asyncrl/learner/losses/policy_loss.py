@@ -1,4 +1,4 @@
-"""What a policy loss receives, what it returns, and what it declares about itself."""
+"""The contract of a policy loss: its inputs, its result and its properties."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LossInputs:
     rewards: Tensor
     """[T] float: an episode's reward, on its last policy token"""
     generator: torch.Generator
-    """For a loss that draws: seeded by the step and the update"""
+    """Seeded by the step and the update, for a loss that draws"""
 
     def __post_init__(self) -> None:
         check_flat(
@@ -86,7 +86,7 @@ Loss = Callable[..., PolicyLoss]
 
 @dataclass(frozen=True, slots=True)
 class LossProperties:
-    """What a loss declares with `@loss`; the defaults hold for a function that declares nothing."""
+    """The properties that `@loss` declares; the defaults hold for a function that declares nothing."""
 
     linear_in_advantage: bool = False
     """A row whose advantages are all 0 has loss 0 and gradient 0, so its backward pass is left out."""

@@ -36,7 +36,7 @@ class ValueInputs:
     mask: Tensor
     """[T] bool: tokens that carry loss"""
     denominator: Tensor | float | None = None
-    """As in `AggregationInputs`"""
+    """The same as in `AggregationInputs`"""
     weights: Tensor | None = None
     """[T] float: a factor of each token's loss"""
     aggregation: str = "token_mean"

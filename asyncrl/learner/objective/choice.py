@@ -48,14 +48,14 @@ class Kind:
         return _with_options(name, function, options, options_field or f"{field}_options", passed)
 
     def choose_entry(self, entry: Mapping[str, Any], field: str) -> Chosen:
-        """From an entry `{name: ..., option: value}`. Raises ConfigError, naming the field."""
+        """Chooses by an entry `{name: ..., option: value}`. Raises ConfigError, naming the field."""
         if "name" not in entry:
             raise ConfigError(f"{field} is {dict(entry)!r}: it needs a name, one of {', '.join(self.table)}.")
         options = {k: v for k, v in entry.items() if k != "name"}
         return self.choose(str(entry["name"]), options, field, field)
 
     def choose_all(self, entries: Collection[Mapping[str, Any]], field: str) -> list[Chosen]:
-        """From several entries; errors name the field and the index."""
+        """Chooses by several entries; errors name the field and the index."""
         return [self.choose_entry(entry, f"{field}[{i}]") for i, entry in enumerate(entries)]
 
 

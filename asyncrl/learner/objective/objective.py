@@ -1,4 +1,4 @@
-"""What is minimised, put together from the names in the config: advantage, corrections, loss, aggregation, KL.
+"""The objective, composed from the names in the config: advantage, corrections, loss, aggregation, KL.
 
 Each is a pure function from a table (or the user's own, by import path) that takes one typed structure and options; its
 options are checked, and it is tried on made-up data, before anything runs.
@@ -28,12 +28,12 @@ from asyncrl.learner.objective.shaping import resampled, shaped
 from asyncrl.learner.ragged import masked, spread
 
 _USER_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
-"""What a function that receives or returns the wrong things raises while it is rehearsed."""
+"""Errors that a function raises in the rehearsal when it receives or returns the wrong things."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What a mini-batch's loss is divided by; None: the call holds the whole mini-batch, and counts itself."""
+    """The divisors of a mini-batch's loss; None: the call holds the whole mini-batch, and counts itself."""
 
     denominator: Tensor | None = None
     unit_tokens: Tensor | None = None
@@ -231,7 +231,7 @@ class Objective:
         return unbiased(kl, current, proximal if self._learner.kl_unbiased == "proximal" else rows.behaviour)
 
     def entropy_bonus(self, entropy: Tensor, rows: Batch, norm: Norm) -> Tensor:
-        """What the entropy adds to the loss, a scalar with gradient."""
+        """The entropy's term of the loss, a scalar with gradient."""
         return -self._learner.entropy_coef * self.aggregate(entropy, rows, norm, rows.mask)
 
     def aggregate(self, per_token: Tensor, rows: Batch, norm: Norm, mask: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ SHAPING: dict[str, Callable[..., Tensor]] = {
 def pf_ppo_weights(
     rewards: Tensor, *, method: Literal["pow", "max_min", "max_random"] = "pow", power: float = 2.0
 ) -> Tensor:
-    """PF-PPO (2409.06957; verl): how much each of `rewards[E]` is worth drawing, never 0.
+    """PF-PPO (2409.06957; verl): weight with which each of `rewards[E]` is drawn, never 0.
 
     `pow`: |R|^power; `max_min`: 1 for the best and the worst, else 0; `max_random`: 0.4 for the best, else 0.1.
     """
@@ -131,7 +131,7 @@ def pf_ppo_draws(
     method: Literal["pow", "max_min", "max_random"] = "pow",
     power: float = 2.0,
 ) -> Tensor:
-    """How often each of E episodes is drawn by `pf_ppo_resample`, `[E]` of the rewards' dtype; they sum to E."""
+    """Number of times that `pf_ppo_resample` draws each of E episodes, `[E]` of the rewards' dtype; they sum to E."""
     chosen = pf_ppo_resample(rewards, generator=generator, method=method, power=power)
     return torch.bincount(chosen, minlength=rewards.numel()).to(rewards.dtype)
 

@@ -20,11 +20,13 @@ _KL = "kl.json"
 
 @dataclass(frozen=True, slots=True)
 class Companions:
+    """The KL term's controller, and the critic if there is one."""
+
     kl: Controller
     critic: Critic | None = None
 
     def snapshot(self) -> Callable[[Path], None]:
-        """As `Backend.snapshot`."""
+        """Copies and returns a writer, as `Backend.snapshot` does."""
         steered = not isinstance(self.kl, FixedKL) and leads()
         kl = json.dumps({"coefficient": self.kl.value})
         critic = None if self.critic is None else self.critic.snapshot()
@@ -51,7 +53,7 @@ class Companions:
 
 
 def stateless(learner: LearnerConfig) -> Companions:
-    """For a step whose companions keep no state. Raises ValueError if the config asks for others."""
+    """Companions that keep no state. Raises ValueError if the config asks for others."""
     if learner.critic != "none" or learner.kl_controller != "fixed":
         raise ValueError(
             "learner.critic and learner.kl_controller keep state between steps, and companions are missing: pass them"
@@ -60,7 +62,7 @@ def stateless(learner: LearnerConfig) -> Companions:
 
 
 def companions(config: Config, policy: Backend, another: Callable[[Config], Backend] | None = None) -> Companions:
-    """Those that the config asks for. `another` builds a second backend. Raises ConfigError, naming the field."""
+    """The companions that the config names. `another` builds a second backend. Raises ConfigError, naming the field."""
     learner = config.learner
     try:
         controller = resolve(learner.kl_controller, CONTROLLERS, "learner.kl_controller")

@@ -1,4 +1,4 @@
-"""How a training step is cut: groups into mini-batches, an update each; their rows into micro-batches, a pass each."""
+"""Cuts a training step: groups into mini-batches, an update each; their rows into micro-batches, a pass each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decided and computed before the first update of a training step."""
+"""Decides and computes what precedes the first update of a training step."""
 
 from __future__ import annotations
 

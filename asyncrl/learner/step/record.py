@@ -1,4 +1,4 @@
-"""What a training step recorded of each token, for its metrics and for the audit's list."""
+"""The record of each token in a training step, for its metrics and for the audit's list."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Record:
     advantages: Tensor
     """[T] float32, like all below but the bools"""
     returns: Tensor
-    """What the critic is trained towards"""
+    """The target of the critic"""
     values: Tensor | None
     """The critic's at the start of the step, or None without one"""
     proximal: Tensor
     """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
     anchor: Tensor
-    """What the loss took for them: the behaviour logprobs under `learner.proximal: behaviour`, else the same"""
+    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
     current: Tensor
     entropy: Tensor
     weights: Tensor
@@ -40,9 +40,9 @@ class Record:
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0
-    """Of the last update; 0 while only the critic learns"""
+    """The rate of the last update; 0 while only the critic learns"""
     lr_scale: float = 1.0
-    """Of the last update, under `learner.ess_lr`"""
+    """The factor of the last update, under `learner.ess_lr`"""
     kl_coef: float = 0.0
     shaped_reward: float | None = None
     """Mean over the episodes, after `learner.shaping`; None without any"""

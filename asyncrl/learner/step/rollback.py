@@ -12,7 +12,7 @@ class Refused(Exception):
 
 
 class Trained(Protocol):
-    """What has a gradient, weights and an optimizer: a backend, a critic."""
+    """A backend or a critic: weights with a gradient and an optimizer."""
 
     def mark(self) -> None: ...
     def discard(self) -> None: ...
@@ -27,7 +27,7 @@ class Rollback:
         self.applied = 0
         """Updates so far"""
         self.why = ""
-        """Of a refusal"""
+        """The reason of a refusal"""
 
     def __enter__(self) -> Rollback:
         if self._updates > 1:

@@ -28,9 +28,9 @@ from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
-from asyncrl.learner.step.apply import learning_rate, learning_rate_scale, refuse
+from asyncrl.learner.step.apply import ess_scale, refuse, scheduled
 from asyncrl.learner.step.auxiliary import Companions, stateless
-from asyncrl.learner.step.diagnostics import effective_sample_size, sequence_effective_sample_size
+from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.prepare import Step, prepare
 from asyncrl.learner.step.record import Record
 from asyncrl.learner.step.rollback import Refused, Rollback
@@ -88,32 +88,17 @@ def run_update(step: Step, number: int) -> None:
     if why := refuse(ess=ess, min_ess=learner.min_ess, loss=loss, gradient_norm=norm):
         raise Refused(why)
     if critic is not None:
-        critic.apply(_rate(step, number, learner.critic_lr))
+        critic.apply(scheduled(learner, step.version, number, learner.critic_lr))
     if step.version < learner.critic_warmup_steps:
         step.backend.discard()
         return
-    record.lr_scale = _lr_scale(step, update)
-    record.lr = record.lr_scale * _rate(step, number, learner.lr)
+    record.lr_scale = ess_scale(learner, update.minibatch, record.current[update.t])
+    record.lr = record.lr_scale * scheduled(learner, step.version, number, learner.lr)
     step.backend.apply(record.lr)
 
 
-def _rate(step: Step, number: int, peak: float) -> float:
-    learner = step.learner
-    update, total = step.version * learner.minibatches + number, learner.steps * learner.minibatches
-    return learning_rate(update, total, peak=peak, warmup=learner.warmup_steps, schedule=learner.schedule)
-
-
-def _lr_scale(step: Step, update: Update) -> float:
-    learner, rows = step.learner, update.minibatch
-    if learner.ess_lr == "off":
-        return 1.0
-    current = step.record.current[update.t]
-    ess = sequence_effective_sample_size(current, rows.behaviour, rows.mask, rows.lengths)
-    return learning_rate_scale(float(ess), base_ess=learner.ess_lr_base, rule=learner.ess_lr)
-
-
 def _after_updates(step: Step) -> None:
-    """What an applied step changes besides weights and optimizers."""
+    """Updates what an applied step changes besides weights and optimizers."""
     learner, batch = step.learner, step.batch
     if learner.kl_coef > 0:
         kl = float(masked_mean(step.record.reference_kl, batch.mask))

@@ -48,7 +48,7 @@ class Fsdp2Backend(TorchBackend):
     """One rank. Joins the existing process group; without one it trains alone."""
 
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
-        """As TorchBackend; every rank reads the whole model from the disk and keeps its shards."""
+        """Builds as TorchBackend does; every rank reads the whole model from the disk and keeps its shards."""
         if not dist.is_initialized():
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()

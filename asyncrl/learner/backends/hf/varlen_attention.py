@@ -25,7 +25,7 @@ ROUND = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """How the rows of a pass lie. One object, so that torch.compile sees nothing that differs from pass to pass."""
+    """The layout of the rows of a pass: one object, so that torch.compile sees the same arguments in every pass."""
 
     segments: Sequence[Segment]
     """The tokens that each row computes itself, and how many it shares with earlier rows"""

@@ -219,7 +219,7 @@ class MegatronBackend:
             parameter.copy_(self._pieces.piece(name, state.__getitem__))
 
     def _check(self, source: PreTrainedModel) -> None:
-        """As `check` of hf/scorer.py: differences to the model family show before anything is trained."""
+        """Compares with the model's own forward pass, as `check` of hf/scorer.py does. Raises ConfigError."""
         model = self._config.model
         worst = differs(source, lambda part: self.logprobs([part])[0], self._config.actors.temperature)
         if not worst < (0.3 if model.dtype == "bfloat16" else 1e-2):

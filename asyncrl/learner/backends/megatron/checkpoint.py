@@ -50,7 +50,7 @@ class OwnTensors:
     owners: dict[str, int]
     """The rank that writes each tensor"""
     bytes: int
-    """Of all tensors"""
+    """Size of all tensors"""
 
 
 def own_tensors(named: Iterable[tuple[str, Tensor]], rank: int, ranks: int) -> OwnTensors:

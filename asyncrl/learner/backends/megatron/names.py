@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 Kind = Literal["whole", "rows", "columns", "qkv", "stacked"]
-"""How the ranks share a weight. whole: each has all of it. rows, columns: each has an equal share of them."""
+"""The way that ranks share a weight. whole: each has all of it. rows, columns: each has an equal share of them."""
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -43,7 +43,7 @@ _TOP: dict[str, tuple[tuple[str, ...], Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the shapes of weights do not tell."""
+    """Dimensions that the shapes of weights do not tell."""
 
     heads: int
     groups: int

@@ -1,4 +1,4 @@
-"""What one rank's optimizer updates of each parameter, and the state that it keeps for it.
+"""The shard of each parameter that one rank's optimizer updates, and the state that it keeps for it.
 
 Under a distributed optimizer the ranks that compute other micro-batches update the rest of the same piece.
 """
@@ -55,7 +55,7 @@ class Shards:
         return max(steps, default=0)
 
     def gather(self, of: Callable[[Shard], Tensor | None]) -> Callable[[str], Tensor]:
-        """For Pieces.full: the float32 piece of a name, from the shards on the ranks of `data`; None: zeros."""
+        """The float32 piece of a name for Pieces.full, from the shards on the ranks of `data`; None: zeros."""
 
         def piece(name: str) -> Tensor:
             shard = self._all[name]
