@@ -15,7 +15,7 @@ from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
-from asyncrl.learner.ranks import Group, Ranks
+from asyncrl.learner.ranks import DistributedRanks, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
 from asyncrl.process.role import play, settle
@@ -27,7 +27,7 @@ from asyncrl.weights.channels import Channel, channel
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncrl.learner", description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint, if there is one")
     parser.add_argument("--fresh", type=Path, help="begin a new branch at this checkpoint instead")
     parser.add_argument("--rank", type=int, default=0, help="which of learner.ranks this is; 0 leads the others")
     arguments = parser.parse_args()
@@ -40,7 +40,8 @@ def main() -> None:
     if torch.cuda.is_available():
         take_gpu(config, arguments.rank)
     objective, build = objective_of(config), builder_of(config)
-    ranks = Group(config, arguments.rank, run.rendezvous) if config.learner.ranks > 1 else Ranks()
+    several = config.learner.ranks > 1
+    ranks = DistributedRanks(config, arguments.rank, run.rendezvous) if several else Ranks()
     try:
         backend = build(config)
         weights = channel(config)
@@ -52,14 +53,18 @@ def main() -> None:
         if arguments.rank:
             follow(config, trainer, ranks, buffer, reporter)
         else:
-            lead(run, config, trainer, ranks, buffer, weights, reporter, resume=arguments.resume, fresh=arguments.fresh)
+            learner = leader(run, config, trainer, ranks, buffer, weights, reporter)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: learner.stop())
+            settle()
+            learner.run(resume=arguments.resume, fresh=arguments.fresh)
         ranks.leave()
     finally:
         reporter.close()
         buffer.close()
 
 
-def lead(
+def leader(
     run: RunFolder,
     config: Config,
     trainer: Trainer,
@@ -67,11 +72,8 @@ def lead(
     buffer: BufferClient,
     weights: Channel,
     reporter: Reporter,
-    *,
-    resume: bool,
-    fresh: Path | None,
-) -> None:
-    learner = Learner(
+) -> Learner:
+    return Learner(
         config,
         trainer=trainer,
         ranks=ranks,
@@ -81,14 +83,10 @@ def lead(
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints, config.learner.checkpoint_s),
         save_tokenizer=load_tokenizer(config.model).save_pretrained,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: learner.stop())
-    settle()
-    learner.run(resume=resume, fresh=fresh)
 
 
 def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient, reporter: Reporter) -> None:
-    # Told to stop, rank 0 still needs the others for its last checkpoint, and then ends them.
+    # A rank that is told to stop goes on: rank 0 needs the others for its last checkpoint, and then ends them.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     settle()
@@ -104,18 +102,19 @@ def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient,
 
 
 def take_gpu(config: Config, rank: int) -> None:
-    """Before anything is put on a GPU: the first one would hold a context of every rank, and bound none but rank 0."""
+    """To be called before anything is put on a GPU; otherwise the first GPU holds a context of every rank, and the
+    memory bound applies to rank 0 alone."""
     torch.cuda.set_device(rank % torch.cuda.device_count())
     torch.cuda.set_per_process_memory_fraction(config.learner.gpu_memory)
 
 
 def compute_alike(config: Config) -> None:
-    """The same batches give the same weights bit for bit, on a CPU at the same number of threads."""
+    """Makes the same batches give the same weights bit for bit, on a CPU at the same number of threads."""
     torch.manual_seed(config.learner.seed)
     torch.set_num_threads(config.learner.threads)
     if not torch.cuda.is_available():
         torch.use_deterministic_algorithms(True)
-        # The default fills every new tensor first, against reads of what nobody wrote; there are none.
+        # By default torch fills every new tensor, to guard against reads of unwritten memory; there are none.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""One piece of work at a time, beside the training."""
+"""One piece of work at a time in a thread, while training continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.errors import RunError
 
 class Background:
     def __init__(self, deadline_s: float) -> None:
-        """`deadline_s`: how long a piece of work is waited for (`learner.checkpoint_s`)."""
+        """`deadline_s`: seconds to wait for the work to finish (`learner.checkpoint_s`)."""
         self._deadline_s = deadline_s
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -20,28 +20,28 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Starts `work` once what was begun before has ended. Raises what that raised, or RunError as `settle` does."""
+        """Starts `work` once the work before it has ended. Raises as `settle` does."""
         self.settle()
 
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # raised where it is waited for
+            except BaseException as error:  # raised by settle
                 self._failed = error
 
-        # Not waited for by a process that ends for another reason: what is half done is no checkpoint.
+        # A process that ends for another reason does not wait for it: half a checkpoint is of no use.
         self._thread = threading.Thread(target=run, name="background", daemon=True)
         self._thread.start()
 
     def settle(self) -> None:
-        """Waits for what was begun. Raises what it raised, and RunError when it does not end in time."""
+        """Waits for the work. Raises what it raised, and RunError when it does not end in time."""
         if self._thread is not None:
             self._thread.join(self._deadline_s)
             if self._thread.is_alive():
                 raise RunError(
                     f"the checkpoint is still not written after learner.checkpoint_s = {self._deadline_s:g} s: the "
-                    "disk stands still, or is too slow for it. Look at the disk or raise learner.checkpoint_s; then go "
-                    "on with --resume from the one before."
+                    "disk hangs, or is too slow for it. Look at the disk or raise learner.checkpoint_s; then resume "
+                    "from the previous checkpoint with --resume."
                 )
             self._thread = None
         if self._failed is not None:

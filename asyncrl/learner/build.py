@@ -1,4 +1,4 @@
-"""What a learner's config names: its objective and its backend, without a model, data or processes."""
+"""Builds what a learner's config names, its objective and its backend, without a model, data or processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.config.rules import uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.losses.clipped import LOSSES, corrected_where
+from asyncrl.learner.losses import LOSSES, properties_of
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.plugins import resolve
 
@@ -33,7 +33,7 @@ BACKENDS: dict[str, Callable[[Config], Backend]] = {"torch": TorchBackend, "fsdp
 
 
 def builder_of(config: Config) -> Callable[[Config], Backend]:
-    """Raises ConfigError for a name that means nothing."""
+    """Raises ConfigError for an unknown name."""
     try:
         build: Callable[[Config], Backend] = resolve(config.learner.backend, BACKENDS, "learner.backend")
     except ValueError as error:
@@ -42,17 +42,17 @@ def builder_of(config: Config) -> Callable[[Config], Backend]:
 
 
 def objective_of(config: Config) -> Objective:
-    """Rehearsed: its functions take what they are given. Raises ConfigError."""
+    """The objective, whose functions have been tried on made-up data. Raises ConfigError."""
     refuse_uncorrected(config)
     return Objective(config.learner)
 
 
 def refuse_uncorrected(config: Config) -> None:
-    """The config refused the losses that come with asyncrl; of the user's own, the signature says how it corrects.
-    Raises ConfigError."""
+    """Checks the user's own loss, which the config could not import, as the config checked the named ones. Raises
+    ConfigError."""
     try:
         loss = resolve(config.learner.loss, LOSSES, "learner.loss")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if corrected_where(loss) != "itself" and (problem := uncorrected(config)):
+    if properties_of(loss).correction != "itself" and (problem := uncorrected(config)):
         raise ConfigError(problem)

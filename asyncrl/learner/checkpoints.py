@@ -1,4 +1,4 @@
-"""Checkpoints: complete under their name, or not there.
+"""Checkpoints: complete under their final name, or absent.
 
     checkpoints/step-000020/   hf/            weights and tokenizer, loadable by transformers (float32)
                                optimizer.pt   AdamW; learner.backend fsdp2: dcp/, the shards of model and AdamW;
@@ -12,9 +12,9 @@
                                state.json     version, batch, branch, threads; digests of the files above
                                buffer/        the buffer's own part: its ledger, the payloads still needed
 
-What it holds is copied at once and written beside the training, under a temporary name, flushed to the disk, and
-renamed last. A process killed on the way leaves the checkpoint before this one as the newest, and a folder that the
-next start removes. One is written at a time, and the buffer keeps what two need, so the one before stays usable.
+The contents are copied at once and written in the background under a temporary name, flushed to the disk, and renamed
+last. A process killed on the way leaves the previous checkpoint as the newest, and a folder that the next start
+removes. One is written at a time, and the buffer keeps what two need, so the previous one stays usable.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ _BUFFER = "buffer"
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """One batch of the learner's list: a witness of what was trained, independent of the ledger."""
+    """One batch of the learner's list: a record of what was trained that is independent of the ledger."""
 
     batch: int
     outcome: str
-    """applied, guard, or skipped: not seen by this learner"""
+    """applied, guard, or skipped: this learner did not see it"""
     groups: dict[int, str]
     """Digest of each group: over the digests of its trajectories in order."""
     weights: dict[int, list[float]] = field(default_factory=dict)
-    """Of each group's trajectories, by index: mean importance weight of the tokens that carry loss"""
+    """Mean importance weight of each trajectory over tokens that carry loss, by group, then by index in it"""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the learner stands, weights and optimizer aside."""
+    """The learner's state without weights and optimizer."""
 
     version: int
     batch: int
     """The one wanted next"""
     branch: int
     threads: int
-    """CPU threads: at another number results differ in the last bits"""
+    """CPU threads; with another number results differ in the last bits"""
     ranks: int = 1
-    """Processes: likewise"""
+    """Processes; likewise"""
 
     @property
     def name(self) -> str:
@@ -71,13 +71,13 @@ class State:
 
 
 class Checkpoints:
-    """Those of one run, in `folder`; one writer."""
+    """The checkpoints of one run, in `folder`; one writer."""
 
     def __init__(self, folder: Path, keep: int, deadline_s: float = 1800.0) -> None:
-        """`deadline_s`: how long one that is being written is waited for."""
+        """`deadline_s`: seconds to wait for a checkpoint that is being written."""
         self.folder, self._keep = folder, keep
         self._writing = Background(deadline_s)
-        self._there: list[tuple[int, Path]] = []
+        self._completed: list[tuple[int, Path]] = []
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f"{_UNFINISHED}*"):
             _remove(unfinished)
@@ -89,11 +89,11 @@ class Checkpoints:
         save: Callable[[Path], Callable[[], None]],
         announce: Callable[[Path], None],
     ) -> None:
-        """Begins a checkpoint, once the one before it is there; it is written beside the training.
+        """Begins a checkpoint, which is written in the background, once the previous one is complete.
 
-        `save` copies what the folder that it is given is to hold, and gives the function that writes it; then
-        `announce` lets the buffer add its part, which is of this moment too. Afterwards the oldest beyond `keep` go.
-        Raises RunError when the disk is full, now or at the next call of any method. A checkpoint that is there already
+        `save` copies the contents of the folder that it is given, and returns the function that writes them; then
+        `announce` lets the buffer add its part, as of this moment. Afterwards the oldest beyond `keep` are removed.
+        Raises RunError when the disk is full, now or at the next call of any method. A checkpoint that exists already
         (its batches were redone) stays as it is.
         """
         self.settle()
@@ -103,7 +103,7 @@ class Checkpoints:
         import torch  # the audit reads lists without it
 
         unfinished = self.folder / f"{_UNFINISHED}{state.name}"
-        with self._written_whole(final, unfinished):
+        with self._disk_errors(final, unfinished):
             unfinished.mkdir()
             write = save(unfinished)
             torch.save(torch.get_rng_state(), unfinished / "rng.pt")
@@ -112,7 +112,7 @@ class Checkpoints:
             announce(unfinished)
 
         def finish() -> None:
-            with self._written_whole(final, unfinished):
+            with self._disk_errors(final, unfinished):
                 write()
                 self._finish(state, unfinished, final)
 
@@ -125,7 +125,7 @@ class Checkpoints:
         save: Callable[[Path], Callable[[], None]],
         announce: Callable[[Path], None],
     ) -> Path:
-        """`begin`, and wait until it is there."""
+        """Begins a checkpoint and waits until it is complete."""
         self.begin(state, done, save, announce)
         self.settle()
         return self.folder / state.name
@@ -134,43 +134,43 @@ class Checkpoints:
         """Waits for the checkpoint that is being written. Raises RunError when it could not be, or not in time."""
         self._writing.settle()
 
-    def there(self) -> list[tuple[int, Path]]:
-        """Version and folder of those that were completed since the last call."""
+    def completed(self) -> list[tuple[int, Path]]:
+        """Version and folder of the checkpoints that were completed since the last call."""
         if not self._writing.busy:
             self.settle()
-        found = []
-        while self._there:  # one by one: the thread may add to them meanwhile
-            found.append(self._there.pop(0))
-        return found
+        completed = []
+        while self._completed:  # one by one: the thread may add to them meanwhile
+            completed.append(self._completed.pop(0))
+        return completed
 
     def _finish(self, state: State, unfinished: Path, final: Path) -> None:
-        there = {p.relative_to(unfinished): p for p in sorted(unfinished.rglob("*")) if p.is_file()}
-        files = {str(name): _digest(p) for name, p in there.items() if name.parts[0] != _BUFFER}
-        said = {**asdict(state), "files": files}
-        (unfinished / _STATE).write_text(json.dumps({**said, "digest": _digest_of(said)}, indent=1))
+        written = {p.relative_to(unfinished): p for p in sorted(unfinished.rglob("*")) if p.is_file()}
+        files = {str(name): _digest(p) for name, p in written.items() if name.parts[0] != _BUFFER}
+        content = {**asdict(state), "files": files}
+        (unfinished / _STATE).write_text(json.dumps({**content, "digest": _digest_of(content)}, indent=1))
         _flush(unfinished)
         os.rename(unfinished, final)
         _flush_entry(self.folder)
         for old in complete(self.folder)[: -self._keep]:
             _remove(old)
-        self._there.append((state.version, final))
+        self._completed.append((state.version, final))
 
     @contextmanager
-    def _written_whole(self, final: Path, unfinished: Path) -> Iterator[None]:
+    def _disk_errors(self, final: Path, unfinished: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise RunError(
                 f"the checkpoint {final} cannot be written: {error.strerror or error}. Free space there, or lower "
-                "learner.keep_checkpoints; then go on with --resume."
+                "learner.keep_checkpoints; then continue with --resume."
             ) from error
 
 
 def complete(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first."""
-    found = [p for p in folder.glob("step-*") if (p / _STATE).is_file()]
-    return sorted(found, key=lambda p: (_place(p), p.name))
+    checkpoints = [p for p in folder.glob("step-*") if (p / _STATE).is_file()]
+    return sorted(checkpoints, key=lambda p: (_place(p), p.name))
 
 
 def read(path: Path) -> tuple[State, list[Done]]:
@@ -178,25 +178,25 @@ def read(path: Path) -> tuple[State, list[Done]]:
     import torch
 
     with _damaged(path):
-        for name, digest in _said(path)["files"].items():
+        for name, digest in _read_state(path)["files"].items():
             _verify(path, name, digest)
-        found = read_list(path)
+        contents = read_list(path)
         torch.set_rng_state(torch.load(path / "rng.pt", weights_only=True))
-    return found
+    return contents
 
 
 def read_list(path: Path) -> tuple[State, list[Done]]:
     """Verifies and reads the learner's list alone. Raises RunError when damaged."""
     with _damaged(path):
-        said = _said(path)
-        _verify(path, _BATCHES, said.pop("files")[_BATCHES])
+        state = _read_state(path)
+        _verify(path, _BATCHES, state.pop("files")[_BATCHES])
         lines = [json.loads(line) for line in (path / _BATCHES).read_text().splitlines()]
         done = [Done(b, outcome, _by_group(groups), _by_group(weights)) for b, outcome, groups, weights in lines]
-    return State(**said), done
+    return State(**state), done
 
 
 def group_digests(trajectory_groups: list[int], digests: tuple[str, ...]) -> dict[int, str]:
-    """One digest per group, over those of its trajectories, whatever order they came in."""
+    """One digest per group, over the digests of its trajectories, whatever their order."""
     members: dict[int, list[str]] = {}
     for group, digest in zip(trajectory_groups, digests, strict=True):
         members.setdefault(group, []).append(digest)
@@ -215,15 +215,15 @@ def _damaged(path: Path) -> Iterator[None]:
 
 def _place(path: Path) -> tuple[int, int]:
     with _damaged(path):
-        said: dict[str, Any] = json.loads((path / _STATE).read_text())
-        return int(said["branch"]), int(said["batch"])
+        state: dict[str, Any] = json.loads((path / _STATE).read_text())
+        return int(state["branch"]), int(state["batch"])
 
 
-def _said(path: Path) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads((path / _STATE).read_text())
-    if said.pop("digest") != _digest_of(said):
+def _read_state(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((path / _STATE).read_text())
+    if state.pop("digest") != _digest_of(state):
         raise ValueError(f"{_STATE} is not what was written")
-    return said
+    return state
 
 
 def _verify(path: Path, name: str, digest: str) -> None:
@@ -231,13 +231,13 @@ def _verify(path: Path, name: str, digest: str) -> None:
         raise ValueError(f"{name} is not what was written")
 
 
-def _by_group(found: dict[str, Any]) -> dict[int, Any]:
-    return {int(group): value for group, value in found.items()}
+def _by_group(by_text: dict[str, Any]) -> dict[int, Any]:
+    return {int(group): value for group, value in by_text.items()}
 
 
 def _remove(path: Path) -> None:
-    # Renamed first, so that a kill on the way leaves nothing half there under a checkpoint's name, and so that whoever
-    # still writes into it (the buffer, for a learner that has died) finds it gone.
+    # Renamed first, so that a kill on the way leaves no partial folder under a checkpoint's name, and so that a process
+    # that still writes into it (the buffer, for a learner that has died) no longer finds it.
     doomed = path.with_name(f"{_UNFINISHED}{path.name}.{os.getpid()}")
     os.rename(path, doomed)
     shutil.rmtree(doomed)
@@ -248,8 +248,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _digest_of(said: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _digest_of(content: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _flush(folder: Path) -> None:

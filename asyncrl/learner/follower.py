@@ -1,11 +1,11 @@
-"""Every rank of the learner but the first: it does what rank 0 orders, and says nothing to anybody.
+"""Every rank of the learner but the first: it follows the orders of rank 0.
 
 rank 0 ──order──> wait | load | train | publish | save | end
                                  │
        buffer ──its share────────┴─> the whole batch, gathered from all ranks ──> train_step, like the others
 
-unblocked by   an order; it gives up after `learner.collective_s` and the longer of `launch.restart_window_s` and
-               `learner.checkpoint_s` without any
+unblocked by   an order; without any, it ends after `learner.collective_s` plus the longer of
+               `launch.restart_window_s` and `learner.checkpoint_s`
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class Follower:
+    """A rank above 0."""
+
     def __init__(
         self,
         trainer: Trainer,
@@ -35,8 +37,7 @@ class Follower:
         patience_s: float,
         checkpoint_s: float = 1800.0,
     ) -> None:
-        """`patience_s`: how long an outage of the buffer is sat out. `checkpoint_s`: how long a checkpoint is waited
-        for."""
+        """`patience_s`: longest outage of the buffer. `checkpoint_s`: longest time to write a checkpoint."""
         self._trainer, self._ranks, self._buffer, self._reporter = trainer, ranks, buffer, reporter
         self._patience_s = patience_s
         self._writing = Background(checkpoint_s)
@@ -58,7 +59,7 @@ class Follower:
                     for _ in self._trainer.backend.weights():
                         pass
                 case "train":
-                    self._trainer.step(self._ranks.whole(self._share(order)), order.version)
+                    self._trainer.step(self._ranks.gather(self._share(order)), order.version)
             self._reporter.waiting("orders", "learner")
         self._writing.settle()
 

@@ -10,24 +10,25 @@ length (the matrix products) and a quadratic one (attention).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 ATTENTION_COST = 1 / 8192
 """Quadratic over linear cost of a token pair: attention costs as much as the rest at about this many tokens a row."""
 
 BLOCKS = 4
-"""Blocks of a rank's share of the tokens, at least: rows that stay together are no larger."""
+"""Least number of blocks in a rank's share of the tokens; a block is rows that stay together."""
 
 
 def row_cost(length: int) -> float:
-    """Of one row, in tokens of a short row."""
+    """Cost of one row, in tokens of a short row."""
     return length + ATTENTION_COST * length * length
 
 
 def pack(lengths: Sequence[int], limit: int, ranks: int = 1, groups: Sequence[int] | None = None) -> list[list[int]]:
     """Row indices of each micro-batch: every row once, at most `limit` tokens together, costs balanced.
 
-    `groups`: of each row. Those of one stay together as far as they fit, because what rows begin alike is computed once
-    for those that are in one micro-batch (backends/shared_prefixes.py). A row longer than `limit` stands alone.
+    `groups`: the group of each row. Rows of one group stay together as far as they fit, because a common prefix is
+    computed once for the rows of a micro-batch (backends/shared_prefixes.py). A row longer than `limit` stands alone.
     `ranks`: the number of micro-batches is a multiple of it, so that ranks that compute one each at the same time are
     all busy; without rows for that, some are empty. The result depends on the arguments alone; indices ascend within a
     micro-batch.
@@ -39,37 +40,47 @@ def pack(lengths: Sequence[int], limit: int, ranks: int = 1, groups: Sequence[in
         raise ValueError(f"limit is {limit} and ranks {ranks}, expected at least 1")
     if any(length < 1 for length in lengths):
         raise ValueError("a row is empty: every row has at least one token")
-    # What several ranks compute at the same time should cost the same: of a few large blocks one cannot make that.
-    block = limit if ranks == 1 else min(limit, sum(lengths) // (BLOCKS * ranks))
-    blocks = _blocks(lengths, block, range(len(lengths)) if groups is None else groups)
-    tokens = [sum(lengths[i] for i in rows) for rows in blocks]
-    costs = [sum(row_cost(lengths[i]) for i in rows) for rows in blocks]
-    largest_first = sorted(range(len(blocks)), key=lambda i: (-tokens[i], i))
-    fitted = _first_fit(tokens, limit, largest_first)
+    # Micro-batches that several ranks compute at the same time should cost the same, which takes small blocks.
+    largest = limit if ranks == 1 else min(limit, sum(lengths) // (BLOCKS * ranks))
+    blocks = _blocks(lengths, largest, groups or range(len(lengths)))
+    parts = _balanced_parts(blocks, limit, ranks)
+    return [sorted(row for block in part for row in block.rows) for part in parts]
+
+
+def _balanced_parts(blocks: Sequence[_Block], limit: int, ranks: int) -> list[list[_Block]]:
+    """Blocks of each micro-batch: as many as first fit needs, rounded up to a multiple of `ranks`."""
+    largest_first = sorted(blocks, key=lambda block: -block.tokens)
+    fitted = _first_fit(largest_first, limit)
     count = -(-max(len(fitted), 1) // ranks) * ranks
-    balanced = _balance(tokens, costs, limit, largest_first, count)
     # Balancing may not find the room that first fit found: then first fit stands.
-    packed = balanced if balanced is not None else fitted
-    packed += [[] for _ in range(count - len(packed))]
-    return [sorted(row for i in part for row in blocks[i]) for part in packed]
+    return _balance(largest_first, limit, count) or fitted + [[] for _ in range(count - len(fitted))]
 
 
 def rounds(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Which micro-batches `ranks` ranks compute at the same time: like costs together, since all wait for the dearest.
+    """Micro-batches that `ranks` ranks compute at the same time: of similar cost, since all wait for the largest.
 
     A round holds at most `ranks` indices, of which rank r computes the r-th; a rank beyond them has nothing to do. The
-    dearer ones go to the ranks in turn, so that none is always the last.
+    order alternates from round to round, so that no rank always gets the most expensive one.
 
     >>> rounds([5.0, 1.0, 4.0, 2.0, 3.0], 2)
     [[0, 2], [3, 4], [1]]
     """
-    dearest_first = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
-    found = [dearest_first[at : at + ranks] for at in range(0, len(costs), ranks)]
-    return [part[::-1] if n % 2 and len(part) == ranks else part for n, part in enumerate(found)]
+    expensive_first = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    parts = [expensive_first[at : at + ranks] for at in range(0, len(costs), ranks)]
+    return [part[::-1] if n % 2 and len(part) == ranks else part for n, part in enumerate(parts)]
 
 
-def _blocks(lengths: Sequence[int], limit: int, groups: Sequence[int]) -> list[list[int]]:
-    """Rows that stay together: of one group, at most `limit` tokens or a single row."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows that stay together."""
+
+    rows: list[int]
+    tokens: int
+    cost: float
+
+
+def _blocks(lengths: Sequence[int], limit: int, groups: Sequence[int]) -> list[_Block]:
+    """Rows of one group, at most `limit` tokens together or a single row."""
     blocks: list[list[int]] = []
     tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (groups[i], i)):
@@ -79,36 +90,34 @@ def _blocks(lengths: Sequence[int], limit: int, groups: Sequence[int]) -> list[l
         else:
             blocks.append([row])
             tokens = lengths[row]
-    return blocks
+    return [_Block(b, sum(lengths[i] for i in b), sum(row_cost(lengths[i]) for i in b)) for b in blocks]
 
 
-def _first_fit(tokens: Sequence[int], limit: int, order: Sequence[int]) -> list[list[int]]:
-    """First fit, largest first: at most 11/9 of the fewest possible parts."""
-    parts: list[list[int]] = []
-    held: list[int] = []
-    for block in order:
-        fits = next((p for p, n in enumerate(held) if n + tokens[block] <= limit), None)
+def _first_fit(blocks: Sequence[_Block], limit: int) -> list[list[_Block]]:
+    """Each block, largest first, to the first part with room: at most 11/9 of the fewest possible parts."""
+    parts: list[list[_Block]] = []
+    tokens: list[int] = []
+    for block in blocks:
+        fits = next((p for p, n in enumerate(tokens) if n + block.tokens <= limit), None)
         if fits is None:
             parts.append([block])
-            held.append(tokens[block])
+            tokens.append(block.tokens)
         else:
             parts[fits].append(block)
-            held[fits] += tokens[block]
+            tokens[fits] += block.tokens
     return parts
 
 
-def _balance(
-    tokens: Sequence[int], costs: Sequence[float], limit: int, order: Sequence[int], count: int
-) -> list[list[int]] | None:
-    """Largest first, each block to the cheapest part with room; None when one finds none."""
-    parts: list[list[int]] = [[] for _ in range(count)]
-    held, spent = [0] * count, [0.0] * count
-    for block in order:
-        room = [p for p in range(count) if held[p] + tokens[block] <= limit or not parts[p]]
+def _balance(blocks: Sequence[_Block], limit: int, count: int) -> list[list[_Block]] | None:
+    """Each block, largest first, to the cheapest part with room; None when a block finds none."""
+    parts: list[list[_Block]] = [[] for _ in range(count)]
+    tokens, costs = [0] * count, [0.0] * count
+    for block in blocks:
+        room = [p for p in range(count) if tokens[p] + block.tokens <= limit or not parts[p]]
         if not room:
             return None
-        p = min(room, key=lambda p: (spent[p], p))
+        p = min(room, key=lambda p: (costs[p], p))
         parts[p].append(block)
-        held[p] += tokens[block]
-        spent[p] += costs[block]
+        tokens[p] += block.tokens
+        costs[p] += block.cost
     return parts

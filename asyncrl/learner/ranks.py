@@ -1,8 +1,7 @@
-"""The processes that train together, as one of them sees them: what rank 0 orders, and who was handed which share.
+"""The processes that train together: the orders of rank 0, and the exchange of shares of a batch.
 
-Rank 0 leads: it alone speaks of batches, versions and checkpoints with the buffer, and tells the others what to do next
-(follower.py). Every exchange has a deadline; a rank that dies takes the others with it (the launcher kills them), and
-all start again.
+Rank 0 leads: it alone exchanges batches, versions and checkpoints with the buffer, and orders the other ranks to act
+(follower.py). Every exchange has a deadline; when a rank dies, the launcher kills the others, and all start again.
 """
 
 from __future__ import annotations
@@ -22,58 +21,58 @@ from asyncrl.config import Config
 from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
 
 SPARE_S = 60.0
-"""What rank 0 may take between two orders beyond an exchange and an outage of the buffer, or a checkpoint."""
+"""Time that rank 0 may take between two orders, beyond an exchange and an outage of the buffer or a checkpoint."""
 Do = Literal["wait", "load", "train", "publish", "save", "end"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Order:
-    """What all ranks do next."""
+    """The next action of all ranks."""
 
     do: Do
     path: str = ""
-    """load, save: a checkpoint's folder."""
+    """load, save: a checkpoint's folder"""
     incarnation: int = 0
-    """train: under which the batch is asked for."""
+    """train: the incarnation that the batch is requested for"""
     batch: int = 0
     version: int = 0
 
 
 class Ranks:
-    """Alone: rank 0 of 1, and nothing is exchanged."""
+    """A single process: rank 0 of 1, which exchanges nothing."""
 
     rank, size = 0, 1
 
     def order(self, order: Order) -> None:
-        """Of rank 0."""
+        """Called by rank 0."""
 
     def next(self) -> Order:
-        """Of the other ranks. Raises RuntimeError when rank 0 says nothing for too long."""
+        """Called by the other ranks. Raises RuntimeError when rank 0 gives no order in time."""
         raise ValueError("rank 0 takes no orders")
 
-    def whole(self, reply: BatchReply) -> BatchReply:
-        """A batch put together from the shares of all ranks, the same on each."""
+    def gather(self, reply: BatchReply) -> BatchReply:
+        """The whole batch, from the shares of all ranks; the same on each."""
         return reply
 
     def leave(self) -> None:
-        """Of a rank that ends in order."""
+        """Called by a rank that ends in order."""
 
 
-class Group(Ranks):
-    """Several, over torch.distributed."""
+class DistributedRanks(Ranks):
+    """Several processes, connected by torch.distributed."""
 
     def __init__(self, config: Config, rank: int, rendezvous: Path) -> None:
-        """Joins the others at the file `rendezvous`, which nobody used before. Raises torch's DistStoreError when they
-        do not come within `launch.start_s`."""
+        """Joins the others at the file `rendezvous`, which must be unused. Raises torch's DistStoreError when they do
+        not join within `launch.start_s`."""
         self.rank, self.size = rank, config.learner.ranks
         wait = timedelta(seconds=config.learner.collective_s)
         store = dist.FileStore(str(rendezvous), self.size)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=config.launch.start_s))
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(kinds, store=store, rank=rank, world_size=self.size, timeout=wait)
-        # While rank 0 sits an outage of the buffer out, or waits for a checkpoint, the others hear nothing.
-        silence = max(config.launch.restart_window_s, config.learner.checkpoint_s)
-        patience = wait + timedelta(seconds=silence + SPARE_S)
+        # While rank 0 waits for the buffer during an outage, or for a checkpoint, the others get no order.
+        pause = max(config.launch.restart_window_s, config.learner.checkpoint_s)
+        patience = wait + timedelta(seconds=pause + SPARE_S)
         self._orders = dist.new_group(backend="gloo", timeout=patience)
 
     def order(self, order: Order) -> None:
@@ -82,8 +81,8 @@ class Group(Ranks):
     def next(self) -> Order:
         return Order(**unpack(self._broadcast(b"")))
 
-    def whole(self, reply: BatchReply) -> BatchReply:
-        shares = [_decode(share) for share in self._gather(_encode(reply))]
+    def gather(self, reply: BatchReply) -> BatchReply:
+        shares = [_decode(share) for share in self._all_gather(_encode(reply))]
         return dataclasses.replace(
             reply,
             trajectories=[t for share in shares for t in share.trajectories],
@@ -103,8 +102,8 @@ class Group(Ranks):
         dist.broadcast(data, 0, group=self._orders)
         return bytes(data.numpy())
 
-    def _gather(self, payload: bytes) -> list[bytes]:
-        """Of every rank, in their order."""
+    def _all_gather(self, payload: bytes) -> list[bytes]:
+        """The payloads of all ranks, in rank order."""
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(payload)]), group=self._orders)
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
@@ -127,5 +126,6 @@ def _encode(reply: BatchReply) -> bytes:
 
 
 def _decode(share: bytes) -> _Share:
-    said = msgpack.unpackb(share, raw=False)  # from the same run's own process, and of any size
-    return _Share([decode_trajectory(frames) for frames in said["trajectories"]], said["digests"], said["weights"])
+    fields = msgpack.unpackb(share, raw=False)  # from a process of the same run, and of any size
+    trajectories = [decode_trajectory(frames) for frames in fields["trajectories"]]
+    return _Share(trajectories, fields["digests"], fields["weights"])

@@ -1,4 +1,4 @@
-"""Where an incarnation of the learner begins: a checkpoint that the ledger's history knows, or the initial model."""
+"""Chooses where an incarnation of the learner begins: at a checkpoint of the ledger's history, or the initial model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from pathlib import Path
 from asyncrl.buffer.client import BufferRefused, Start
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.checkpoints import State, complete, read_list
+from asyncrl.learner.publication import Publication
+from asyncrl.learner.saving import Saving
+from asyncrl.learner.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -16,11 +19,32 @@ Ask = Callable[[int, int, int | None, bool], Start]
 """(batch, version, branch, fresh) as `BufferClient.start` takes them; raises BufferRefused"""
 
 
-def begin(checkpoints: Path, ask: Ask, *, resume: bool, fresh: Path | None) -> tuple[Path | None, Start]:
-    """The checkpoint (None: the initial model), and what the buffer said to it.
+def start(session: Session, saving: Saving, publication: Publication, *, resume: bool, fresh: Path | None) -> None:
+    """Agrees with the buffer where this incarnation begins, and loads what is needed for it."""
+    session.reporter.waiting("buffer", "buffer")
+    session.ask(lambda: session.buffer.hello("learner"))
+    checkpoint, begun = begin(
+        saving.folder,
+        lambda *point: session.ask(lambda: session.buffer.start(*point)),
+        resume=resume,
+        fresh=fresh,
+    )
+    session.incarnation, session.branch = begun.incarnation, begun.branch
+    publication.published = begun.published
+    session.reporter.waiting(None)
+    if checkpoint is not None:
+        warn_of_other_rounding(saving.load(checkpoint), session.config.learner)
+        session.reporter.event("resumed", step=session.version, checkpoint=str(checkpoint))
+    origin = checkpoint or f"the model at model.path ({session.config.model.path})"
+    point = (session.incarnation, session.version, session.batch)
+    log.info("incarnation %d at version %d, batch %d, from %s", *point, origin)
 
-    `resume`: the newest that is a point of the ledger's history; those of a line that was left are passed over.
-    `fresh`: this one, and a new branch begins there. Raises BufferRefused when the buffer knows none of them.
+
+def begin(checkpoints: Path, ask: Ask, *, resume: bool, fresh: Path | None) -> tuple[Path | None, Start]:
+    """The checkpoint (None: the initial model), and the buffer's answer to it.
+
+    `resume`: the newest checkpoint that is a point of the ledger's history; those of an abandoned branch are passed
+    over. `fresh`: this checkpoint, at which a new branch begins. Raises BufferRefused when the buffer knows none.
     """
     if fresh is not None:
         state = read_list(fresh)[0]
@@ -38,6 +62,7 @@ def begin(checkpoints: Path, ask: Ask, *, resume: bool, fresh: Path | None) -> t
 
 
 def warn_of_other_rounding(state: State, learner: LearnerConfig) -> None:
+    """Warns that redone steps may differ in the last bits."""
     for name in ("threads", "ranks"):
         now, was = getattr(learner, name), getattr(state, name)
         if now != was:

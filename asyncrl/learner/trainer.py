@@ -1,4 +1,4 @@
-"""What every rank of the learner does alike: one training step of a batch, and the folder of a checkpoint."""
+"""The work that all ranks of the learner do alike: the training step of a batch, and a part of each checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.learner.step.train_step import StepResult, train_step
 
 
 class Trainer:
-    """Its calls are collective: every rank makes them in the same order, with the same arguments."""
+    """Its methods are collective: every rank calls them in the same order, with the same arguments."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Trainer:
         objective: Objective,
         another: Callable[[Config], Backend] | None = None,
     ) -> None:
-        """`another` builds a second backend of the kind, for a critic of its own. Raises ConfigError."""
+        """`another` builds a second backend of the same kind, for a separate critic. Raises ConfigError."""
         self.backend, self.objective = backend, objective
         self._learner = config.learner
         self._companions = companions(config, backend, another)
@@ -48,11 +48,11 @@ class Trainer:
         self.snapshot(folder)()
 
     def snapshot(self, folder: Path) -> Callable[[], None]:
-        """What is saved is copied now; the function given writes it into `folder`, in any thread."""
+        """Copies what is saved; the function returned writes the copy into `folder`, in any thread."""
         writes = self.backend.snapshot(), self._companions.snapshot()
 
         def write() -> None:
-            for one in writes:
-                one(folder)
+            for part in writes:
+                part(folder)
 
         return write

@@ -116,11 +116,11 @@ def test_it_is_written_beside_the_training_and_one_at_a_time(tmp_path: Path) -> 
         return lambda: written() if go_on.wait(20) else None
 
     checkpoints.begin(State(2, 2, 0, 1), DONE, slow, announce)
-    assert checkpoints.there() == []
+    assert checkpoints.completed() == []
     assert complete(tmp_path) == [], "nothing has its name before all of it is there"
     go_on.set()
     checkpoints.begin(State(4, 4, 0, 1), DONE, slow, announce)
-    assert (2, tmp_path / "step-000002") in checkpoints.there()
+    assert (2, tmp_path / "step-000002") in checkpoints.completed()
     checkpoints.settle()
     assert [p.name for p in complete(tmp_path)] == ["step-000002", "step-000004"]
 

@@ -23,7 +23,7 @@ from asyncrl.learner.checkpoints import Checkpoints, State, complete, read
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.ranks import Group, Order, Ranks
+from asyncrl.learner.ranks import DistributedRanks, Order, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.weights.local.shm import ShmPublisher
 from tests.learner.fake_buffer import FakeBuffer, FakeReporter
@@ -43,7 +43,7 @@ def rank(
 ) -> dict[str, Any]:
     """One rank from its start to its end; at batch `die_at` all of them are gone."""
     compute_alike(config)
-    ranks = Group(config, number, rendezvous) if config.learner.ranks > 1 else Ranks()
+    ranks = DistributedRanks(config, number, rendezvous) if config.learner.ranks > 1 else Ranks()
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
     trainer, buffer, reporter = Trainer(config, backend, Objective(config.learner)), FakeBuffer(4), FakeReporter()
     buffer.outcomes, buffer.incarnation = dict(outcomes), 0
@@ -137,7 +137,7 @@ def test_after_the_death_of_all_another_number_goes_on(tmp_path: Path, reference
 
 def save_for_ever(number: int, rendezvous: Path, folder: Path, delay: float) -> str:
     config = a_config(2, collective_s=20.0)
-    ranks = Group(config, number, rendezvous)
+    ranks = DistributedRanks(config, number, rendezvous)
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
 
     def save(target: Path) -> Callable[[], None]:
@@ -189,7 +189,7 @@ def test_each_rank_takes_its_share_of_a_gpu_of_its_own(monkeypatch: pytest.Monke
 
 
 def silent(number: int, rendezvous: Path, config: Config) -> float:
-    ranks = Group(config, number, rendezvous)
+    ranks = DistributedRanks(config, number, rendezvous)
     began = time.monotonic()
     if number == 0:
         time.sleep(5)
@@ -212,7 +212,7 @@ def in_a_hurry(**learner: Any) -> Config:
 
 
 def on_a_slow_disk(number: int, rendezvous: Path, folder: Path, config: Config) -> str:
-    ranks = Group(config, number, rendezvous)
+    ranks = DistributedRanks(config, number, rendezvous)
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
     if number == 0:
         ranks.order(Order("save", str(folder)))

@@ -1,1 +1,1 @@
-"""Who computes: one process (`torch`), or many."""
+"""Backends, which hold the model and compute: in one process (`torch`), or in many."""

@@ -1,10 +1,10 @@
-"""Who computes which micro-batch, and how the scores of all come to every rank.
+"""Which rank computes which micro-batch, and how every rank gets the scores of all.
 
-    parts of a step ─> rounds of `size` micro-batches of like cost ─> each rank computes one of a round
+    parts of a step ─> rounds of `size` micro-batches of similar cost ─> each rank computes one of a round
                                                                             │
          loss(i, scores) of every part, everywhere  <── scores of the round, gathered
 
-A rank that has none in the last round computes a token without loss: what is collective in a pass needs all.
+A rank that has none in the last round computes a token without loss, because a pass is collective.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ Loss = Callable[[int, Scores], Tensor]
 
 
 class Rounds:
-    """As the rank `rank` of the `size` that compute different micro-batches, members of `group`, sees them."""
+    """The rounds of a step, for rank `rank` of the `size` members of `group`, which compute different micro-batches."""
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
         """`group` None: all ranks."""
         self._rank, self._size, self._group = rank, size, group
 
     def logprobs(self, score: Score, parts: Sequence[Packed]) -> list[Scores]:
-        """Backend.logprobs, of a model that `score` calls."""
-        found: dict[int, Scores] = {}
+        """Backend.logprobs of the model behind `score`."""
+        scores_of: dict[int, Scores] = {}
         with torch.no_grad():
-            for together in self.plan(parts):
-                scores = score(self.own(parts, together))
-                found |= zip(together, self.gathered(parts, together, scores), strict=True)
-        return [found[i] for i in range(len(parts))]
+            for in_round in self.plan(parts):
+                scores = score(self.own(parts, in_round))
+                scores_of |= zip(in_round, self.gathered(parts, in_round, scores), strict=True)
+        return [scores_of[i] for i in range(len(parts))]
 
     def accumulate(self, score: Score, parts: Sequence[Packed], loss: Loss) -> None:
-        """Backend.accumulate, of a model that `score` calls."""
-        for together in self.plan(parts):
-            scores = score(self.own(parts, together))
-            share = self.share(together, scores, self.gathered(parts, together, scores), loss)
+        """Backend.accumulate of the model behind `score`."""
+        for in_round in self.plan(parts):
+            scores = score(self.own(parts, in_round))
+            share = self.share(in_round, scores, self.gathered(parts, in_round, scores), loss)
             share.backward()  # type: ignore[no-untyped-call]
 
     def plan(self, parts: Sequence[Packed]) -> list[list[int]]:
-        """Which parts each round computes."""
+        """Indices of the parts that each round computes."""
         return rounds([sum(row_cost(n) for n in part.lengths) for part in parts], self._size)
 
-    def own(self, parts: Sequence[Packed], together: Sequence[int]) -> Packed:
-        """What this rank computes of a round."""
-        if self._rank < len(together):
-            return parts[together[self._rank]]
-        return _nothing(parts[together[0]].wants)
+    def own(self, parts: Sequence[Packed], in_round: Sequence[int]) -> Packed:
+        """The part that this rank computes in a round."""
+        if self._rank < len(in_round):
+            return parts[in_round[self._rank]]
+        return _smallest(parts[in_round[0]].wants)
 
-    def gathered(self, parts: Sequence[Packed], together: Sequence[int], own: Scores) -> list[Scores]:
-        """Of each part of the round, without gradient, on every rank; `own` as this rank computed it."""
+    def gathered(self, parts: Sequence[Packed], in_round: Sequence[int], own: Scores) -> list[Scores]:
+        """Scores of each part of the round, without gradient, on every rank; `own`: those that this rank computed."""
         width = 0 if own.hidden is None else own.hidden.shape[1]
         flat = _flat(own)
         if self._size == 1:
-            return [_cut(width, parts[together[0]], flat)]
-        # How much each rank sends follows from its part, which all of them know.
-        longest = max(_numbers(width, parts[i]) for i in together)
-        padded = flat.new_zeros(max(longest, _numbers(width, _nothing(parts[0].wants))))
+            return [_cut(width, parts[in_round[0]], flat)]
+        # Every rank knows all parts, and so how much each rank sends.
+        longest = max(_numbers(width, parts[i]) for i in in_round)
+        padded = flat.new_zeros(max(longest, _numbers(width, _smallest(parts[0].wants))))
         padded[: len(flat)] = flat
         received = [torch.empty_like(padded) for _ in range(self._size)]
         dist.all_gather(received, padded, group=self._group)
-        return [_cut(width, parts[i], x) for i, x in zip(together, received, strict=False)]
+        return [_cut(width, parts[i], x) for i, x in zip(in_round, received, strict=False)]
 
-    def share(self, together: Sequence[int], own: Scores, seen: Sequence[Scores], loss: Loss) -> Tensor:
-        """What this rank differentiates of a round's loss, which is asked of every part of it; `seen` as gathered."""
+    def share(self, in_round: Sequence[int], own: Scores, seen: Sequence[Scores], loss: Loss) -> Tensor:
+        """This rank's share of a round's loss, which is called for every part; `seen` as from `gathered`."""
         mine = None
-        for r, (i, scores) in enumerate(zip(together, seen, strict=True)):
+        for r, (i, scores) in enumerate(zip(in_round, seen, strict=True)):
             if r == self._rank:
                 mine = loss(i, own)
             else:
@@ -83,30 +83,30 @@ class Rounds:
 
 
 def settle(share: Tensor) -> None:
-    """Of a part that another rank computed: what hangs on its scores and is not sharded, such as a critic's head."""
+    """Backward pass of a part that another rank computed, into what is not sharded, such as a critic's head."""
     if share.requires_grad:
         share.backward()  # type: ignore[no-untyped-call]
 
 
 def broadcast(
     parts: Sequence[Packed],
-    found: Sequence[Scores] | None,
+    scores: Sequence[Scores] | None,
     *,
     width: int,
     device: torch.device,
     source: int,
     group: dist.ProcessGroup,
 ) -> list[Scores]:
-    """Scores of `parts` on every rank of `group`, without gradient: those `found` on its rank `source`. `width`: of a
-    hidden state."""
+    """Scores of `parts` on every rank of `group`, without gradient, from its rank `source`, which alone gives `scores`.
+    `width`: of a hidden state."""
     numbers = [_numbers(width, part) for part in parts]
-    flat = torch.empty(sum(numbers), device=device) if found is None else torch.cat([*map(_flat, found)])
+    flat = torch.empty(sum(numbers), device=device) if scores is None else torch.cat([*map(_flat, scores)])
     dist.broadcast(flat, group=group, group_src=source)
     return [_cut(width, part, x) for part, x in zip(parts, torch.split(flat, numbers), strict=True)]
 
 
-def _nothing(wants: frozenset[Want]) -> Packed:
-    """The least that can be computed."""
+def _smallest(wants: frozenset[Want]) -> Packed:
+    """The smallest part that can be computed."""
     return Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), wants)
 
 

@@ -1,7 +1,7 @@
-"""The logprob of each sampled token, and the entropy, without ever holding all logits.
+"""The logprob of each sampled token, and the entropy, without holding all logits in memory.
 
-Logits of a chunk of tokens are made, used and thrown away; the backward pass makes them again. Peak memory is a chunk
-of logits plus the gradient of the output weights, whatever the number of tokens.
+The logits of a chunk of tokens are computed, used and discarded; the backward pass computes them again. Peak memory is
+a chunk of logits plus the gradient of the output weights, whatever the number of tokens.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 CHUNK_LOGITS = 1 << 20
-"""Logits held at once, about; small enough for a core's cache where the vocabulary is small."""
+"""Approximate number of logits in memory at once; with a small vocabulary they fit a core's cache."""
 CHUNK_TOKENS = 512
-"""Tokens per chunk at least: fewer would waste the matrix product."""
+"""Least number of tokens in a chunk: fewer would waste the matrix product."""
 
 
 def selected_logprobs(
@@ -37,7 +37,7 @@ def sum_of_squared_probabilities(
 ) -> Tensor:
     """Sum over the vocabulary of p², p = softmax(hidden @ weight.T / temperature): [N, H] -> [N], at least float32.
 
-    The chance that two draws agree; without gradient.
+    The probability that two draws agree; without gradient.
     """
     chunk = chunk or max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
     exact = torch.promote_types(hidden.dtype, torch.float32)
@@ -69,7 +69,7 @@ class _Selected(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, entropy = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden)
-        # Under adapters the head is frozen, and its gradient, as large as itself, is not made.
+        # Under adapters the head is frozen, and its gradient, as large as the head, is not computed.
         grad_weight = torch.zeros_like(weight, dtype=ctx.exact) if ctx.needs_input_grad[1] else None
         for at in range(0, len(hidden), ctx.chunk):
             part = slice(at, at + ctx.chunk)

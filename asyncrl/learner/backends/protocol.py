@@ -1,6 +1,6 @@
-"""What the learner asks of whatever holds the model: scores of packed rows, gradients, updates, weights out.
+"""The interface of a backend, which holds the model: scores of packed rows, gradients, updates, weights.
 
-The backend runs the passes, the learner says what the loss is: `accumulate` takes a function from the scores of a
+The backend runs the passes, the learner defines the loss: `accumulate` takes a function from the scores of a
 micro-batch to its share of the loss, so that the same learner drives one process, sharded parameters, or a pipeline
 whose last stage alone sees logprobs.
 
@@ -21,60 +21,60 @@ import torch
 from torch import Tensor
 
 Want = Literal["logprobs", "hidden", "sum_pi_sq"]
-"""logprobs: with the entropy. hidden: the state that a critic reads. sum_pi_sq: of the whole distribution."""
+"""logprobs: with the entropy. hidden: the state that a critic reads. sum_pi_sq: over the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows laid end to end: what one forward pass computes. No row sees another."""
+    """Rows laid end to end, which one forward pass computes. No row attends to another."""
 
     token_ids: Tensor
     """[T] int64"""
     mask: Tensor
     """[T] bool: tokens whose logprob is wanted. Never the first of a row: nothing predicts it."""
     lengths: tuple[int, ...]
-    """Of the rows, each at least 1; their sum is T."""
+    """Tokens of each row, at least 1; their sum is T."""
     wants: frozenset[Want] = frozenset(("logprobs",))
-    """What is computed of it."""
+    """What to compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of a Packed, at the sampling temperature; 0 outside its mask, and where it was not wanted."""
+    """Scores of a Packed at the sampling temperature; 0 outside its mask, and where they were not wanted."""
 
     logprobs: Tensor
     """[T] float32, nats"""
     entropy: Tensor
     """[T] float32, nats: of the distribution that the token was drawn from"""
     hidden: Tensor | None = None
-    """[n, H] of the n tokens of the mask: the last hidden state before each, which it was drawn from; if wanted"""
+    """[n, H], if wanted: the last hidden state before each of the n tokens of the mask, from which it was drawn"""
     sum_pi_sq: Tensor | None = None
-    """[T] float32: the sum of that distribution's squared probabilities, without gradient; if wanted"""
+    """[T] float32, if wanted: the sum of that distribution's squared probabilities, without gradient"""
 
 
 class Backend(Protocol):
     dp_size: int
-    """Micro-batches that are computed at the same time: as many, or a multiple, keep every rank busy."""
+    """Micro-batches computed at the same time; a multiple of this number keeps every rank busy."""
     device: torch.device
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
-        """Scores without gradient; under `reference` of the frozen reference model."""
+        """Scores without gradient; with `reference`, those of the frozen reference model."""
         ...
 
     def refresh_reference(self) -> None:
-        """The reference model, the run's first one until then, becomes the policy as it is now."""
+        """Copies the current policy into the reference model, which begins as the run's first model."""
         ...
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         """Forward and backward of every part, adding to the gradient; the gradients of the parts add up.
 
-        `loss(i, scores)` of part i is called once for every part on every rank, in the same order everywhere, also for
-        those whose scores another rank computed: they carry no gradient here.
+        `loss(i, scores)` is called once for every part i on every rank, in the same order everywhere. Scores that
+        another rank computed carry no gradient here.
         """
         ...
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to `max_norm`; its norm before that (not finite if the gradient is not)."""
+        """Scale the gradient down to `max_norm`; returns its norm before that (not finite if the gradient is not)."""
         ...
 
     def apply(self, lr: float) -> None:
@@ -86,7 +86,7 @@ class Backend(Protocol):
         ...
 
     def mark(self) -> None:
-        """Remember weights and optimizer as they are, for `rollback`. Costs a copy of both."""
+        """Copy weights and optimizer state, for `rollback`."""
         ...
 
     def rollback(self) -> None: ...
@@ -94,7 +94,7 @@ class Backend(Protocol):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights with Hugging Face names, one at a time, in the model's dtype; tied ones once.
 
-        On several ranks each must go through it to its end; rank 0 alone is given values.
+        On several ranks each must iterate to the end; rank 0 alone receives values.
         """
         ...
 
@@ -104,8 +104,8 @@ class Backend(Protocol):
         ...
 
     def snapshot(self) -> Callable[[Path], None]:
-        """A copy of all that `save` writes, and the function that writes it while training goes on: once, on every
-        rank, in any thread. Raises OSError, like `save`, when the disk is full."""
+        """Copies all that `save` writes; returns the function that writes the copy while training continues: once, on
+        every rank, in any thread. Raises OSError, like `save`, when the disk is full."""
         ...
 
     def load(self, folder: Path) -> None:

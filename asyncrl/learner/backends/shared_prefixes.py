@@ -1,7 +1,7 @@
-"""Rows that begin alike are computed once as far as they do: the prompt of a group, and what its episodes said alike.
+"""Computes a common prefix of rows once: the prompt of a group, and the turns that its episodes have in common.
 
-A hidden state depends on the tokens up to its position and on nothing else, so equal beginnings have equal hidden
-states, sampled or not. The rows of a micro-batch form a tree; what is computed is its branches.
+A hidden state depends on the tokens up to its position alone, so equal prefixes have equal hidden states. The rows of a
+micro-batch form a tree, of which each branch is computed once.
 
     row 0   a b c d e      computed   a b c d e
     row 1   a b c x y                       x y
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 WORTH = 8
-"""Tokens: a shorter common beginning is computed again, which is cheaper than to fetch it."""
+"""Least length of a shared prefix: computing a shorter one again is cheaper than gathering it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens of one row that are computed for it: those behind what it has in common with an earlier row."""
+    """The tokens of one row behind its common prefix with an earlier row; those are computed for it."""
 
     start: int
     """Among the computed tokens."""
@@ -35,17 +35,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one forward pass computes of rows laid end to end."""
+    """The tokens that one forward pass computes for rows laid end to end."""
 
     computed: Tensor
     """[U] int64: the flat tokens that are computed, in the order of the segments, U <= T."""
     where: Tensor
-    """[T] int64: of each flat token, which computed one has its hidden state."""
+    """[T] int64: for each flat token, the computed token that has its hidden state."""
     segments: tuple[Segment, ...]
     """They tile the U computed tokens."""
     seen: Tensor | None
-    """[sum of prefix + length] int64: the computed tokens that each segment sees, its own at the end. None when no
-    segment has a prefix, so that each sees its own alone."""
+    """[sum of prefix + length] int64: the computed tokens that each segment attends to, its own at the end. None
+    when no segment has a prefix."""
 
 
 def share_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> Plan:
@@ -59,7 +59,7 @@ def share_prefixes(token_ids: Tensor, lengths: Sequence[int]) -> Plan:
     """
     ids = token_ids.numpy()
     starts = np.cumsum([0, *lengths])
-    # Among sorted rows the longest beginning in common with any row before is that with the one right before.
+    # Among sorted rows, the longest prefix in common with any earlier row is the one with the previous row.
     sortable = ids.astype(">u8").tobytes()
     order = sorted(range(len(lengths)), key=lambda i: sortable[8 * starts[i] : 8 * starts[i + 1]])
     where = np.empty(len(ids), np.int64)

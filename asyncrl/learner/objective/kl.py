@@ -1,8 +1,8 @@
-"""KL(policy || reference) estimated from the sampled tokens, and who sets its coefficient.
+"""KL(policy || reference) estimated from the sampled tokens, and controllers of its coefficient.
 
 With x = logprobs - reference of the sampled token (Schulman, joschu.net/blog/kl-approx.html):
 
-    k1   x                 unbiased value, high variance; as a loss its gradient has mean 0: it teaches nothing
+    k1   x                 unbiased value, high variance; as a loss its gradient has mean 0, so it has no effect
     abs  |x|
     k2   x² / 2            biased value; its gradient is the right one on-policy
     k3   e^-x - 1 + x      unbiased value, low variance, never negative; its gradient is the reverse direction's
@@ -78,7 +78,7 @@ def penalise_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, coefficient: flo
 
 
 class Controller(Protocol):
-    """Who sets the coefficient; `value` is its whole state."""
+    """Sets the coefficient; `value` is its whole state."""
 
     value: float
 
@@ -92,7 +92,7 @@ class FixedKL:
     value: float
 
     def update(self, measured: float, steps: int) -> None:
-        """Nothing to learn from what was measured."""
+        """Does nothing."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A made-up batch, on which an objective is tried before anything starts."""
+"""A made-up batch on which an objective is tried before anything starts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from asyncrl.trajectory import CONTEXT
 
 
 def made_up(advantage_options: Mapping[str, Any], greedy_baseline: bool = False, env: str = "") -> Batch:
-    """Two groups of two episodes of one row, with as many named rewards as the options weigh; the first of each may be
-    the greedy one. All are of the environment `env`."""
+    """Two groups of two one-row episodes of environment `env`, with as many named rewards as the options weigh; the
+    first of each group may be the greedy one."""
     weights = advantage_options.get("weights")
     names = tuple(weights) if isinstance(weights, (Mapping, list, tuple)) else ("reward",)
     mask = torch.tensor([False, True, True] * 4)

@@ -1,6 +1,6 @@
-"""Is an update safe to apply, and at which learning rate? Decisions only; the learner acts on them.
+"""Decides whether an update is safe to apply, and at which learning rate.
 
-Both are functions of numbers alone, so that resuming needs no state.
+The decisions keep no state between steps, so that resuming needs none.
 
 >>> [round(learning_rate(u, 6, peak=1.0, warmup=2, schedule="linear"), 2) for u in range(6)]
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
@@ -11,9 +11,15 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from torch import Tensor
+
+from asyncrl.config.learner import LearnerConfig
+from asyncrl.learner.batch import Batch
+from asyncrl.learner.step.diagnostics import sequence_effective_sample_size
+
 
 def refuse(*, ess: float, min_ess: float, loss: float, gradient_norm: float | None = None) -> str | None:
-    """Why a batch must not be applied (its outcome is `skipped: guard`, its payload kept), or None.
+    """Why a batch must not be applied (its outcome is `skipped: guard`, its payload is kept), or None.
 
     `ess`: normalised effective sample size, in (0, 1]; `gradient_norm` None: not known yet. Numbers that are not finite
     are refused whatever `min_ess` is.
@@ -54,3 +60,17 @@ def learning_rate(
         return peak
     done = min((update - warmup) / (total - warmup), 1.0)
     return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def scheduled(learner: LearnerConfig, version: int, number: int, peak: float) -> float:
+    """Learning rate of update `number` of the training step from `version` on."""
+    update, total = version * learner.minibatches + number, learner.steps * learner.minibatches
+    return learning_rate(update, total, peak=peak, warmup=learner.warmup_steps, schedule=learner.schedule)
+
+
+def ess_scale(learner: LearnerConfig, rows: Batch, current: Tensor) -> float:
+    """Factor of the learning rate under `learner.ess_lr`, from the mini-batch's `current[T]` logprobs."""
+    if learner.ess_lr == "off":
+        return 1.0
+    ess = sequence_effective_sample_size(current, rows.behaviour, rows.mask, rows.lengths)
+    return learning_rate_scale(float(ess), base_ess=learner.ess_lr_base, rule=learner.ess_lr)

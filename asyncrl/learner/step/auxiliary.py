@@ -1,4 +1,4 @@
-"""What lives beside the policy from step to step, and is saved with it: the critic, the coefficient of the KL term."""
+"""State that is kept from step to step and saved with the policy: the critic, the coefficient of the KL term."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.config import Config
+from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.objective.kl import CONTROLLERS, Controller, FixedKL
@@ -19,11 +20,13 @@ _KL = "kl.json"
 
 @dataclass(frozen=True, slots=True)
 class Companions:
+    """The KL term's controller, and the critic if there is one."""
+
     kl: Controller
     critic: Critic | None = None
 
     def snapshot(self) -> Callable[[Path], None]:
-        """As `Backend.snapshot`."""
+        """Copies and returns a writer, as `Backend.snapshot` does."""
         steered = not isinstance(self.kl, FixedKL) and leads()
         kl = json.dumps({"coefficient": self.kl.value})
         critic = None if self.critic is None else self.critic.snapshot()
@@ -41,7 +44,7 @@ class Companions:
         if not isinstance(self.kl, FixedKL):
             if not (folder / _KL).is_file():
                 raise RunError(
-                    f"checkpoint {folder} has no {_KL}, which learner.kl_controller goes on from. Resume with "
+                    f"checkpoint {folder} has no {_KL}, from which learner.kl_controller would continue. Resume with "
                     "learner.kl_controller fixed, as the run was started."
                 )
             self.kl.value = float(json.loads((folder / _KL).read_text())["coefficient"])
@@ -49,8 +52,17 @@ class Companions:
             self.critic.load(folder)
 
 
+def stateless(learner: LearnerConfig) -> Companions:
+    """Companions that keep no state. Raises ValueError if the config asks for others."""
+    if learner.critic != "none" or learner.kl_controller != "fixed":
+        raise ValueError(
+            "learner.critic and learner.kl_controller keep state between steps, and companions are missing: pass them"
+        )
+    return Companions(FixedKL(learner.kl_coef))
+
+
 def companions(config: Config, policy: Backend, another: Callable[[Config], Backend] | None = None) -> Companions:
-    """As the config asks for them. `another` builds a second backend. Raises ConfigError, naming the field."""
+    """The companions that the config names. `another` builds a second backend. Raises ConfigError, naming the field."""
     learner = config.learner
     try:
         controller = resolve(learner.kl_controller, CONTROLLERS, "learner.kl_controller")
@@ -64,6 +76,6 @@ def companions(config: Config, policy: Backend, another: Callable[[Config], Back
         return Companions(kl, Critic(learner, policy))
     if another is None:
         raise ValueError("learner.critic is separate, and nothing was given that builds its model")
-    # It scores for nobody else, so it keeps no reference model of its own.
-    alone = config.model_copy(update={"learner": learner.model_copy(update={"kl_coef": 0.0})})
-    return Companions(kl, Critic(learner, policy, another(alone)))
+    # The second backend scores for the critic only, so it keeps no reference model.
+    without_reference = config.model_copy(update={"learner": learner.model_copy(update={"kl_coef": 0.0})})
+    return Companions(kl, Critic(learner, policy, another(without_reference)))

@@ -1,10 +1,10 @@
-"""The critic: V of each sampled token, the reward that is still to come before it is drawn.
+"""The critic: V of each sampled token, the expected rest of the reward before it is drawn.
 
     shared     the policy's last hidden state ─> head        the value loss pulls the policy's weights too
-    separate   a second model of the same kind ─> head       of its own optimizer, at `learner.critic_lr`
+    separate   a second model of the same kind ─> head       its own optimizer, at `learner.critic_lr`
 
-The head is one linear layer that begins at 0, so the first advantages are plain returns. Its gradient is made here, on
-every rank alike, from states that all ranks are given; what flows on into the states is the backend's to carry.
+The head is one linear layer that starts at 0, so the first advantages are plain returns. Its gradient is computed here,
+on every rank alike, from states that all ranks have; the backend carries the gradient of the states into the model.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ OfValues = Callable[[Tensor], Tensor]
 
 
 class Critic:
-    """Everything that trains for the values. It is asked on every rank, with the same arguments."""
+    """The value head and, if separate, its model. Every rank calls it with the same arguments."""
 
     def __init__(self, learner: LearnerConfig, policy: Backend, trunk: Backend | None = None) -> None:
-        """`trunk`: the second model, None for the policy's own. Raises ConfigError if it shows no hidden states."""
+        """`trunk`: the second model; None: the policy's. Raises ConfigError if a backend gives no hidden states."""
         self.shared = trunk is None
         self._policy, self._trunk = policy, trunk
         probe = Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), frozenset(("hidden",)))
         hidden = (trunk or policy).logprobs([probe])[0].hidden
         if hidden is None:
             raise ConfigError(
-                f"learner.critic is {learner.critic}, and learner.backend {learner.backend} shows no hidden states to "
-                "it. Use learner.backend torch, or learner.critic none."
+                f"learner.critic is {learner.critic}, and learner.backend {learner.backend} gives it no hidden "
+                "states. Use learner.backend torch, or learner.critic none."
             )
         self._head = torch.nn.Linear(hidden.shape[1], 1, device=hidden.device)
         torch.nn.init.zeros_(self._head.weight)
@@ -51,25 +51,25 @@ class Critic:
 
     def values(self, parts: Sequence[Packed]) -> list[Tensor]:
         """[T] float32 on the CPU of each part, 0 where nothing was sampled, without gradient."""
-        states, found = self._trunk or self._policy, []
+        backend, values = self._trunk or self._policy, []
         with torch.no_grad():
-            # As many at a time as are computed at the same time: states are large.
-            for at in range(0, len(parts), states.dp_size):
-                some = parts[at : at + states.dp_size]
-                for part, scores in zip(some, states.logprobs([_asked(p) for p in some]), strict=True):
+            # States are large: hold only as many as are computed at the same time.
+            for at in range(0, len(parts), backend.dp_size):
+                some = parts[at : at + backend.dp_size]
+                for part, scores in zip(some, backend.logprobs([_for_states(p) for p in some]), strict=True):
                     where = part.mask.nonzero()[:, 0]
-                    found.append(torch.zeros(len(part.mask)).index_put((where,), self.read(scores.hidden).cpu()))
-        return found
+                    values.append(torch.zeros(len(part.mask)).index_put((where,), self.read(scores.hidden).cpu()))
+        return values
 
     def read(self, hidden: Tensor | None) -> Tensor:
         """[n] float32 from states [n, H], with the head's gradient alone, and the same bits on every rank."""
         assert hidden is not None
-        # A copy lies where a new tensor lies: kernels round differently where one begins in the middle of another.
+        # The copy is aligned like any new tensor: kernels round a view into another tensor differently.
         values: Tensor = self._head(hidden.detach().float().clone())[:, 0]
         return values
 
     def loss(self, hidden: Tensor | None, of_values: OfValues) -> Tensor:
-        """What pulls the states, a scalar with their gradient; the head's own gradient is added on the way."""
+        """A scalar with the gradient of the states; the gradient of the head is accumulated as a side effect."""
         assert hidden is not None
         of_values(self.read(hidden)).backward()  # type: ignore[no-untyped-call]
         weight, bias = self._head.weight.detach(), self._head.bias.detach()
@@ -78,15 +78,15 @@ class Critic:
     def accumulate(self, parts: Sequence[Packed], of_values: Callable[[int], OfValues]) -> float:
         """Forward and backward of the second model, `of_values(i)` for part i; the whole value loss."""
         assert self._trunk is not None
-        found: list[float] = []
+        losses: list[float] = []
 
         def loss(i: int, scores: Scores) -> Tensor:
             share = self.loss(scores.hidden, of_values(i))
-            found.append(float(share.detach()))
+            losses.append(float(share.detach()))
             return share
 
-        self._trunk.accumulate([_asked(p) for p in parts], loss)
-        return sum(found)
+        self._trunk.accumulate([_for_states(p) for p in parts], loss)
+        return sum(losses)
 
     def clip(self, max_norm: float) -> float:
         """Head and second model each scaled down to `max_norm`; the norm of both before that."""
@@ -148,9 +148,9 @@ class Critic:
 
 
 def leads() -> bool:
-    """Whether this rank writes what all ranks hold."""
+    """Whether this rank writes what is the same on all ranks."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
-def _asked(part: Packed) -> Packed:
+def _for_states(part: Packed) -> Packed:
     return Packed(part.token_ids, part.mask, part.lengths, frozenset(("hidden",)))

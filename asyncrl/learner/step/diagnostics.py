@@ -1,8 +1,9 @@
-"""How far off-policy a batch is, in numbers that a person can act on."""
+"""Measures of how far off-policy a batch is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -57,10 +58,10 @@ def mismatch(proximal: Tensor, behaviour: Tensor, mask: Tensor) -> dict[str, Ten
 
 
 def engine_mismatch(proximal: Tensor, behaviour: Tensor, mask: Tensor, staleness: Tensor) -> dict[str, Tensor]:
-    """What engine and learner say about the same tokens under the same weights: those of staleness 0. Scalars, in nats.
+    """Difference of engine and learner on the same tokens under the same weights: those of staleness 0. Scalars, nats.
 
-    Nothing if there is none. Rounding, kernels and number formats differ, the policy does not: in float32 below 1e-4.
-    A token whose KV cache older weights wrote (`weights.kv: reuse`) counts too, and its difference is then real.
+    Empty if there is no such token. Rounding, kernels and number formats differ, the policy does not: in float32 below
+    1e-4. A token whose KV cache older weights wrote (`weights.kv: reuse`) counts too, and its difference is then real.
     """
     same = mask & (staleness == 0)
     if not same.any():
@@ -99,10 +100,17 @@ def off_policy(
     report = of(mask)
     if staleness is None:
         return report
-    for low, above in zip(buckets, [*buckets[1:], None], strict=True):
-        part = mask & (staleness >= low) & (staleness < above if above is not None else True)
+    for name, in_bucket in _buckets(staleness, buckets):
+        part = mask & in_bucket
         if part.any():
-            name = f"{low}_up" if above is None else f"{low}" if above == low + 1 else f"{low}_{above - 1}"
             numbers = of(part) | {"tokens": part.sum()}
             report |= {f"staleness_{name}/{key}": value for key, value in numbers.items()}
     return report
+
+
+def _buckets(staleness: Tensor, lowest: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    """Name and tokens [T] of each bucket, from its lowest staleness to below that of the next."""
+    for low, above in itertools.pairwise(lowest):
+        name = f"{low}" if above == low + 1 else f"{low}_{above - 1}"
+        yield name, (staleness >= low) & (staleness < above)
+    yield f"{lowest[-1]}_up", staleness >= lowest[-1]

@@ -1,4 +1,4 @@
-"""A training step in numbers: the series that the learner reports (asyncrl/tracking/series.py)."""
+"""The metrics of a training step, named as in asyncrl/tracking/series.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def step_metrics(
     version: int,
     success: str,
 ) -> dict[str, float]:
-    """`version`: the learner's before the step, from which staleness counts. `success`: the reward that says so."""
+    """`version`: the learner's before the step; staleness counts from it. `success`: the reward that tells success."""
     record, mask = result.record, batch.mask
     staleness = version - batch.versions
     log_w = log_ratio(record.proximal, batch.behaviour, mask)
@@ -59,7 +59,7 @@ def step_metrics(
         values["staleness/mean"] = float(staleness[mask].float().mean())
         values["staleness/max"] = float(staleness[mask].max())
         values["reward/advantage_std"] = float(record.advantages[mask].std(correction=0))
-    found = off_policy(
+    by_bucket = off_policy(
         record.weights,
         record.proximal,
         batch.behaviour,
@@ -69,27 +69,27 @@ def step_metrics(
         buckets=BUCKET_EDGES,
     )
     values |= histogram("staleness/trained_tokens", {})
-    for name, value in found.items():
+    for name, value in by_bucket.items():
         part, _, what = name.rpartition("/")
         of_bucket = part.removeprefix("staleness_")
         if what == "tokens":
             values[f"staleness/trained_tokens/{of_bucket}"] = float(value / mask.sum())
         else:
             values[f"correction/{what}/{of_bucket}".rstrip("/")] = float(value)
-    apart = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
-    values |= {f"correction/{name}": float(value) for name, value in apart.items()}
-    said = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
-    return values | said | _beside(record, mask) | _rewards(trajectories, success)
+    differences = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
+    values |= {f"correction/{name}": float(value) for name, value in differences.items()}
+    of_objective = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
+    return values | of_objective | _of_companions(record, mask) | _rewards(trajectories, success)
 
 
-def _beside(record: Record, mask: Tensor) -> dict[str, float]:
-    """Of the critic, the KL term's weight and the shaping, where there are any."""
-    found = {} if record.kl_coef == 0 else {"weights/kl_coef": record.kl_coef}
+def _of_companions(record: Record, mask: Tensor) -> dict[str, float]:
+    """Metrics of the critic, the KL term's weight and the shaping, where there are any."""
+    values = {} if record.kl_coef == 0 else {"weights/kl_coef": record.kl_coef}
     if record.shaped_reward is not None:
-        found["reward/shaped"] = record.shaped_reward
+        values["reward/shaped"] = record.shaped_reward
     if record.values is None:
-        return found
-    return found | {
+        return values
+    return values | {
         "weights/value_loss": record.value_loss,
         "weights/explained_variance": explained_variance(record.values, record.returns, mask),
         "weights/value_mean": float(masked_mean(record.values, mask)),
@@ -125,7 +125,7 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
         for name, value in t.rewards.items():
             by_name[name].append(value)
     values["reward/zero_variance_groups"] = statistics.fmean(len(distinct) == 1 for distinct in groups.values())
-    values |= {f"reward/by_name/{name}": statistics.fmean(found) for name, found in by_name.items()}
+    values |= {f"reward/by_name/{name}": statistics.fmean(rewards) for name, rewards in by_name.items()}
     for env, played in by_env.items():
         values[f"reward/mean/{env}"] = statistics.fmean(t.reward for t in played)
         values[f"reward/success/{env}"] = _success(played, success)

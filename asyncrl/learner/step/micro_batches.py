@@ -1,4 +1,4 @@
-"""How a training step is cut: groups into mini-batches, an update each; their rows into micro-batches, a pass each."""
+"""Cuts a training step: groups into mini-batches, an update each; their rows into micro-batches, a pass each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from asyncrl.learner.ragged import row_sum
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one mini-batch is computed."""
+    """One mini-batch, and the micro-batches that compute it."""
 
+    row_ids: Tensor
+    """[b] rows of the mini-batch"""
     parts: list[Tensor]
-    """Rows [b] of each micro-batch"""
-    silent: list[Tensor]
-    """The same, of those rows that have no gradient"""
+    """[b] rows of each micro-batch"""
+    without_gradient: list[Tensor]
+    """The same, for rows that have no gradient and are only scored"""
 
 
 def minibatches(batch: Batch, count: int) -> list[Tensor]:
@@ -30,14 +32,14 @@ def minibatches(batch: Batch, count: int) -> list[Tensor]:
     return [torch.isin(batch.groups, share).nonzero()[:, 0] for share in groups.tensor_split(count) if len(share)]
 
 
-def plan(batch: Batch, rows: Tensor, limit: int, ranks: int, advantages: Tensor | None) -> Plan:
-    """`advantages[T]`: given when a row without any has no gradient."""
+def plan(batch: Batch, row_ids: Tensor, limit: int, ranks: int, advantages: Tensor | None) -> Plan:
+    """`advantages[T]`: given when a row without any advantage has no gradient."""
     if advantages is None:
-        return Plan(_cut(batch, rows, limit, ranks), [])
-    live = row_sum((advantages != 0).long(), batch.lengths)[rows] > 0
+        return Plan(row_ids, _cut(batch, row_ids, limit, ranks), [])
+    live = row_sum((advantages != 0).long(), batch.lengths)[row_ids] > 0
     # One row at least, so that the optimizer sees a gradient of zero rather than none.
     live[0] |= not live.any()
-    return Plan(_cut(batch, rows[live], limit, ranks), _cut(batch, rows[~live], limit, ranks))
+    return Plan(row_ids, _cut(batch, row_ids[live], limit, ranks), _cut(batch, row_ids[~live], limit, ranks))
 
 
 def score(
@@ -48,37 +50,33 @@ def score(
     reference: bool = False,
     wants: frozenset[Want] = frozenset(("logprobs",)),
 ) -> Scores:
-    """Of the whole batch, without gradient, made in the very micro-batches of the passes: equal to theirs bit for bit.
+    """Scores of the whole batch on the CPU, without gradient and without hidden states.
 
-    On the CPU; no hidden states.
+    They are computed in the same micro-batches as the passes with gradient, so that both agree bit for bit.
     """
     parts = parts_of(plans)
-    found = backend.logprobs([batch.take(rows).packed(wants) for rows in parts], reference=reference)
-
-    def together(pieces: list[Tensor]) -> Tensor:
-        return on_tokens(batch, parts, pieces)
-
-    squares = [s.sum_pi_sq for s in found if s.sum_pi_sq is not None]
+    scores = backend.logprobs([batch.take(row_ids).packed(wants) for row_ids in parts], reference=reference)
+    squares = [s.sum_pi_sq for s in scores if s.sum_pi_sq is not None]
     return Scores(
-        together([s.logprobs for s in found]),
-        together([s.entropy for s in found]),
-        sum_pi_sq=together(squares) if squares else None,
+        on_tokens(batch, parts, [s.logprobs for s in scores]),
+        on_tokens(batch, parts, [s.entropy for s in scores]),
+        sum_pi_sq=on_tokens(batch, parts, squares) if squares else None,
     )
 
 
 def parts_of(plans: Sequence[Plan]) -> list[Tensor]:
-    """Rows [b] of every micro-batch of a step."""
-    return [rows for one in plans for rows in one.parts + one.silent]
+    """[b] rows of every micro-batch of a step."""
+    return [row_ids for one in plans for row_ids in one.parts + one.without_gradient]
 
 
 def on_tokens(batch: Batch, parts: Sequence[Tensor], pieces: Sequence[Tensor]) -> Tensor:
-    """[T] float32 of the batch from what was found for each part's tokens [t]."""
-    whole = torch.zeros(len(batch.token_ids))
-    for rows, piece in zip(parts, pieces, strict=True):
-        whole[batch.tokens_of(rows)] = piece.to("cpu", torch.float32)
-    return whole
+    """[T] float32 for the batch, from a piece [t] for the tokens of each part."""
+    joined = torch.zeros(len(batch.token_ids))
+    for row_ids, piece in zip(parts, pieces, strict=True):
+        joined[batch.tokens_of(row_ids)] = piece.to("cpu", torch.float32)
+    return joined
 
 
-def _cut(batch: Batch, rows: Tensor, limit: int, ranks: int) -> list[Tensor]:
-    packed = pack(batch.lengths[rows].tolist(), limit, ranks, batch.groups[rows].tolist())
-    return [rows[torch.tensor(part)] for part in packed if part]
+def _cut(batch: Batch, row_ids: Tensor, limit: int, ranks: int) -> list[Tensor]:
+    packed = pack(batch.lengths[row_ids].tolist(), limit, ranks, batch.groups[row_ids].tolist())
+    return [row_ids[torch.tensor(part)] for part in packed if part]

@@ -1,4 +1,4 @@
-"""What a training step saw of each token: what its metrics, and the audit's list, are made of."""
+"""The record of each token in a training step, for its metrics and for the audit's list."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from asyncrl.learner.advantages.episodes import Advantages
+from asyncrl.learner.advantages.estimator import Advantages
 from asyncrl.learner.batch import Batch
 
 
 @dataclass(slots=True)
 class Record:
-    """Filled in as micro-batches pass: of the step's last update where there were several."""
+    """Filled in as micro-batches pass; with several updates, the later ones overwrite what is there per token."""
 
     advantages: Tensor
     """[T] float32, like all below but the bools"""
     returns: Tensor
-    """What the critic is trained towards"""
+    """The target of the critic"""
     values: Tensor | None
     """The critic's at the start of the step, or None without one"""
     proximal: Tensor
-    """The learner at the start of the step; where nobody computed that, at its last update, or as approximated"""
+    """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
     anchor: Tensor
-    """What the loss took for it: the behaviour under `learner.proximal: behaviour`, else the same"""
+    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
     current: Tensor
     entropy: Tensor
     weights: Tensor
@@ -40,9 +40,9 @@ class Record:
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0
-    """Of the last update; 0 while only the critic learns"""
+    """The rate of the last update; 0 while only the critic learns"""
     lr_scale: float = 1.0
-    """Of the last update, under `learner.ess_lr`"""
+    """The factor of the last update, under `learner.ess_lr`"""
     kl_coef: float = 0.0
     shaped_reward: float | None = None
     """Mean over the episodes, after `learner.shaping`; None without any"""
@@ -50,10 +50,12 @@ class Record:
 
 
 def blank(batch: Batch, estimated: Advantages, values: Tensor | None, proximal: Tensor | None) -> Record:
+    """Nothing recorded yet but what is known before the first update."""
+
     def zeros() -> Tensor:
         return torch.zeros(len(batch.token_ids))
 
-    def none() -> Tensor:
+    def false() -> Tensor:
         return torch.zeros(len(batch.token_ids), dtype=torch.bool)
 
     return Record(
@@ -66,6 +68,6 @@ def blank(batch: Batch, estimated: Advantages, values: Tensor | None, proximal: 
         entropy=zeros(),
         weights=zeros(),
         reference_kl=zeros(),
-        clipped=none(),
-        keep=none(),
+        clipped=false(),
+        keep=false(),
     )

@@ -302,5 +302,5 @@ class _Blind(TorchBackend):
 
 def test_a_backend_without_states_is_refused(model: Path) -> None:
     config, _ = a_trainer(model, **GAE, critic="shared")
-    with pytest.raises(ConfigError, match="shows no hidden states"):
+    with pytest.raises(ConfigError, match="gives it no hidden states"):
         Trainer(config, _Blind(config, device="cpu"), Objective(config.learner))

@@ -1,7 +1,8 @@
-"""torch.compile of a decoder's layers: what goes element by element (norms, rotation, activation) becomes few kernels.
+"""torch.compile of a decoder's layers: elementwise operations (norms, rotation, activation) become few kernels.
 
-Compiled once with gradient and once without, for any number of tokens: a change from pass to pass that would compile
-anew over and over ends the learner instead of falling back unnoticed. Attention stays as it is: a loop over rows.
+The layers are compiled once with gradient and once without, for any number of tokens. If they would recompile
+repeatedly, the learner ends with an error instead of falling back silently. Attention is not compiled: it is a loop
+over rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from asyncrl.learner.backends.protocol import Packed
 
 
 def compile_layers(scorer: Scorer) -> None:
-    """On the device where it computes. Raises ConfigError when nothing can be compiled here."""
+    """Compiles for the device of the scorer. Raises ConfigError when that is not possible here."""
     from torch._dynamo import config as dynamo  # seconds of imports
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor import config as inductor
@@ -31,7 +32,7 @@ def compile_layers(scorer: Scorer) -> None:
             "name another in the environment variable CXX, or set learner.compile false."
         )
     dynamo.fail_on_recompile_limit_hit = True
-    inductor.compile_threads = 1  # in this process: others would have to be ended with it
+    inductor.compile_threads = 1  # worker processes would have to be ended with this one
     AttentionInterface.register(NAME, torch.compiler.disable(packed))  # type: ignore[no-untyped-call]
     for layer in layers(scorer.model):
         layer.compile(dynamic=True)

@@ -1,7 +1,7 @@
 """FSDP2: the parameters, gradients and optimizer state of one model sharded over all ranks, on any number of them.
 
-Each rank computes other micro-batches (distribution.py). Each layer is gathered when it is used and its gradient
-reduced as a sum, so that the gradients of the parts add up, whoever computed them. With `model.dtype: bfloat16` layers
+Each rank computes different micro-batches (distribution.py). Each layer is gathered when it is used and its gradient
+reduced as a sum, so that the gradients of the parts add up. With `model.dtype: bfloat16` layers
 compute in it, gradients are reduced in float32 and shards stay float32.
 """
 
@@ -31,12 +31,12 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
-from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_kin, refuse_adapters, weights
+from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
 from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
 from asyncrl.learner.backends.protocol import Packed, Scores
 
-# Sharded modules look for the tensors in what they give out, whose gradients they wait for.
+# Sharded modules look for tensors in their output, whose gradients they wait for.
 register_dataclass(Scores)
 
 COLLECTIVES = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
@@ -45,19 +45,19 @@ SHARDS = "dcp"
 
 
 class Fsdp2Backend(TorchBackend):
-    """One rank of it. Joins the process group that there is; where there is none it trains alone."""
+    """One rank. Joins the existing process group; without one it trains alone."""
 
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
-        """As TorchBackend; every rank reads the whole model from the disk and keeps its shards."""
+        """Builds as TorchBackend does; every rank reads the whole model from the disk and keeps its shards."""
         if not dist.is_initialized():
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self._rounds = Rounds(self.rank, self.dp_size)
         if device is None and torch.cuda.is_available():
-            there = torch.cuda.device_count()
-            if there < self.dp_size:
+            gpus = torch.cuda.device_count()
+            if gpus < self.dp_size:
                 raise ConfigError(
-                    f"learner.ranks is {self.dp_size} and there are {there} GPUs to see: each rank needs one. "
+                    f"learner.ranks is {self.dp_size} and {gpus} GPUs are visible: each rank needs one. "
                     "Lower learner.ranks, or set CUDA_VISIBLE_DEVICES."
                 )
             device = f"cuda:{self.rank}"
@@ -74,7 +74,7 @@ class Fsdp2Backend(TorchBackend):
 
     def clip(self, max_norm: float) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)
-        return float(whole(norm))
+        return float(full(norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self._stream(self._dtype)
@@ -82,27 +82,27 @@ class Fsdp2Backend(TorchBackend):
     def snapshot(self) -> Callable[[Path], None]:
         state = on_cpu(self._state())
         names = [name for name, _ in self._model.named_parameters()]
-        # The base under adapters never changes: it is gathered while training goes on.
-        held = [weight.held(on_cpu) for weight in weights(self._model)] if self._adapters else []
+        # The base under adapters never changes, so it is gathered while training continues.
+        copies = [weight.snapshot(on_cpu) for weight in weights(self._model)] if self._adapters else []
 
         def write(folder: Path) -> None:
             try:
-                # In a group of its own: training goes on in the others meanwhile.
+                # In a process group of its own, since training continues in the others.
                 state_dict_saver.save(state, checkpoint_id=folder / SHARDS, process_group=self._writers)
             except CheckpointException as error:
                 raise _failure(error) from error
             if self._adapters is not None:
-                self._write_adapted(self._adapters, held, folder)
+                self._write_adapted(self._adapters, copies, folder)
             elif self.rank == 0:
                 export(self._model, _read_back(folder / SHARDS, names), folder / "hf")
 
         return write
 
-    def _write_adapted(self, adapters: Adapters, held: Sequence[Weight], folder: Path) -> None:
-        """Merged and as adapters. Every rank gathers every tensor, one at a time; rank 0 writes."""
+    def _write_adapted(self, adapters: Adapters, copies: Sequence[Weight], folder: Path) -> None:
+        """Writes merged weights, and adapters. Every rank gathers every tensor, one at a time; rank 0 writes."""
         mesh = DeviceMesh.from_group(self._writers, "cpu")
 
-        def beside(shards: Tensor) -> Tensor:
+        def for_writers(shards: Tensor) -> Tensor:
             if not isinstance(shards, DTensor):
                 return shards.cpu()
             mine = shards.to_local().cpu()
@@ -110,16 +110,16 @@ class Fsdp2Backend(TorchBackend):
             return DTensor.from_local(mine, mesh, shards.placements, run_check=False, shape=shape, stride=stride)
 
         def gathered(shards: Tensor) -> Tensor:
-            return whole(beside(shards))
+            return full(for_writers(shards))
 
-        merged = ((w.name, whole(w.merged(beside))) for w in held)
+        merged = ((w.name, full(w.merged(for_writers))) for w in copies)
         if self.rank == 0:
             export(self._model, merged, folder / "hf")
-            adapters.write(held, gathered, folder)
+            adapters.write(copies, gathered, folder)
             return
         for _ in merged:
             pass
-        for w in held:
+        for w in copies:
             for matrix in (w.a, w.b):
                 if matrix is not None:
                     gathered(matrix)
@@ -130,7 +130,7 @@ class Fsdp2Backend(TorchBackend):
         else:
             refuse_adapters(folder)
         state = self._state()
-        self._check_kin(folder, state)
+        self._check_same_model(folder, state)
         try:
             state_dict_loader.load(state, checkpoint_id=folder / SHARDS)
         except CheckpointException as error:
@@ -145,7 +145,7 @@ class Fsdp2Backend(TorchBackend):
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
 
-    def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+    def _build(self, config: Config, model: PreTrainedModel | None) -> Scorer:
         scorer = scorer_of(config, model, autocast=False)
         check(scorer, config)
         offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
@@ -160,19 +160,19 @@ class Fsdp2Backend(TorchBackend):
         for module in scorer.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)  # a factor of its own is NCCL's alone
+                module.set_force_sum_reduction_for_comms(True)  # only NCCL has a divide factor of its own
         return scorer
 
     def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Every rank gathers every tensor, one at a time; rank 0 yields it."""
         for weight in weights(self._model):
             shards = weight.merged(lambda x: x.to(self.device))
-            full = whole(shards.to(dtype) if shards.is_floating_point() else shards)
+            tensor = full(shards.to(dtype) if shards.is_floating_point() else shards)
             if self.rank == 0:
-                yield weight.name, full
+                yield weight.name, tensor
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds, as shards: filled by `load`."""
+        """The contents of a checkpoint as shards, which `load` fills."""
         model, optimizer = get_state_dict(self._scorer, self._optimizer)
         trained = {f"model.{name}" for name in self._trained()}
         model = {name: tensor for name, tensor in model.items() if name in trained}
@@ -181,7 +181,7 @@ class Fsdp2Backend(TorchBackend):
             state["reference"] = self._reference.state_dict()
         return state
 
-    def _check_kin(self, folder: Path, state: dict[str, Any]) -> None:
+    def _check_same_model(self, folder: Path, state: dict[str, Any]) -> None:
         """Raises RunError unless the checkpoint is of this backend and of this model."""
         if not (folder / SHARDS / ".metadata").is_file():
             raise RunError(
@@ -193,7 +193,7 @@ class Fsdp2Backend(TorchBackend):
         mine = {f"model.{name}": tuple(tensor.shape) for name, tensor in state["model"].items()}
         theirs = {name: shape for name, shape in theirs.items() if name.startswith("model.")}
         if self._adapters is not None:
-            check_kin(folder, theirs, mine)
+            check_same_adapters(folder, theirs, mine)
         different = sorted(n for n in theirs.keys() | mine.keys() if theirs.get(n) != mine.get(n))
         if different:
             name = different[0]
@@ -203,24 +203,24 @@ class Fsdp2Backend(TorchBackend):
             )
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Of all ranks' shards; collective."""
+def full(tensor: Tensor) -> Tensor:
+    """The full tensor of all ranks' shards; collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _read_back(shards: Path, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-    """The model's parameters, each put together from the shards of all ranks, one at a time."""
+    """The model's full parameters from the shards of all ranks, one at a time."""
     saved = FileSystemReader(shards).read_metadata().state_dict_metadata
     for name in names:
         about = saved[f"model.model.{name}"]
         assert isinstance(about, TensorStorageMetadata)
-        whole = torch.empty(about.size, dtype=about.properties.dtype)
-        state_dict_loader.load({"model": {f"model.{name}": whole}}, checkpoint_id=shards, no_dist=True)
-        yield name, whole
+        tensor = torch.empty(about.size, dtype=about.properties.dtype)
+        state_dict_loader.load({"model": {f"model.{name}": tensor}}, checkpoint_id=shards, no_dist=True)
+        yield name, tensor
 
 
 def _failure(error: CheckpointException) -> Exception:
-    """The disk's, whichever rank met it; everything else, such as a rank that is gone, ends this one too."""
+    """The disk's error, whichever rank had it; anything else, such as a dead rank, ends this rank too."""
     for failure, _ in error.failures.values():
         if isinstance(failure, OSError):
             return failure

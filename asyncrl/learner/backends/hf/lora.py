@@ -1,20 +1,19 @@
-"""LoRA (2106.09685), through peft: small matrices beside the frozen ones of the layers, which alone are trained.
+"""LoRA (2106.09685), through peft: small matrices are trained, and those of the layers are frozen.
 
     W x  +  scaling * B (A x)       W [out, in] frozen;  A [r, in] drawn, B [out, r] zero at the start
 
-What is published and exported is W + scaling * B A, made anew each time: W itself is never touched, so nothing drifts.
-While B is zero the model is its base: that is the reference of the KL term, kept as a copy of the adapters.
+W + scaling * B A is computed at each publication and export; W itself never changes, so nothing drifts. While B is zero
+the model equals its base, which is the reference of the KL term (reference.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
@@ -26,31 +25,28 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 
-if TYPE_CHECKING:
-    from asyncrl.learner.backends.hf.scorer import Scorer
-
 FOLDER = "adapter"
-"""Of a checkpoint: what `peft.PeftModel.from_pretrained` loads over the base."""
+"""Folder of a checkpoint that `peft.PeftModel.from_pretrained` loads over the base."""
 _WEIGHTS, _BASE = "adapter_model.safetensors", "base.json"
 _NAME = "default"
 """peft's name of a model's only adapter."""
 Place = Callable[[Tensor], Tensor]
-"""Brings a tensor, or its shards, to where it is needed."""
+"""Moves a tensor, or its shards, to another device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One of the model's weights, and the adapter beside it, where there is one."""
+    """One of the model's weights, with its adapter if it has one."""
 
     name: str
-    """Hugging Face's"""
+    """Hugging Face's name"""
     base: Tensor
     a: Tensor | None = None
     b: Tensor | None = None
     scaling: float = 0.0
 
     def merged(self, place: Place) -> Tensor:
-        """A new tensor where there is an adapter; shards stay shards."""
+        """The weight with its adapter added, a new tensor if it has one; shards stay shards."""
         base = place(self.base.detach())
         if self.a is None or self.b is None:
             return base
@@ -59,15 +55,15 @@ class Weight:
             a = a.redistribute(placements=[Replicate()])
         return base + self.scaling * (b @ a)
 
-    def held(self, copy: Callable[[Any], Any]) -> Weight:
-        """With a copy of what training changes: the adapter, or the weight itself where there is none."""
+    def snapshot(self, copy: Callable[[Any], Any]) -> Weight:
+        """The weight with a copy of its adapter, if it has one."""
         return replace(self, a=copy(self.a), b=copy(self.b)) if self.a is not None else self
 
 
 def weights(model: nn.Module) -> list[Weight]:
-    """Of all the model's tensors, tied ones once: the very tensors, not copies."""
+    """All of the model's tensors, not copies; tied ones once."""
     state = model.state_dict(keep_vars=True)
-    found, seen = [], set[int]()
+    all_weights, seen = [], set[int]()
     for name, tensor in state.items():
         if id(tensor) in seen or ".lora_" in name:
             continue
@@ -76,17 +72,17 @@ def weights(model: nn.Module) -> list[Weight]:
         if under and name.endswith(".weight"):
             a, b = (state[f"{module}.lora_{x}.{_NAME}.weight"] for x in "AB")
             scaling: Any = model.get_submodule(module).scaling
-            found.append(Weight(f"{module}.weight", tensor, a, b, scaling[_NAME]))
+            all_weights.append(Weight(f"{module}.weight", tensor, a, b, scaling[_NAME]))
         else:
-            found.append(Weight(name.replace(".base_layer.", "."), tensor))
-    return found
+            all_weights.append(Weight(name.replace(".base_layer.", "."), tensor))
+    return all_weights
 
 
 class Adapters:
-    """Those of one model: put into it here, and their files."""
+    """The adapters of one model: their injection, and their files."""
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        """All else in `model`, whole and in float32, is frozen. Raises ConfigError naming the field."""
+        """Freezes everything else in `model`, which must be unsharded float32. Raises ConfigError naming the field."""
         if find_spec("peft") is None:
             raise ConfigError(
                 f"learner.lora.r is {config.learner.lora.r}, and peft is not installed: pip install 'asyncrl[lora]', "
@@ -112,21 +108,21 @@ class Adapters:
                 peft.inject_adapter_in_model(self._described, model, _NAME)
         except ValueError as error:
             raise ConfigError(
-                f"learner.lora.target_modules is {list(given.target_modules)}, which does not suit a "
+                f"learner.lora.target_modules is {list(given.target_modules)}, which does not fit a "
                 f"{type(model).__name__}: {error}"
             ) from error
         if any(isinstance(x, BaseTunerLayer) for x in (model.get_input_embeddings(), model.get_output_embeddings())):
             raise ConfigError(
-                f"learner.lora.target_modules is {list(given.target_modules)}, which takes in the embeddings or the "
+                f"learner.lora.target_modules is {list(given.target_modules)}, which includes the embeddings or the "
                 "head: those stay frozen. Name matrices of the layers, such as q_proj, or leave it empty for all."
             )
 
-    def write(self, held: Sequence[Weight], place: Place, folder: Path) -> None:
-        """`adapter/` of a checkpoint's folder."""
+    def write(self, copies: Sequence[Weight], place: Place, folder: Path) -> None:
+        """Writes `adapter/` of a checkpoint's folder."""
         self._described.save_pretrained(folder / FOLDER)
         matrices = {
             key: place(x.detach()).to("cpu").contiguous()
-            for w in held
+            for w in copies
             if w.a is not None and w.b is not None
             for key, x in zip(_keys(w.name), (w.a, w.b), strict=True)
         }
@@ -156,50 +152,16 @@ class Adapters:
             if w.a is not None and w.b is not None
             for key, x in zip(_keys(w.name), (w.a, w.b), strict=True)
         }
-        check_kin(folder, {n: tuple(x.shape) for n, x in saved.items()}, {n: tuple(x.shape) for n, x in mine.items()})
+        check_same_adapters(
+            folder, {n: tuple(x.shape) for n, x in saved.items()}, {n: tuple(x.shape) for n, x in mine.items()}
+        )
         with torch.no_grad():
             for name, x in mine.items():
                 x.copy_(saved[name])
 
 
-class Reference:
-    """The reference model of the KL term: other adapters over the same base. At the start they add nothing."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self._held = self._copied()
-
-    @contextmanager
-    def scoring(self) -> Iterator[Scorer]:
-        """The scorer, with the reference's adapters in the place of the policy's."""
-        policy = self._copied()
-        self._put(self._held)
-        try:
-            yield self._scorer
-        finally:
-            self._put(policy)
-
-    def refresh(self) -> None:
-        self._held = self._copied()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._held
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._held = {name: state[name].clone() for name in self._held}
-
-    def _copied(self) -> dict[str, Tensor]:
-        return {n: p.detach().clone() for n, p in self._scorer.model.named_parameters() if p.requires_grad}
-
-    def _put(self, values: Mapping[str, Tensor]) -> None:
-        parameters = dict(self._scorer.model.named_parameters())
-        with torch.no_grad():
-            for name, value in values.items():
-                parameters[name].copy_(value)
-
-
 def refuse_adapters(folder: Path) -> None:
-    """For a learner that trains all weights. Raises RunError where a checkpoint holds adapters."""
+    """Raises RunError where a checkpoint holds adapters and the learner trains all weights."""
     if (folder / FOLDER).is_dir():
         rank = json.loads((folder / FOLDER / "adapter_config.json").read_text())["r"]
         raise RunError(
@@ -208,7 +170,7 @@ def refuse_adapters(folder: Path) -> None:
         )
 
 
-def check_kin(folder: Path, theirs: Mapping[str, Sequence[int]], mine: Mapping[str, Sequence[int]]) -> None:
+def check_same_adapters(folder: Path, theirs: Mapping[str, Sequence[int]], mine: Mapping[str, Sequence[int]]) -> None:
     """Raises RunError unless names and shapes of adapters are the same."""
     different = sorted(n for n in theirs.keys() | mine.keys() if theirs.get(n) != mine.get(n))
     if different:
@@ -220,7 +182,7 @@ def check_kin(folder: Path, theirs: Mapping[str, Sequence[int]], mine: Mapping[s
 
 
 def _keys(name: str) -> tuple[str, str]:
-    """As peft writes them."""
+    """Names of the two matrices as peft writes them."""
     module = name.removesuffix(".weight")
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder that scores packed rows: what every backend made of transformers' models computes with."""
+"""A Hugging Face decoder that scores packed rows; every backend of transformers' models computes with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncrl.model import load_model
 
 
 class Scorer(nn.Module):
-    """Its forward pass is the whole of what a backend computes, so sharding and autocast can wrap it as one module."""
+    """Its forward pass is all that a backend computes, so that sharding and autocast can wrap it as one module."""
 
     def __init__(
         self,
@@ -31,18 +31,18 @@ class Scorer(nn.Module):
         autocast: bool = False,
         activation_checkpointing: bool = False,
     ) -> None:
-        """Takes `model` over, with the `adapters` in it. `autocast`: matrix products in bfloat16, the head's too,
-        as engines compute it; what is stored stays float32."""
+        """Takes over `model`, with the `adapters` in it. `autocast`: matrix products in bfloat16, including the head's,
+        as engines compute them; what is stored stays float32."""
         super().__init__()
         model.set_attn_implementation(PACKED_ATTENTION)
-        # Dropout would make the proximal logprobs another policy's than the one that samples.
+        # With dropout the proximal logprobs would be those of another policy than the one that samples.
         self.model: PreTrainedModel = model.float().eval()
         self.adapters = adapters
         self._temperature, self.autocast = temperature, autocast
         if activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             for layer in layers(model):
-                # The layer's own flag alone: transformers checkpoints only what trains, and dropout below stays off.
+                # Only the layer's own flag: transformers checkpoints only layers in training mode; dropout stays off.
                 layer.training = True
 
     def forward(self, part: Packed) -> Scores:
@@ -54,7 +54,7 @@ class Scorer(nn.Module):
         positions = torch.cat([torch.arange(n) for n in part.lengths])[plan.computed].to(device)
         computed, where = plan.computed.to(device), plan.where.to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
-            # Never a mask, never a cache: transformers would silently let rows see each other.
+            # Neither a mask nor a cache: with them transformers would silently let rows attend to each other.
             hidden = self.model.base_model(
                 input_ids=token_ids[computed][None],
                 position_ids=positions[None],
@@ -70,8 +70,8 @@ class Scorer(nn.Module):
 
         logprobs = entropy = torch.zeros(len(token_ids), device=device)
         if "logprobs" in part.wants:
-            found = selected_logprobs(of_head, weight, token_ids[wanted], self._temperature)
-            logprobs, entropy = map(on_tokens, found)
+            selected = selected_logprobs(of_head, weight, token_ids[wanted], self._temperature)
+            logprobs, entropy = map(on_tokens, selected)
         squares = None
         if "sum_pi_sq" in part.wants:
             squares = on_tokens(sum_of_squared_probabilities(of_head, weight, self._temperature))
@@ -79,7 +79,7 @@ class Scorer(nn.Module):
 
 
 def scorer_of(config: Config, model: PreTrainedModel | None, *, autocast: bool) -> Scorer:
-    """Around `model`, or the one of `config.model`, on the CPU in float32, with adapters if they are asked for."""
+    """A scorer of `model`, or of the one in `config.model`, on the CPU in float32, with adapters if configured."""
     model = model or load_model(config.model, torch.float32)
     return Scorer(
         model,
@@ -92,16 +92,16 @@ def scorer_of(config: Config, model: PreTrainedModel | None, *, autocast: bool) 
 
 def layers(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder's layers. Raises ConfigError for a model that has none by that name."""
-    found = getattr(model.base_model, "layers", None)
-    if not isinstance(found, nn.ModuleList):
+    modules = getattr(model.base_model, "layers", None)
+    if not isinstance(modules, nn.ModuleList):
         raise ConfigError(f"model.path names a {type(model).__name__}, which has no list of decoder layers (`layers`).")
-    return list(found)
+    return list(modules)
 
 
 def check(scorer: Scorer, config: Config) -> None:
-    """Two short rows, packed and through the model's own forward: whatever a family does differently (biased or
-    scaled logits, recurrent layers, a cache of its own) shows here, and not as a run that learns nothing.
-    Raises ConfigError."""
+    """Scores two short rows packed and through the model's own forward pass. What a model family does differently
+    (biased or scaled logits, recurrent layers, its own cache) shows here, not as a run that learns nothing. Raises
+    ConfigError."""
     model = scorer.model
     autocast, scorer.autocast = scorer.autocast, False
     worst = differs(model, scorer, config.actors.temperature)
@@ -111,13 +111,13 @@ def check(scorer: Scorer, config: Config) -> None:
         raise ConfigError(
             f"model.path is {config.model.path!r}, a {type(model).__name__}: its packed rows differ from its own "
             f"forward pass by {worst:.2g} nats. learner.backend {config.learner.backend} needs a plain causal decoder "
-            "(Qwen2, Qwen3, Llama and their like)."
+            "(Qwen2, Qwen3, Llama and similar)."
         )
 
 
 def differs(model: PreTrainedModel, score: Callable[[Packed], Scores], temperature: float) -> float:
-    """By how many nats at most `score` of a pack differs from the forward pass of each row alone through `model`, which
-    is left with its own attention."""
+    """Largest difference, in nats, between `score` of a pack and the forward pass of each row alone through `model`,
+    whose attention is `eager` afterwards."""
     vocabulary, device = model.get_input_embeddings().weight.shape[0], model.get_input_embeddings().weight.device
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(0, vocabulary, (n,), generator=generator) for n in (7, 5)]
@@ -136,7 +136,7 @@ def differs(model: PreTrainedModel, score: Callable[[Packed], Scores], temperatu
 
 
 def adamw(module: nn.Module, config: Config) -> torch.optim.AdamW:
-    """Matrices decay, norms and biases do not."""
+    """AdamW with weight decay for matrices, not for norms and biases."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.learner.weight_decay},

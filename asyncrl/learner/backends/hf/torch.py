@@ -21,7 +21,8 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.hf.compile import compile_layers
-from asyncrl.learner.backends.hf.lora import Adapters, Reference, refuse_adapters, weights
+from asyncrl.learner.backends.hf.lora import Adapters, refuse_adapters, weights
+from asyncrl.learner.backends.hf.reference import Reference
 from asyncrl.learner.backends.hf.scorer import Scorer, adamw, check, scorer_of
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.model import load_folder
@@ -35,7 +36,7 @@ class TorchBackend:
         packed rows do not score as its own forward pass does."""
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self._scorer = self._made(config, model)
+        self._scorer = self._build(config, model)
         self._model = self._scorer.model
         self._adapters = self._scorer.adapters
         self._reference: SecondModel | Reference | None = None
@@ -43,7 +44,7 @@ class TorchBackend:
         if config.learner.kl_coef > 0 and self._adapters is not None:
             self._reference = Reference(self._scorer)
         elif config.learner.kl_coef > 0:
-            self._reference = SecondModel(self._made(config, None), self._scorer)
+            self._reference = SecondModel(self._build(config, None), self._scorer)
         self._optimizer = adamw(self._scorer, config)
         self._marked: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -109,12 +110,12 @@ class TorchBackend:
         return lambda folder: self._model.save_pretrained(folder / "hf", state_dict=state)
 
     def _snapshot_of_adapters(self, adapters: Adapters) -> Callable[[Path], None]:
-        # The base never changes: it is read while training goes on.
-        held = [weight.held(on_cpu) for weight in weights(self._model)]
+        # The base never changes, so it is read while training continues.
+        copies = [weight.snapshot(on_cpu) for weight in weights(self._model)]
 
         def write(folder: Path) -> None:
-            export(self._model, ((w.name, w.merged(Tensor.cpu)) for w in held), folder / "hf")
-            adapters.write(held, Tensor.cpu, folder)
+            export(self._model, ((w.name, w.merged(Tensor.cpu)) for w in copies), folder / "hf")
+            adapters.write(copies, Tensor.cpu, folder)
 
         return write
 
@@ -152,13 +153,13 @@ class TorchBackend:
         return self._reference.scoring()
 
     def _trained(self) -> dict[str, Tensor]:
-        """What training changes of the model's state."""
+        """The part of the model's state that training changes."""
         state: dict[str, Tensor] = self._model.state_dict()
         if self._adapters is None:
             return state
         return {name: state[name] for name, p in self._model.named_parameters() if p.requires_grad}
 
-    def _made(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+    def _build(self, config: Config, model: PreTrainedModel | None) -> Scorer:
         scorer = scorer_of(config, model, autocast=self._dtype == torch.bfloat16)
         check(scorer, config)
         scorer.to(self.device)
@@ -188,7 +189,7 @@ class SecondModel:
 
 
 def on_cpu(state: Any) -> Any:
-    """A copy of every tensor in it; those that share memory share it in the copy too."""
+    """A copy of every tensor in `state`; those that share memory share it in the copy too."""
     copies: dict[Any, Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Megatron-core: matrices shared by `tensor_parallel` ranks, layers by `pipeline_parallel` groups of them, and as many
-such models as learner.ranks has room for (groups.py).
+"""Megatron-core: matrices split over `tensor_parallel` ranks, layers over `pipeline_parallel` groups of those, and as
+many such models as learner.ranks has room for (groups.py).
 
-Every weight, moment and gradient has its Hugging Face name and shape once it is put together, one at a time; a
-checkpoint holds them so, spread over files of all ranks, and is loaded at any other number and any other options.
-With `model.dtype: bfloat16` layers compute in it; gradients are summed in float32, and the optimizer's weights are it.
+Weights, moments and gradients are gathered one at a time, with Hugging Face names and shapes. A checkpoint holds them
+so, spread over files of all ranks, and is loaded with any other number of ranks and any other options. With
+`model.dtype: bfloat16` layers compute in it; gradients are summed in float32, and the optimizer's weights are float32.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from asyncrl.model import load_model
 
 
 class MegatronBackend:
-    """One rank of it. Joins the process group that there is; where there is none it trains alone."""
+    """One rank. Joins the existing process group; without one it trains alone."""
 
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
-        """Builds from `config.model`, or from `model`, which it takes apart; every rank reads all of it and keeps its
+        """Builds from `config.model`, or from `model`, which it consumes; every rank reads all of it and keeps its
         pieces. Raises ConfigError for options that do not fit ranks or model."""
         options = options_of(config)
         if not dist.is_initialized():
@@ -59,20 +59,20 @@ class MegatronBackend:
             torch.cuda.set_device(groups.rank % torch.cuda.device_count())
             model_parallel_cuda_manual_seed(config.learner.seed)
         else:
-            from asyncrl.learner.backends.megatron.cpu import stand_in  # nobody else shall meet it
+            from asyncrl.learner.backends.megatron.cpu import stand_in  # for CPUs only
 
             stand_in()
         self._config, self._options = config, options
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         rounds = Rounds(groups.data.rank(), groups.data.size(), groups.data)
         self._passes = rounds if options.pipeline_parallel == 1 else Pipeline(rounds, groups, self._on_device)
-        # As many as there are stages keep a pipeline busy.
+        # A pipeline needs as many micro-batches as it has stages to be busy.
         self.dp_size = groups.data.size() * options.pipeline_parallel
 
         source = model or load_model(config.model, torch.float32)
         self._form = checkpoint.Form.of(source)
         self._layout = layout_of(source.config, options)
-        decoder = self._built(source)
+        decoder = self._build(source)
         self._pieces = Pieces(decoder, self._layout, groups)
         self._fill(decoder, source)
         buckets = DistributedDataParallelConfig(
@@ -86,9 +86,9 @@ class MegatronBackend:
         self._check(source)
         self._reference: Scorer | None = None
         if config.learner.kl_coef > 0:
-            # What it began as is the run's first model, whatever `model` holds.
+            # The reference begins as the run's first model, whatever `model` holds.
             first = load_model(config.model, torch.float32)
-            frozen = self._built(first).requires_grad_(False)
+            frozen = self._build(first).requires_grad_(False)
             self._fill(frozen, first)
             self._reference = scorer(frozen, frozen)
         with self._on_device():
@@ -96,13 +96,13 @@ class MegatronBackend:
         (self._inner,) = self._optimizer.chained_optimizers
         if not isinstance(self._inner.optimizer, torch.optim.AdamW):
             raise ConfigError(
-                f"learner.backend megatron met {type(self._inner.optimizer).__module__}'s Adam, whose state it does "
-                "not read: uninstall Apex or Transformer Engine there, or use learner.backend fsdp2."
+                f"learner.backend megatron met {type(self._inner.optimizer).__module__}'s Adam, whose state it "
+                "cannot read: uninstall Apex or Transformer Engine there, or use learner.backend fsdp2."
             )
         self._shards = Shards(decoder, self._inner, groups.data)
         self._write_weights(source.state_dict().__getitem__)
-        self._whole_gradient = False
-        self._put_back: Callable[[], None] | None = None
+        self._gradients_summed = False
+        self._restore: Callable[[], None] | None = None
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
         scorer = self._reference if reference else self._scorer
@@ -136,15 +136,15 @@ class MegatronBackend:
     def discard(self) -> None:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._whole_gradient = False
+        self._gradients_summed = False
 
     def mark(self) -> None:
-        self._put_back = self._shards.copied()
+        self._restore = self._shards.copied()
 
     def rollback(self) -> None:
-        if self._put_back is None:
+        if self._restore is None:
             raise ValueError("rollback without mark")
-        self._put_back()
+        self._restore()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._named(self._scorer.decoder):
@@ -152,10 +152,10 @@ class MegatronBackend:
                 yield name, tensor
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole, as accumulated by all ranks, float32; on every rank."""
+        """Full float32 gradients, as accumulated by all ranks; on every rank."""
         self._sum_gradients()
-        return self._pieces.whole(
-            self._shards.together(lambda s: s.parameter.main_grad.flatten()[s.start : s.end]),  # type: ignore[attr-defined]
+        return self._pieces.full(
+            self._shards.gather(lambda s: s.parameter.main_grad.flatten()[s.start : s.end]),  # type: ignore[attr-defined]
             torch.float32,
         )
 
@@ -165,20 +165,21 @@ class MegatronBackend:
     def snapshot(self) -> Callable[[Path], None]:
         rank, ranks = self._groups.rank, self._groups.size
         shards = self._shards
-        weights = checkpoint.mine(self._pieces.whole(shards.together(lambda s: s.main), torch.float32), rank, ranks)
+        weights = checkpoint.own_tensors(self._pieces.full(shards.gather(lambda s: s.main), torch.float32), rank, ranks)
         state = {
-            moment: self._pieces.whole(
-                shards.together(lambda s, moment=moment: shards.state(s).get(moment)),  # type: ignore[misc]
+            moment: self._pieces.full(
+                shards.gather(lambda s, moment=moment: shards.state(s).get(moment)),  # type: ignore[misc]
                 torch.float32,
             )
             for moment in MOMENTS
         }
         if self._reference is not None and self._config.learner.reference_every:
             state["reference"] = self._named(self._reference.decoder)
-        beside = checkpoint.mine(((f"{kind}/{n}", t) for kind, named in state.items() for n, t in named), rank, ranks)
+        named_state = ((f"{kind}/{name}", tensor) for kind, named in state.items() for name, tensor in named)
+        own_state = checkpoint.own_tensors(named_state, rank, ranks)
         step = shards.step()
         return lambda folder: checkpoint.write(
-            folder, self._form, weights, beside, step=step, rank=rank, group=self._groups.writers
+            folder, self._form, weights, own_state, step=step, rank=rank, group=self._groups.writers
         )
 
     @torch.no_grad()
@@ -190,19 +191,19 @@ class MegatronBackend:
                 if shard.main is None:
                     continue
                 moments = {
-                    m: self._pieces.piece(shard.name, lambda n, m=m: saved.beside(f"{m}/{n}")).flatten()  # type: ignore[misc]
+                    m: self._pieces.piece(shard.name, lambda n, m=m: saved.state(f"{m}/{n}")).flatten()  # type: ignore[misc]
                     for m in MOMENTS
                 }
-                kept = {
+                own = {
                     m: t[shard.start : shard.end].view_as(shard.main).to(self.device, copy=True)
                     for m, t in moments.items()
                 }
-                self._shards.set_state(shard, {"step": step.clone()} | kept)
+                self._shards.set_state(shard, {"step": step.clone()} | own)
             if self._reference is not None and self._config.learner.reference_every:
                 for name, parameter in self._reference.decoder.named():
-                    parameter.copy_(self._pieces.piece(name, lambda n: saved.beside(f"reference/{n}")))
+                    parameter.copy_(self._pieces.piece(name, lambda n: saved.state(f"reference/{n}")))
 
-    def _built(self, source: PreTrainedModel) -> Decoder:
+    def _build(self, source: PreTrainedModel) -> Decoder:
         checkpointing = self._config.learner.activation_checkpointing
         with self._on_device():
             decoder = build(
@@ -218,7 +219,7 @@ class MegatronBackend:
             parameter.copy_(self._pieces.piece(name, state.__getitem__))
 
     def _check(self, source: PreTrainedModel) -> None:
-        """As scorer.check: what a family does that this model does not shows before anything is trained."""
+        """Compares with the model's own forward pass, as `check` of hf/scorer.py does. Raises ConfigError."""
         model = self._config.model
         worst = differs(source, lambda part: self.logprobs([part])[0], self._config.actors.temperature)
         if not worst < (0.3 if model.dtype == "bfloat16" else 1e-2):
@@ -228,15 +229,15 @@ class MegatronBackend:
             )
 
     def _sum_gradients(self) -> None:
-        """Over ranks, once for each update: what norms of heads and of sequence-parallel layers lack comes in here, and
-        of an embedding that is the head too, what the other stage found."""
-        if not self._whole_gradient:
+        """Sums gradients over ranks, once for each update: also those of the norms of heads and of sequence-parallel
+        layers, and of an embedding that is tied to the head, over the stages."""
+        if not self._gradients_summed:
             with self._on_device():
                 finalize_model_grads([self._ddp])
-            self._whole_gradient = True
+            self._gradients_summed = True
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Around what of Megatron's names the GPU."""
+        """Entered around calls of Megatron that name the GPU."""
         if self.device.type == "cuda":
             return nullcontext()
         from asyncrl.learner.backends.megatron.cpu import OnCpu
@@ -244,13 +245,13 @@ class MegatronBackend:
         return OnCpu()
 
     def _named(self, decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-        """Whole, in the model's dtype."""
-        held = dict(decoder.named())
-        return self._pieces.whole(lambda name: held[name].detach(), self._dtype)
+        """Full tensors in the model's dtype."""
+        parameters = dict(decoder.named())
+        return self._pieces.full(lambda name: parameters[name].detach(), self._dtype)
 
     @torch.no_grad()
     def _write_weights(self, get: Callable[[str], Tensor]) -> None:
-        """Into the model and, without rounding, into what the optimizer updates."""
+        """Writes weights into the model and, without rounding, into the optimizer's copy."""
         for shard in self._shards:
             piece = self._pieces.piece(shard.name, get)
             shard.parameter.copy_(piece)

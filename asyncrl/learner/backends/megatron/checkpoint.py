@@ -1,9 +1,9 @@
-"""A checkpoint of the Megatron backend: whole tensors with Hugging Face names, each in the file of one rank.
+"""A checkpoint of the Megatron backend: full tensors with Hugging Face names, each in the file of one rank.
 
     hf/        config, model-00001.safetensors ... of each rank, index: float32, what transformers loads
     megatron/  rank-00001.safetensors ...: exp_avg/<name>, exp_avg_sq/<name>, reference/<name>; index.json
 
-Nothing in it depends on how many ranks there were, or how they shared the model.
+Nothing in it depends on the number of ranks, or on how they split the model.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from asyncrl.errors import RunError
 
-_BESIDE = "megatron"
+_STATE = "megatron"
 _HF_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Of a model without its weights."""
+    """A model without its weights."""
 
     config: PretrainedConfig
     generation: GenerationConfig | None
@@ -43,46 +43,46 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Mine:
-    """What one rank writes of named tensors that all of them saw."""
+class OwnTensors:
+    """The tensors that one rank writes, of those that all ranks iterate over."""
 
     tensors: dict[str, Tensor]
     owners: dict[str, int]
-    """Which rank writes each."""
+    """The rank that writes each tensor"""
     bytes: int
-    """Of all."""
+    """Size of all tensors"""
 
 
-def mine(named: Iterable[tuple[str, Tensor]], rank: int, ranks: int) -> Mine:
-    """Copies in CPU memory, of every `ranks`-th tensor."""
+def own_tensors(named: Iterable[tuple[str, Tensor]], rank: int, ranks: int) -> OwnTensors:
+    """Copies every `ranks`-th tensor to CPU memory."""
     tensors, owners, total = dict[str, Tensor](), dict[str, int](), 0
     for i, (name, tensor) in enumerate(named):
         owners[name] = i % ranks
         total += tensor.nbytes
         if i % ranks == rank:
             tensors[name] = tensor.to("cpu", copy=True).contiguous()
-    return Mine(tensors, owners, total)
+    return OwnTensors(tensors, owners, total)
 
 
 def write(
-    folder: Path, form: Form, weights: Mine, beside: Mine, *, step: int, rank: int, group: dist.ProcessGroup
+    folder: Path, form: Form, weights: OwnTensors, state: OwnTensors, *, step: int, rank: int, group: dist.ProcessGroup
 ) -> None:
     """Returns when all ranks have written. Raises OSError when one of them could not."""
     problem = None
     try:
-        for place in (folder / "hf", folder / _BESIDE):
+        for place in (folder / "hf", folder / _STATE):
             place.mkdir(parents=True, exist_ok=True)
         save_file(weights.tensors, folder / "hf" / _hf_file(rank), metadata={"format": "pt"})
-        save_file(beside.tensors, folder / _BESIDE / _beside_file(rank))
+        save_file(state.tensors, folder / _STATE / _state_file(rank))
         if rank == 0:
-            _index(folder, form, weights, beside, step)
+            _index(folder, form, weights, state, step)
     except (OSError, SafetensorError) as error:
         problem = f"rank {rank}: {error}"
     problems: list[Any] = [None] * group.size()
     dist.all_gather_object(problems, problem, group=group)
-    for found in problems:
-        if found is not None:
-            raise OSError(found)
+    for message in problems:
+        if message is not None:
+            raise OSError(message)
 
 
 class Saved:
@@ -91,15 +91,15 @@ class Saved:
     def __init__(self, folder: Path, files: ExitStack) -> None:
         self._folder, self._files, self._open = folder, files, dict[Path, Any]()
         self._hf: dict[str, str] = json.loads((folder / "hf" / _HF_INDEX).read_text())["weight_map"]
-        said = json.loads((folder / _BESIDE / "index.json").read_text())
-        self._beside: dict[str, str] = said["files"]
-        self.step: int = said["step"]
+        index = json.loads((folder / _STATE / "index.json").read_text())
+        self._state: dict[str, str] = index["files"]
+        self.step: int = index["step"]
 
     def weight(self, name: str) -> Tensor:
         return self._of(self._folder / "hf" / self._hf[name]).get_tensor(name)  # type: ignore[no-any-return]
 
-    def beside(self, name: str) -> Tensor:
-        return self._of(self._folder / _BESIDE / self._beside[name]).get_tensor(name)  # type: ignore[no-any-return]
+    def state(self, name: str) -> Tensor:
+        return self._of(self._folder / _STATE / self._state[name]).get_tensor(name)  # type: ignore[no-any-return]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         files = {name: self._of(self._folder / "hf" / file) for name, file in self._hf.items()}
@@ -114,9 +114,9 @@ class Saved:
 @contextmanager
 def opened(folder: Path, form: Form) -> Iterator[Saved]:
     """Raises RunError for a checkpoint of another backend or another model, and for a damaged one."""
-    if not (folder / _BESIDE / "index.json").is_file():
+    if not (folder / _STATE / "index.json").is_file():
         raise RunError(
-            f"checkpoint {folder} was not written by learner.backend megatron ({_BESIDE}/index.json is missing): "
+            f"checkpoint {folder} was not written by learner.backend megatron ({_STATE}/index.json is missing): "
             "resume with the backend that the run was started with, or move the checkpoint away if it is damaged."
         )
     with ExitStack() as files:
@@ -137,19 +137,19 @@ def opened(folder: Path, form: Form) -> Iterator[Saved]:
             ) from error
 
 
-def _index(folder: Path, form: Form, weights: Mine, beside: Mine, step: int) -> None:
+def _index(folder: Path, form: Form, weights: OwnTensors, state: OwnTensors, step: int) -> None:
     form.config.save_pretrained(folder / "hf")
     if form.generation is not None:
         form.generation.save_pretrained(folder / "hf")
     hf = {"metadata": {"total_size": weights.bytes}, "weight_map": {n: _hf_file(r) for n, r in weights.owners.items()}}
     (folder / "hf" / _HF_INDEX).write_text(json.dumps(hf, indent=1))
-    said = {"step": step, "files": {n: _beside_file(r) for n, r in beside.owners.items()}}
-    (folder / _BESIDE / "index.json").write_text(json.dumps(said, indent=1))
+    index = {"step": step, "files": {n: _state_file(r) for n, r in state.owners.items()}}
+    (folder / _STATE / "index.json").write_text(json.dumps(index, indent=1))
 
 
 def _hf_file(rank: int) -> str:
     return f"model-{rank + 1:05d}.safetensors"
 
 
-def _beside_file(rank: int) -> str:
+def _state_file(rank: int) -> str:
     return f"rank-{rank + 1:05d}.safetensors"

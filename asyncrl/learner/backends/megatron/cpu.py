@@ -1,9 +1,9 @@
-"""Megatron-core on a machine without a GPU: for tests and small trials, nothing else imports this.
+"""Megatron-core on a machine without a GPU, for tests and small trials.
 
 Megatron-core writes `torch.cuda.current_device()` and `device="cuda"` where it means "where the model is", and keeps
-generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs those three have to say CPU, and
-there is no GPU that pipeline stages would wait for. None of Megatron's own functions is replaced. With a GPU this
-refuses to run: there Megatron-core runs as it is.
+generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs those three have to name the CPU,
+and pipeline stages have no GPU to wait for. None of Megatron's own functions is replaced. With a GPU this refuses to
+run: there Megatron-core runs as it is.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ CPU = torch.device("cpu")
 
 
 def stand_in() -> None:
-    """For this process, once or more often: what asks for the current GPU is told the CPU."""
+    """Makes the CPU this process's current GPU; may be called several times."""
     if torch.cuda.is_available():
         raise RuntimeError("megatron_cpu stands in for a GPU, and there is one")
     torch.cuda.current_device = _cpu  # type: ignore[assignment]
-    torch.cuda.synchronize = _nothing_to_wait_for
+    torch.cuda.synchronize = _do_not_wait
     random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
 
 
 class OnCpu(TorchFunctionMode):
-    """Within it tensors asked for on "cuda" come on the CPU, and those there say the type of a GPU's, which the
+    """Places tensors requested on "cuda" on the CPU, and gives CPU tensors the type name of a GPU's, which the
     optimizer and its clipping assert."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,17 +39,17 @@ class OnCpu(TorchFunctionMode):
             kwargs["device"] = CPU
         if function is torch.Tensor.cuda:
             return args[0]
-        found = function(*args, **kwargs)
-        if function is torch.Tensor.type and isinstance(found, str):
-            return found.replace("torch.", "torch.cuda.")
-        return found
+        result = function(*args, **kwargs)
+        if function is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.")
+        return result
 
 
 def _cpu() -> torch.device:
     return CPU
 
 
-def _nothing_to_wait_for(device: Any = None) -> None:
+def _do_not_wait(device: Any = None) -> None:
     pass
 
 

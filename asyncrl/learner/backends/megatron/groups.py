@@ -1,4 +1,4 @@
-"""Which ranks compute what together under Megatron-core.
+"""The groups of ranks that compute together under Megatron-core.
 
 8 ranks, tensor_parallel 2, pipeline_parallel 2:
 
@@ -31,39 +31,39 @@ class Options:
     """Ranks, or groups of tensor_parallel ranks, that share the layers; times tensor_parallel it divides
     learner.ranks."""
     sequence_parallel: bool = False
-    """Those that share each matrix share what lies between the matrices along the tokens too: less memory for
-    activations."""
+    """Activations between the matrices are split along the tokens over the ranks that share each matrix, to save
+    memory."""
     distributed_optimizer: bool = False
     """Optimizer state sharded over the ranks that compute different micro-batches."""
 
 
 def options_of(config: Config) -> Options:
-    """Raises ConfigError for options that there are not, or that do not fit learner.ranks."""
+    """Raises ConfigError for unknown options, and for those that do not fit learner.ranks."""
     given = config.learner.backend_options
     try:
         check_options(Options, given, "learner.backend_options")
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.learner.cpu_offload:
-        raise ConfigError("learner.cpu_offload is true, which learner.backend megatron does not do: use fsdp2.")
+        raise ConfigError("learner.cpu_offload is true, which learner.backend megatron does not support: use fsdp2.")
     return Options(**given)
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """As one rank sees them."""
+    """The groups of one rank."""
 
     rank: int
     size: int
-    """Of all ranks."""
+    """Number of all ranks"""
     tensor: dist.ProcessGroup
-    """Who shares each matrix with it."""
+    """The ranks that share each matrix with it"""
     stages: dist.ProcessGroup
-    """Who computes the other layers of its micro-batches, in their order."""
+    """The ranks that compute the layers of its micro-batches, in their order"""
     data: dist.ProcessGroup
-    """Who holds the same piece, and computes other micro-batches with it."""
+    """The ranks that hold the same piece and compute other micro-batches"""
     writers: dist.ProcessGroup
-    """All, over gloo: checkpoints are written beside the training."""
+    """All ranks, over gloo: checkpoints are written while training continues"""
 
     @property
     def first(self) -> bool:
@@ -77,8 +77,8 @@ class Groups:
 
 
 def join(options: Options, wait: timedelta, checkpoint: timedelta) -> Groups:
-    """For the process, once: collective over all ranks, and the same whenever it is asked again. `checkpoint`: what one
-    that is written may take. Raises ConfigError."""
+    """The groups of this process, which are created once; collective over all ranks. `checkpoint`: longest time to
+    write one. Raises ConfigError."""
     ranks, tensor, stages = dist.get_world_size(), options.tensor_parallel, options.pipeline_parallel
     if tensor < 1 or ranks % tensor:
         raise ConfigError(
@@ -101,5 +101,5 @@ def join(options: Options, wait: timedelta, checkpoint: timedelta) -> Groups:
         dist.new_group(backend="gloo", timeout=checkpoint),
     )
     if (groups.tensor.size(), groups.stages.size()) != (tensor, stages):
-        raise ValueError("this process shares its model out otherwise already")
+        raise ValueError("this process already splits its model differently")
     return groups

@@ -1,7 +1,8 @@
-"""selected_logprobs over a vocabulary of which each tensor-parallel rank holds a part (logprobs.py is of the whole).
+"""selected_logprobs over a vocabulary that is split over the tensor-parallel ranks.
 
-A chunk of tokens at a time: each rank makes the logits of its part of the vocabulary, and three numbers a token go
-round. The values and the gradient of `hidden` are whole and equal on every rank, that of `weight` is of its part.
+For a chunk of tokens at a time, each rank computes the logits of its part of the vocabulary, and the ranks exchange
+three numbers a token. Values and the gradient of `hidden` are equal on every rank; the gradient of `weight` is of its
+part.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ def parallel_logprobs(
     vocabulary: int,
     group: dist.ProcessGroup,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """logprobs, entropy and, without gradient, the sum of squared probabilities: each [N], at least float32.
+    """Logprobs, entropy and, without gradient, the sum of squared probabilities: each [N], at least float32.
 
     hidden [N, H], the same on all ranks of `group`; weight [V', H], rows `first` and following of `vocabulary`; targets
     [N] int64 in the whole. Every rank calls it, and its backward.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}, expected above 0: greedy samples have no logprob to train on")
-    found: tuple[Tensor, Tensor, Tensor] = _Parallel.apply(
+    scores: tuple[Tensor, Tensor, Tensor] = _Parallel.apply(
         hidden, weight, targets, temperature, first, vocabulary, group
     )  # type: ignore[no-untyped-call]
-    return found
+    return scores
 
 
 class _Parallel(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder as a model of Megatron-core, or the layers of it that one pipeline stage has.
+"""A Hugging Face decoder as a model of Megatron-core, or those of its layers that one pipeline stage has.
 
 Attention runs row by row in torch's own kernel, so a pack needs neither a mask of T x T nor Transformer Engine.
 """
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.hf.varlen_attention import Layout as RowLayout
 from asyncrl.learner.backends.hf.varlen_attention import varlen_sdpa
 from asyncrl.learner.backends.megatron.groups import Groups, Options
 from asyncrl.learner.backends.megatron.names import EMBEDDING, HEAD, Layout, in_layer, placed
@@ -32,22 +33,8 @@ FAMILIES = ("qwen3", "qwen2", "llama")
 
 
 def layout_of(hf: PretrainedConfig, options: Options) -> Layout:
-    """Raises ConfigError for a model that is not one of FAMILIES as it comes, or cannot be shared so."""
-    rope = dict(getattr(hf, "rope_parameters", None) or {})
-    problem = None
-    if hf.model_type not in FAMILIES:
-        problem = f"is a {hf.model_type}, expected one of {', '.join(FAMILIES)}"
-    elif rope.get("rope_type", "default") != "default":
-        problem = f"has scaled rotary positions ({rope['rope_type']})"
-    elif getattr(hf, "use_sliding_window", False):
-        problem = "has layers with a sliding window"
-    elif hf.model_type != "qwen2" and getattr(hf, "attention_bias", False):
-        problem = "has biases at its attention"
-    elif getattr(hf, "mlp_bias", False):
-        problem = "has biases in its MLP"
-    elif hf.hidden_act != "silu":
-        problem = f"has the activation {hf.hidden_act}, expected silu"
-    if problem:
+    """Raises ConfigError for a model that megatron does not compute here, or that cannot be split as asked."""
+    if problem := _unsupported(hf):
         raise ConfigError(f"model.path {problem}: learner.backend megatron does not compute it, use fsdp2.")
     for what, n in (("num_key_value_heads", hf.num_key_value_heads), ("intermediate_size", hf.intermediate_size)):
         if n % options.tensor_parallel:
@@ -64,20 +51,34 @@ def layout_of(hf: PretrainedConfig, options: Options) -> Layout:
     return Layout(hf.num_attention_heads, hf.num_key_value_heads, head_dim, hf.vocab_size)
 
 
+def _unsupported(hf: PretrainedConfig) -> str | None:
+    rope_type = dict(getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default")
+    biased_attention = hf.model_type != "qwen2" and getattr(hf, "attention_bias", False)
+    problems = (
+        (hf.model_type not in FAMILIES, f"is a {hf.model_type}, expected one of {', '.join(FAMILIES)}"),
+        (rope_type != "default", f"has scaled rotary positions ({rope_type})"),
+        (getattr(hf, "use_sliding_window", False), "has layers with a sliding window"),
+        (biased_attention, "has biases at its attention"),
+        (getattr(hf, "mlp_bias", False), "has biases in its MLP"),
+        (hf.hidden_act != "silu", f"has the activation {hf.hidden_act}, expected silu"),
+    )
+    return next((text for holds, text in problems if holds), None)
+
+
 class Decoder(GPTModel):  # type: ignore[misc]
-    """Ends with the last hidden states: what is made of them is the scorer's."""
+    """A decoder that returns the last hidden states, for the scorer."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Its parameters, with the names that they have in a model of one stage."""
+        """Parameters with the names that they have in a model of one stage."""
         for name, parameter in self.named_parameters():
             if name == HEAD and self.share_embeddings_and_output_weights:
                 yield EMBEDDING, parameter
-            elif found := in_layer(name):
-                # Megatron counts layers from 1, and through all stages.
-                yield f"decoder.layers.{self.decoder.layers[found[0]].layer_number - 1}.{found[1]}", parameter
+            elif place := in_layer(name):
+                # Megatron counts layers from 1, over all stages.
+                yield f"decoder.layers.{self.decoder.layers[place[0]].layer_number - 1}.{place[1]}", parameter
             else:
                 yield name, parameter
 
@@ -91,7 +92,7 @@ def build(
     *,
     checkpointing: bool,
 ) -> Decoder:
-    """This rank's piece, with memory for weights that nobody has written yet. Collective."""
+    """This rank's piece, with uninitialised weights. Collective."""
     stages = stages_of(hf.num_hidden_layers, options.pipeline_parallel)
     config = TransformerConfig(
         num_layers=hf.num_hidden_layers,
@@ -107,20 +108,20 @@ def build(
         add_qkv_bias=hf.model_type == "qwen2",
         gated_linear_unit=True,
         activation_func=F.silu,
-        # Dropout would make the proximal logprobs another policy's than the one that samples.
+        # With dropout the proximal logprobs would be those of another policy than the one that samples.
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,
         pipeline_model_parallel_layout=stages if len(stages) > 1 else None,
-        # Micro-batches differ in size. Megatron looks at a dispatcher of experts, which there are none of.
+        # Micro-batches differ in size, for which Megatron wants this dispatcher, although there are no experts.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         sequence_parallel=options.sequence_parallel and options.tensor_parallel > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        # The gradients of micro-batches add up, whoever computed them; the loss has its own denominators.
+        # The gradients of micro-batches add up over ranks; the loss has its own denominators.
         calculate_per_token_loss=True,
         perform_initialization=False,
         use_cpu_initialization=True,
@@ -153,27 +154,27 @@ def build(
     )
     for name, parameter in decoder.named():
         if placed(name)[1] != "whole":
-            # Counted on every rank in the gradient's norm; Megatron marks it only where it initializes weights itself.
+            # For the gradient's norm; Megatron sets this only where it initializes weights itself.
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     decoder.to(dtype)
     return decoder
 
 
 def stages_of(layers: int, stages: int) -> list[list[str]]:
-    """What each stage computes, as Megatron says it. The earlier ones have a layer more where they cannot all have as
-    many: the last one has the head.
+    """The parts of each stage, in Megatron's terms. If layers do not divide evenly, earlier stages have one more, since
+    the last one has the head.
 
     >>> stages_of(3, 2)
     [['embedding', 'decoder', 'decoder'], ['decoder', 'loss']]
     """
-    found = [["decoder"] * (layers // stages + (stage < layers % stages)) for stage in range(stages)]
-    found[0].insert(0, "embedding")
-    found[-1].append("loss")
-    return found
+    parts = [["decoder"] * (layers // stages + (stage < layers % stages)) for stage in range(stages)]
+    parts[0].insert(0, "embedding")
+    parts[-1].append("loss")
+    return parts
 
 
 class Norm(nn.RMSNorm):
-    """Megatron's own wrapper of torch's norm refuses sequence parallelism, whose gradients need this mark alone."""
+    """torch's norm with the mark that sequence parallelism needs, which Megatron's own wrapper refuses."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps)
@@ -181,8 +182,8 @@ class Norm(nn.RMSNorm):
 
 
 class CheckpointedLayer(TransformerLayer):  # type: ignore[misc]
-    """Computes its activations again in the backward pass. Megatron's own way keeps a GPU's random numbers, and there
-    is nothing random here."""
+    """Computes its activations again in the backward pass. Megatron's own checkpointing saves the GPU's random state,
+    and nothing here is random."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -208,5 +209,5 @@ class RowAttention(MegatronModule):  # type: ignore[misc]
         starts = packed_seq_params.cu_seqlens_q.tolist()
         segments = [Segment(a, b - a, 0) for a, b in pairwise(starts)]
         q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        mixed, _nothing = varlen_sdpa(self, q, k, v, attention_mask, segments=segments, seen=None, scaling=self._scale)
+        mixed = varlen_sdpa(q, k, v, RowLayout(segments, None), scaling=self._scale)
         return mixed[0].flatten(1)

@@ -1,8 +1,8 @@
 """Weights of Qwen3, Qwen2 and Llama under Megatron-core's names and under Hugging Face's, at any tensor parallelism.
 
 Megatron keeps queries, keys and values as one matrix, group by group, and the gate above the up projection, rank by
-rank. A piece is what one of the tensor-parallel ranks holds. Moments and gradients have their weight's shape, so they
-go the same way.
+rank. A piece is the part that one tensor-parallel rank holds. Moments and gradients have their weight's shape, so the
+same functions convert them.
 
     decoder.layers.3.mlp.linear_fc1.weight  [gate 0; up 0] [gate 1; up 1]  <->  gate_proj [gate 0; gate 1], up_proj
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 Kind = Literal["whole", "rows", "columns", "qkv", "stacked"]
-"""How the ranks share it. whole: each has all. rows, columns: an equal share of them."""
+"""The way that ranks share a weight. whole: each has all of it. rows, columns: each has an equal share of them."""
 
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -43,32 +43,32 @@ _TOP: dict[str, tuple[tuple[str, ...], Kind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the shapes of weights do not say."""
+    """Dimensions that the shapes of weights do not tell."""
 
     heads: int
     groups: int
-    """Of heads that share keys and values."""
+    """Groups of heads that share keys and values"""
     head_dim: int
     vocabulary: int
-    """Real tokens; rows beyond them fill the last rank up and are zero."""
+    """Real tokens; the rows after them, which pad the last rank, are zero"""
 
 
 def in_layer(name: str) -> tuple[int, str] | None:
-    """Of a weight in a layer: which, and its name there."""
-    found = _LAYER.fullmatch(name)
-    return None if found is None else (int(found[1]), found[2])
+    """The layer of a weight and the weight's name in it, or None outside the layers."""
+    match = _LAYER.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def placed(name: str) -> tuple[tuple[str, ...], Kind]:
-    """The Hugging Face names of what Megatron calls `name`, and how ranks share it."""
-    if found := in_layer(name):
-        names, kind = _IN_LAYER[found[1]]
-        return tuple(f"model.layers.{found[0]}.{n}" for n in names), kind
+    """The Hugging Face names of the weight that Megatron calls `name`, and how ranks share it."""
+    if place := in_layer(name):
+        names, kind = _IN_LAYER[place[1]]
+        return tuple(f"model.layers.{place[0]}.{n}" for n in names), kind
     return _TOP[name]
 
 
 def to_hf(name: str, pieces: Sequence[Tensor], layout: Layout) -> dict[str, Tensor]:
-    """`pieces` of all tensor-parallel ranks, in order; of a weight that each has whole, any one."""
+    """Weights by Hugging Face name, from the `pieces` of all tensor-parallel ranks, in order; one, if it is `whole`."""
     names, kind = placed(name)
     if kind == "whole":
         return {names[0]: pieces[0]}
@@ -80,8 +80,8 @@ def to_hf(name: str, pieces: Sequence[Tensor], layout: Layout) -> dict[str, Tens
     whole = torch.cat(list(pieces))
     if kind == "rows":
         return {names[0]: whole[: layout.vocabulary]}
-    a_group = _a_group(layout)
-    parts = torch.split(whole.view(layout.groups, sum(a_group), *whole.shape[1:]), a_group, dim=1)
+    group_rows = _rows_of_group(layout)
+    parts = torch.split(whole.view(layout.groups, sum(group_rows), *whole.shape[1:]), group_rows, dim=1)
     return {n: part.reshape(-1, *whole.shape[1:]) for n, part in zip(names, parts, strict=True)}
 
 
@@ -100,10 +100,10 @@ def from_hf(name: str, get: Callable[[str], Tensor], layout: Layout, rank: int, 
         piece = wholes[0][rank * rows : (rank + 1) * rows]
         return torch.cat([piece, piece.new_zeros(rows - len(piece), *piece.shape[1:])])
     rest = wholes[0].shape[1:]
-    parts = [w.view(layout.groups, n, *rest) for w, n in zip(wholes, _a_group(layout), strict=True)]
+    parts = [w.view(layout.groups, n, *rest) for w, n in zip(wholes, _rows_of_group(layout), strict=True)]
     return torch.cat(parts, dim=1).chunk(size)[rank].reshape(-1, *rest)
 
 
-def _a_group(layout: Layout) -> list[int]:
-    """Rows of queries, keys and values of one group."""
+def _rows_of_group(layout: Layout) -> list[int]:
+    """Rows of the queries, keys and values of one group of heads."""
     return [layout.heads // layout.groups * layout.head_dim, layout.head_dim, layout.head_dim]

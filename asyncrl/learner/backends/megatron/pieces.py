@@ -1,4 +1,4 @@
-"""Whole tensors with Hugging Face names from the pieces of all ranks, one at a time, and the pieces of whole ones.
+"""Full tensors with Hugging Face names from the pieces of all ranks, one at a time, and pieces of full tensors.
 
 stage 0, rank 0  [up: rows 0..]─┐
 stage 0, rank 1  [up: rows n..]─┴─> every rank: model.layers.0.mlp.up_proj.weight, then the next
@@ -18,7 +18,7 @@ from asyncrl.learner.backends.megatron.names import Layout, from_hf, placed, to_
 
 
 class Pieces:
-    """Of all decoders that are built alike. Its iterators are collective: every rank goes through them to the end."""
+    """Conversion for all decoders of one layout. Its iterators are collective: every rank iterates to the end."""
 
     def __init__(self, decoder: Decoder, layout: Layout, groups: Groups) -> None:
         self._layout, self._tensor, self._stages = layout, groups.tensor, groups.stages
@@ -30,11 +30,11 @@ class Pieces:
         self._all: dict[str, tuple[int, tuple[int, ...]]] = {}
         for stage, named in enumerate(everyone):
             for name, shape in named:
-                self._all.setdefault(name, (stage, shape))  # of a head that is the embedding there are two, alike
+                self._all.setdefault(name, (stage, shape))  # a head that is tied to the embedding occurs twice
 
-    def whole(self, of: Callable[[str], Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """`of(name)`: this rank's piece, of `dtype`, asked for each that this rank's stage tells, in the same order on
-        all ranks of the stage."""
+    def full(self, of: Callable[[str], Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """`of(name)`: this rank's piece, of `dtype`; called for each weight of this rank's stage, in the same order on
+        all its ranks."""
         for name, (stage, shape) in self._all.items():
             mine = stage == self._stages.rank()
             piece = of(name).contiguous() if mine else torch.empty(shape, dtype=dtype, device=self._device)
@@ -47,5 +47,5 @@ class Pieces:
             yield from to_hf(name, pieces, self._layout).items()
 
     def piece(self, name: str, get: Callable[[str], Tensor]) -> Tensor:
-        """This rank's; `get` gives a whole tensor by its Hugging Face name."""
+        """This rank's piece; `get` gives a full tensor by its Hugging Face name."""
         return from_hf(name, get, self._layout, self._tensor.rank(), self._tensor.size())

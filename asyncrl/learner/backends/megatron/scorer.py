@@ -1,4 +1,4 @@
-"""Scores of packed rows from a model of Megatron-core: what its last stage makes of hidden states."""
+"""Scores of packed rows from a model of Megatron-core, whose last stage computes them from hidden states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.learner.backends.protocol import Packed, Scores
 
 
 class Scorer:
-    """Of one rank; `run` is the decoder, or what wraps it."""
+    """The scorer of one rank; `run` is the decoder, or a wrapper of it."""
 
     def __init__(
         self, decoder: Decoder, run: nn.Module, layout: Layout, temperature: float, group: dist.ProcessGroup
@@ -26,26 +26,26 @@ class Scorer:
         self._layout, self._temperature, self._group = layout, temperature, group
 
     def __call__(self, part: Packed) -> Scores:
-        """Where there is one stage."""
+        """Scores of a part, with a single stage."""
         return self.scores(part, self.states(part))
 
     def states(self, part: Packed) -> Tensor:
-        """[T, 1, H] behind the layers of this rank's stage, or its share of them along the tokens; what the stage
-        before made of the part was set as the decoder's input tensor."""
-        # Sequence parallelism shares the tokens evenly: a row of padding fills them up.
+        """[T, 1, H] after the layers of this rank's stage, or its share along the tokens. The decoder's input tensor
+        was set to the output of the previous stage."""
+        # Sequence parallelism splits the tokens evenly: a row of padding makes that possible.
         padding = -len(part.token_ids) % self._group.size() if self.decoder.config.sequence_parallel else 0
         lengths = (*part.lengths, padding) if padding else part.lengths
         starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(self.device, torch.int32)
-        found: Tensor = self.run(
+        states: Tensor = self.run(
             F.pad(part.token_ids, (0, padding)).to(self.device)[None],
             torch.cat([torch.arange(n) for n in lengths]).to(self.device)[None],
             None,
             packed_seq_params=PackedSeqParams("thd", starts, starts, None, None, max(lengths), max(lengths)),
         )
-        return found
+        return states
 
     def scores(self, part: Packed, states: Tensor) -> Scores:
-        """From the `states` of the last stage."""
+        """Scores from the `states` of the last stage."""
         device = self.device
         if self.decoder.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
@@ -58,7 +58,7 @@ class Scorer:
         logprobs = entropy = torch.zeros(len(part.token_ids), device=device)
         squares = None
         if part.wants & {"logprobs", "sum_pi_sq"}:
-            found = parallel_logprobs(
+            selected = parallel_logprobs(
                 predicting,
                 self._head(),
                 part.token_ids.to(device)[wanted],
@@ -67,7 +67,7 @@ class Scorer:
                 vocabulary=self._layout.vocabulary,
                 group=self._group,
             )
-            logprobs, entropy, squares = map(on_tokens, found)
+            logprobs, entropy, squares = map(on_tokens, selected)
         return Scores(
             logprobs,
             entropy,
@@ -76,7 +76,7 @@ class Scorer:
         )
 
     def _head(self) -> Tensor:
-        """This rank's rows of the output matrix, those of real tokens."""
+        """This rank's rows of the output matrix, without those that belong to no token."""
         decoder = self.decoder
         tied = decoder.share_embeddings_and_output_weights
         weight: Tensor = decoder.shared_embedding_or_output_weight() if tied else decoder.output_layer.weight

@@ -1,4 +1,4 @@
-"""What one rank's optimizer updates of each parameter, and the state that it keeps for it.
+"""The shard of each parameter that one rank's optimizer updates, and the state that it keeps for it.
 
 Under a distributed optimizer the ranks that compute other micro-batches update the rest of the same piece.
 """
@@ -22,20 +22,20 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 @dataclass(frozen=True, slots=True)
 class Shard:
     name: str
-    """Megatron's, in a model of one stage."""
+    """Megatron's name in a model of one stage"""
     parameter: Tensor
-    """This rank's piece."""
+    """This rank's piece"""
     main: Tensor | None
-    """float32, elements `start` to `end` of the flat piece; None: other ranks update all of it."""
+    """float32, elements `start` to `end` of the flat piece; None: other ranks update all of it"""
     start: int
     end: int
 
 
 class Shards:
-    """Of all parameters of this rank's stage."""
+    """The shards of all parameters of this rank's stage."""
 
     def __init__(self, decoder: Decoder, optimizer: Any, data: dist.ProcessGroup) -> None:
-        """`optimizer`: Megatron's, around torch's AdamW."""
+        """`optimizer`: Megatron's wrapper of torch's AdamW."""
         self._optimizer, self._data = optimizer, data
         self._all = {name: self._shard(name, parameter) for name, parameter in decoder.named()}
 
@@ -54,25 +54,24 @@ class Shards:
         steps = [int(state["step"]) for shard in self if (state := self.state(shard))]
         return max(steps, default=0)
 
-    def together(self, of: Callable[[Shard], Tensor | None]) -> Callable[[str], Tensor]:
-        """For Pieces.whole: the float32 piece of a name, from what the ranks of `data` have of it; None counts as
-        zeros."""
+    def gather(self, of: Callable[[Shard], Tensor | None]) -> Callable[[str], Tensor]:
+        """The float32 piece of a name for Pieces.full, from the shards on the ranks of `data`; None: zeros."""
 
         def piece(name: str) -> Tensor:
             shard = self._all[name]
-            whole = torch.zeros(shard.parameter.numel(), device=shard.parameter.device)
-            found = of(shard)
-            if found is not None:
-                whole[shard.start : shard.end] = found.detach().flatten()
+            flat = torch.zeros(shard.parameter.numel(), device=shard.parameter.device)
+            own = of(shard)
+            if own is not None:
+                flat[shard.start : shard.end] = own.detach().flatten()
             if isinstance(self._optimizer, DistributedOptimizer):
-                dist.all_reduce(whole, group=self._data)
-            return whole.view_as(shard.parameter)
+                dist.all_reduce(flat, group=self._data)
+            return flat.view_as(shard.parameter)
 
         return piece
 
     def copied(self) -> Callable[[], None]:
-        """Copies weights and state, and gives what puts them back, as often as it is called."""
-        kept = [
+        """Copies weights and state; returns the function that restores them, as often as it is called."""
+        copies = [
             (
                 shard.parameter.detach().clone(),
                 None if shard.main is None else shard.main.detach().clone(),
@@ -82,14 +81,14 @@ class Shards:
         ]
 
         @torch.no_grad()
-        def put_back() -> None:
-            for shard, (parameter, main, state) in zip(self, kept, strict=True):
+        def restore() -> None:
+            for shard, (parameter, main, state) in zip(self, copies, strict=True):
                 shard.parameter.copy_(parameter)
                 if shard.main is not None and main is not None:
                     shard.main.copy_(main)
                     self.set_state(shard, {name: tensor.clone() for name, tensor in state.items()})
 
-        return put_back
+        return restore
 
     def _shard(self, name: str, parameter: Tensor) -> Shard:
         optimizer = self._optimizer
@@ -98,5 +97,5 @@ class Shards:
         if parameter not in optimizer.model_param_group_index_map:
             return Shard(name, parameter, None, 0, 0)
         group, place = optimizer.model_param_group_index_map[parameter]
-        held = optimizer._get_model_param_range_map(parameter)["param"]
-        return Shard(name, parameter, optimizer.optimizer.param_groups[group]["params"][place], held.start, held.end)
+        span = optimizer._get_model_param_range_map(parameter)["param"]
+        return Shard(name, parameter, optimizer.optimizer.param_groups[group]["params"][place], span.start, span.end)

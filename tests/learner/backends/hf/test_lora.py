@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.hf import lora
-from asyncrl.learner.backends.hf.lora import Reference
+from asyncrl.learner.backends.hf.reference import Reference
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from tests.learner.backends.hf.test_torch import one_update, pack_rows, rows
 from tests.learner.tiny import tiny_config, tiny_model

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asyncrl.learner.backends.hf.varlen_attention import for_fused_kernels, varlen_sdpa
+from asyncrl.learner.backends.hf.varlen_attention import Layout, for_fused_kernels, varlen_sdpa
 from asyncrl.learner.backends.shared_prefixes import Segment
 
 SEGMENTS = [Segment(0, 20, 0), Segment(20, 7, 13)]
@@ -30,7 +30,7 @@ def test_fused_kernels_are_asked_for_what_they_can(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
     query, key, value = states("meta")
-    varlen_sdpa(torch.nn.Module(), query, key, value, None, segments=SEGMENTS, seen=SEEN.to("meta"))
+    varlen_sdpa(query, key, value, Layout(SEGMENTS, SEEN.to("meta")))
     assert (asked[0][0], asked[0][2]) == (2, True), "heads are shared where there is no mask"
     heads, mask, shared = asked[1]
     assert mask is not None

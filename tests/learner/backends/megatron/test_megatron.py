@@ -20,7 +20,7 @@ from asyncrl.learner.backends.logprobs import selected_logprobs, sum_of_squared_
 from asyncrl.learner.backends.megatron.names import Layout, from_hf, placed, to_hf
 from asyncrl.learner.backends.protocol import Packed
 from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.ranks import Group
+from asyncrl.learner.ranks import DistributedRanks
 from asyncrl.learner.trainer import Trainer
 from tests.learner.backends.backend_cases import LR, close, loss, parts
 from tests.learner.ranks import on_ranks
@@ -355,7 +355,7 @@ def on_a_gpu(number: int, rendezvous: Path, options: dict[str, Any]) -> dict[str
     from asyncrl.learner.backends.megatron.backend import MegatronBackend
 
     config = a_config(backend_options=options, ranks=2)
-    Group(config, number, rendezvous)
+    DistributedRanks(config, number, rendezvous)
     backend = MegatronBackend(config, tiny_model())
     scores = [s.logprobs.cpu() for s in backend.logprobs(parts(0))]
     backend.accumulate(parts(0), loss)

@@ -1,0 +1,35 @@
+"""The state that the parts of the learner's loop share, and requests that survive an outage of the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from asyncrl.buffer.client import BufferClient
+from asyncrl.buffer.client.retry import through_outages
+from asyncrl.config import Config
+from asyncrl.learner.ranks import Ranks
+from asyncrl.tracking.reporter import Reporter
+
+T = TypeVar("T")
+
+
+class Session:
+    """One incarnation of the learner."""
+
+    def __init__(self, config: Config, buffer: BufferClient, reporter: Reporter, ranks: Ranks) -> None:
+        self.config, self.buffer, self.reporter, self.ranks = config, buffer, reporter, ranks
+        self.incarnation, self.branch, self.version = -1, 0, 0
+        self.batch = 0
+        """The one wanted next"""
+        self.stopping = False
+
+    def ask(self, request: Callable[[], T]) -> T:
+        """The buffer's answer, after an outage too. Raises its error once `launch.restart_window_s` is over, or when
+        the learner is stopping."""
+
+        def again() -> bool:
+            self.reporter.waiting("buffer", "buffer")
+            return not self.stopping
+
+        return through_outages(request, self.config.launch.restart_window_s, again)
