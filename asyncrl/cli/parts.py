@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from asyncrl.plugins import resolve
-
 Arg = tyro.conf.arg
 
 
@@ -39,11 +37,12 @@ def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping
         pass
 
     tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
+    from asyncrl.plugins import resolve
+
     for title, table in tables.items():
         print(title)
         for name in sorted(table):
-            entry: Any = resolve(name, table, title)
-            print(f"  {name:<16} {(entry.__doc__ or '').strip().partition(chr(10))[0]}")
+            print(f"  {name:<16} {(resolve(name, table, title).__doc__ or '').strip().partition(chr(10))[0]}")
     return 0
 
 

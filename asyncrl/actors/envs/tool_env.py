@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from asyncrl.actors.envs.protocol import Environment, Message, Task, Tool, Turn
 from asyncrl.actors.envs.single_turn import check_score
@@ -138,9 +138,8 @@ def cut(text: str, max_chars: int) -> str:
 
 def as_tool(tool: ToolLike) -> Tool:
     """A Tool from a Tool, a function, or the import path of either."""
-    if isinstance(tool, str):
-        tool = cast(Tool | Callable[..., Any], resolve(tool, None, "env.options.tools"))
-    return tool if isinstance(tool, Tool) else Tool.from_function(tool)
+    made: Any = resolve(tool, None, "env.options.tools") if isinstance(tool, str) else tool
+    return made if isinstance(made, Tool) else Tool.from_function(made)
 
 
 def __getattr__(name: str) -> Any:
