@@ -1,4 +1,4 @@
-"""The two ways a run ends badly, told apart by the exit code that the command line gives them."""
+"""The two kinds of errors that end a run, with different exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class AsyncRLError(Exception):
 
 
 class ConfigError(AsyncRLError):
-    """The configuration cannot work: names the field, its value, what was expected, the remedy. Exit code 2."""
+    """The configuration cannot work. Names the field, its value, what was expected, the remedy. Exit code 2."""
 
     exit_code = 2
 
 
 class RunError(AsyncRLError):
-    """The run could not start or go on: says what happened, to whom, and what to do. Exit code 1."""
+    """The run could not start or continue. Says what happened, to which process, and what to do. Exit code 1."""

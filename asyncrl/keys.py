@@ -1,7 +1,7 @@
-"""The CURVE keys of one launch: who may speak to its sockets.
+"""The CURVE keys of one launch, which decide who may connect to its sockets.
 
-Every role that listens has the server's pair, every role that connects the client's; both lie in one file that only its
-owner can read. They are made new at each launch and removed at its end. They stand on no command line and in no log.
+Every role that listens has the server's pair, every role that connects the client's; both are in one file that only its
+owner can read. Each launch makes new keys and removes them at its end. They are on no command line and in no log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.errors import RunError
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """Each 40 characters of Z85. Without `repr`, so that none gets into a log."""
+    """Keys as 40 characters of Z85 each, without `repr`, so that none gets into a log."""
 
     server_public: bytes
     server_secret: bytes
@@ -27,25 +27,25 @@ class Keys:
 
     @classmethod
     def new(cls) -> Keys:
-        """Raises RunError where libzmq was built without CURVE."""
+        """New keys. Raises RunError if libzmq was built without CURVE."""
         if not zmq.has("curve"):
             raise RunError("launch.host needs libzmq with CURVE, and this one has none: reinstall pyzmq from a wheel.")
         return cls(*zmq.curve_keypair(), *zmq.curve_keypair())
 
     def save(self, path: Path) -> None:
-        """To a new file of mode 0600."""
+        """Write to a new file of mode 0600."""
         text = json.dumps({field.name: getattr(self, field.name).decode() for field in fields(self)})
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
 
     @classmethod
     def load(cls, path: Path) -> Keys:
-        """Raises RunError when the file is not there, is no file of keys, or others than its owner can read it."""
+        """Keys from a file. Raises RunError if it is missing, malformed, or readable by others than its owner."""
         try:
             if path.stat().st_mode & 0o077:
                 raise RunError(f"{path} can be read by others than its owner: start the run again, with new keys.")
-            said = json.loads(path.read_text())
-            return cls(**{field.name: said[field.name].encode() for field in fields(cls)})
+            entries = json.loads(path.read_text())
+            return cls(**{field.name: entries[field.name].encode() for field in fields(cls)})
         except FileNotFoundError:
             raise RunError(f"{path} is not there: the run has ended, or its folder is another on this host.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

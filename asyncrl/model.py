@@ -12,13 +12,19 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+QUICKSTART = Path(__file__).parent / "quickstart" / "checkpoint"
+"""The folder that `model.path: quickstart` means; scripts/make_quickstart_model.py makes it."""
+
 
 def resolve_path(model: ModelConfig) -> Path:
-    """The folder of `model.path`; `quickstart` is the package's own, a hub name is fetched. Raises ConfigError."""
+    """The folder of `model.path`; `quickstart` is part of the package, a hub name is downloaded. Raises ConfigError."""
     if model.path == "quickstart":
-        from asyncrl.quickstart import ensure_model
-
-        return Path(ensure_model())
+        if not (QUICKSTART / "model.safetensors").is_file():
+            raise ConfigError(
+                f"model.path is quickstart, and {QUICKSTART} has no model.safetensors: it comes with asyncrl; make it "
+                "again with `python scripts/make_quickstart_model.py` of the repository."
+            )
+        return QUICKSTART
     folder = local_path(model)
     if folder is not None:
         return folder
@@ -27,16 +33,16 @@ def resolve_path(model: ModelConfig) -> Path:
 
     try:
         return Path(snapshot_download(model.path))
-    # The hub client raises OSError's kin for what is missing, refused or unreachable (also offline and not cached).
+    # The hub client raises OSError subclasses for missing, refused or unreachable repositories (also when offline).
     except (OSError, HFValidationError) as error:
         raise ConfigError(
-            f"model.path is {model.path!r}: no folder of that name, and the hub does not give it "
+            f"model.path is {model.path!r}: no folder has that name, and the hub does not provide it "
             f"({type(error).__name__}). Give a folder with config.json, or a hub name that this machine can reach."
         ) from error
 
 
 def local_path(model: ModelConfig) -> Path | None:
-    """The folder that `model.path` names; None for a hub name. Raises ConfigError for a path where no folder is."""
+    """The folder that `model.path` names; None for a hub name. Raises ConfigError for a path without a folder."""
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return folder
@@ -49,7 +55,7 @@ def local_path(model: ModelConfig) -> Path | None:
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """Raises ConfigError when the model's folder has none."""
+    """The tokenizer in the model's folder. Raises ConfigError if there is none."""
     from transformers import AutoTokenizer
 
     folder = resolve_path(model)
@@ -68,25 +74,25 @@ def load_model(model: ModelConfig, dtype: torch.dtype | str | None = None) -> Pr
     return load_folder(resolve_path(model), dtype or model.dtype, f"model.path is {model.path!r}")
 
 
-def load_folder(folder: Path, dtype: torch.dtype | str, says: str) -> PreTrainedModel:
-    """A causal language model from a Hugging Face folder. `says` opens the error: which field led here."""
+def load_folder(folder: Path, dtype: torch.dtype | str, origin: str) -> PreTrainedModel:
+    """A causal language model from a Hugging Face folder. `origin` names its field in errors."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    # A role's output is a log: bars that redraw themselves have no place in it.
+    # The output of a role is a log, where progress bars would be noise.
     logging.disable_progress_bar()
     wanted: Any = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     try:
         loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"{says}, and {folder} holds no causal language model that transformers can load "
+            f"{origin}, and {folder} holds no causal language model that transformers can load "
             f"({_first_line(error)}). It needs config.json and weights as safetensors."
         ) from error
     with torch.no_grad():
         for tensor in (*loaded.parameters(), *loaded.buffers()):
-            # safetensors maps the file: written anew, it would take the weights of a running process with it.
+            # safetensors maps the file: overwriting it would change the weights of a running process.
             tensor.data = tensor.data.clone()
     return loaded
 

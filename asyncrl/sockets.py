@@ -1,10 +1,10 @@
-"""The one place where sockets are made: who may connect, how roles find each other, how large a message may be.
+"""Makes all sockets: decides who may connect, how roles find each other, how large a message may be.
 
     one host       ipc:// in a folder that only its owner can read
-    several hosts  tcp:// with CURVE, and only for who has the run's keys (keys.py): others get nothing, not an error
+    several hosts  tcp:// with CURVE, and only for peers with the run's keys (keys.py): others get nothing, not an error
 
-A role that listens on tcp takes a free port and announces it in the run folder. Who connects reads that, and reads it
-again while it gets no answer: a role that was started anew, even on another host, is found.
+A role that listens on tcp takes a free port and announces it in the run folder. Its peers read that, and read it again
+while they get no answer, so that they find a role that was restarted, even on another host.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from asyncrl.keys import Keys
 log = logging.getLogger(__name__)
 
 HOST = "ASYNCRL_HOST"
-"""Environment variable: the address of this host on which a role listens, where a launcher knows it better."""
+"""Environment variable with which a launcher sets the address of this host on which a role listens."""
 RELAYED = "ASYNCRL_RELAYED"
-"""Environment variable: a relay (asyncrl/chaos/faults/network.py) stands between listener and peers. It reads the
-listener's address beside the place where peers look, and announces itself there."""
+"""Environment variable: a relay (asyncrl/chaos/faults/network.py) is between listener and peers. The listener announces
+itself in a file of its own; the relay reads that, and announces itself where peers look."""
 HEARTBEAT_MS = 5_000
 SILENT_MS = 20_000
-"""A tcp peer that is not heard of for so long is gone, and its connection is closed."""
+"""The connection of a tcp peer that is silent for so long is closed."""
 DOMAIN = "asyncrl"
 _LOCAL = ("ipc://", "inproc://")
 S = TypeVar("S", bound=zmq.Socket[Any])
@@ -46,24 +46,24 @@ class Endpoint:
 
     name: str
     address: str = ""
-    """ipc:// ...; of tcp empty, because the role announces it."""
+    """ipc://...; empty for tcp, where the role announces it."""
     announced: Path | None = None
-    """The file that says it."""
+    """The file in which the role announces it."""
     keys: Keys | None = None
     host: str = ""
-    """Where the role listens if it is started on this host."""
+    """The address on which the role listens if it is started on this host."""
 
     @classmethod
     def of(cls, where: Endpoint | str) -> Endpoint:
-        """An address written out. Raises RunError for tcp, which needs keys."""
+        """The endpoint of an address. Raises RunError for tcp, which needs keys."""
         if isinstance(where, Endpoint):
             return where
         if not where.startswith(_LOCAL):
-            raise RunError(f"{where} is no address of this host; others need the run's keys: use RunFolder.address.")
+            raise RunError(f"{where} is not an address of this host; others need keys: use RunFolder.address.")
         return cls(where, where)
 
     def now(self) -> str:
-        """The address; empty while the role has not announced one."""
+        """The address; empty until the role has announced one."""
         if self.announced is None:
             return self.address
         try:
@@ -79,8 +79,10 @@ class Listener:
     """A bound socket, in a context of its own. `socket` is for one thread."""
 
     def __init__(self, kind: int, where: Endpoint | str, max_bytes: int, options: Mapping[int, int]) -> None:
-        """`max_bytes`: of one frame; a peer that sends more is disconnected. Raises zmq.ZMQError when the address
-        cannot be bound."""
+        """`max_bytes` is the largest frame; a peer that sends a larger one is disconnected.
+
+        Raises zmq.ZMQError if the address cannot be bound.
+        """
         end = Endpoint.of(where)
         self._context = zmq.Context()
         self._gate: _Gate | None = None
@@ -97,7 +99,7 @@ class Listener:
                 self.socket.curve_publickey = end.keys.server_public
                 self.socket.curve_secretkey = end.keys.server_secret
                 self.socket.zap_domain = DOMAIN.encode()
-                # Without this a gate that died would leave the door open.
+                # Without this, peers would be admitted after the authenticator died.
                 self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
                 self.socket.bind(f"tcp://{own_host(end.host)}:*")
                 _announce(end, self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -107,11 +109,11 @@ class Listener:
 
     @property
     def refused(self) -> int:
-        """Peers that were turned away for their key."""
+        """Peers refused for their key."""
         return self._gate.refused if self._gate is not None else 0
 
     def close(self) -> None:
-        """Waits for what is queued as long as the socket's LINGER says."""
+        """Close, after waiting for queued messages as long as the socket's LINGER says."""
         self.socket.close()
         if self._gate is not None:
             self._gate.stop()
@@ -119,18 +121,18 @@ class Listener:
 
 
 class Link(Generic[S]):
-    """A connecting socket that follows its peer. `socket` is as `context` makes it, blocking or of asyncio."""
+    """A connecting socket that follows its peer to new addresses. `context` decides whether it is blocking or not."""
 
     def __init__(
         self, context: zmq.Context[S], kind: int, where: Endpoint | str, *, identity: str = "", **options: int
     ) -> None:
-        """`options`: by name, for instance SNDHWM=1000."""
+        """`options` of the socket by name, for instance SNDHWM=1000."""
         self._end = Endpoint.of(where)
         self.socket: S = context.socket(kind)
         for name, value in ({"LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 1000} | options).items():
             self.socket.setsockopt(getattr(zmq, name), value)
         if identity:
-            # A name of its own for each socket: a restarted process must not be taken for its predecessor's connection.
+            # Each socket has a name of its own: a restarted process must not be taken for its predecessor.
             self.socket.setsockopt(zmq.ROUTING_ID, f"{identity}/{uuid.uuid4().hex[:12]}".encode())
         if (keys := self._end.keys) is not None:
             _watch(self.socket)
@@ -144,7 +146,7 @@ class Link(Generic[S]):
         return str(self._end)
 
     def follow(self) -> None:
-        """Connects to where the peer is now; does nothing while that is the same."""
+        """Connect to the present address of the peer, if it has changed."""
         address = self._end.now()
         if address == self._address or not address:
             return
@@ -159,10 +161,10 @@ class Link(Generic[S]):
 
 
 class _Gate(ThreadAuthenticator):
-    """Admits who proves to have the client's key of the run."""
+    """Admits peers that prove to have the run's client key."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keys) -> None:
-        # Its own logger names keys.
+        # Its own logger would write keys.
         quiet = log.getChild("gate")
         quiet.setLevel(logging.WARNING)
         super().__init__(context, log=quiet)
@@ -178,7 +180,7 @@ class _Gate(ThreadAuthenticator):
 
 
 def own_host(wanted: str) -> str:
-    """An address of this host: `wanted`, or for `auto` the one from which others are reached."""
+    """An address of this host: `wanted`, or for `auto` the source address of outgoing connections."""
     wanted = os.environ.get(HOST) or wanted
     if wanted != "auto":
         return wanted
@@ -191,7 +193,7 @@ def own_host(wanted: str) -> str:
 
 
 def _watch(socket: zmq.Socket[Any]) -> None:
-    """A host that vanishes says nothing: without heartbeats its connection would stay for hours."""
+    """Set heartbeats, without which the connection of a host that vanished would stay for hours."""
     for option, value in {
         zmq.HEARTBEAT_IVL: HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: SILENT_MS, zmq.HEARTBEAT_TTL: SILENT_MS,
     }.items():  # fmt: skip
@@ -208,5 +210,5 @@ def _announce(end: Endpoint, address: str) -> None:
 
 
 def direct(announced: Path) -> Path:
-    """Where a role that is relayed announces itself."""
+    """The file in which a relayed role announces itself."""
     return announced.with_name(f"{announced.name}.direct")

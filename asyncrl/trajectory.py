@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -17,6 +18,10 @@ import xxhash
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Finite = Annotated[float, msgspec.Meta(ge=float(np.finfo(np.float64).min), le=float(np.finfo(np.float64).max))]
+"""Bounds that a number must keep when it is decoded from a message."""
 
 Kind = Literal["train", "eval"]
 StopReason = Literal["done", "max_turns", "max_tokens", "length", "aborted"]
@@ -31,30 +36,34 @@ CONTEXT = -1
 class TicketId:
     """Names one trajectory for good: its branch of history, its group, its place in the group."""
 
-    branch: int
-    group: int
-    index: int
+    branch: Count
+    group: Count
+    index: Count
 
     def __str__(self) -> str:
         return f"{self.branch}.{self.group}.{self.index}"
 
 
+Lease = tuple[TicketId, Count]
+"""A ticket and its attempt: what an actor holds until it puts a trajectory, fails or gives the ticket back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Permission to produce one trajectory, lent to one actor. Every lending is a new attempt."""
+    """Permission to produce one trajectory, issued to one actor. Each time it is issued is a new attempt."""
 
     id: TicketId
-    attempt: int
+    attempt: Count
     kind: Kind
     task: Mapping[str, Any]
-    min_version: tuple[int, int]
+    min_version: tuple[Count, Count]
     """(branch, version) that the actor must hold at least; an eval ticket is pinned to exactly this."""
-    group_size: int
-    temperature: float
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    temperature: Finite
     """0 is greedy: for evaluation, and for the first of a group under `learner.greedy_baseline`."""
-    seed: int
+    seed: Count
     """Of this attempt's sampling and environment; differs between the attempts of one ticket."""
-    lease_s: float
+    lease_s: Finite
     prefix: Row | None = None
     """What an interrupted attempt at the first turn has left: the prompt, and behind it what was sampled, one token or
     more. The episode goes on behind it (`actors.resume_episodes`)."""

@@ -1,26 +1,25 @@
 """A record as ZeroMQ frames: one msgpack header, then the raw array buffers. Decoding copies nothing.
 
-Nothing is unpickled. What arrives is checked before use (lengths, dtypes, ranges, finite numbers), and a malformed
-message raises `WireError` with the field named, so that the receiver can refuse it and go on.
+Nothing is unpickled. Every message is checked before use (lengths, dtypes, ranges, finite numbers), and a malformed one
+raises `WireError` naming the field, so that the receiver can refuse it and continue.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import msgpack
 import msgspec
 import numpy as np
 
-from asyncrl.trajectory import CONTEXT, Kind, Row, StopReason, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import CONTEXT, Count, Kind, Row, StopReason, TicketId, Trajectory
 
 Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_ROWS = 4096
-_KINDS = get_args(Kind)
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
 _DTYPES = [np.dtype(dtype) for _, dtype in _ARRAYS]
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
@@ -28,22 +27,21 @@ _LEAST = np.finfo(np.float32).min
 
 
 class WireError(ValueError):
-    """A message that cannot be what it claims to be."""
+    """A malformed message."""
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-"""The ledger sums them over a run: no few of them may pass 63 bits, or it could not be opened any more."""
+"""Largest number in a record: the ledger sums them over a run, and SQLite refuses sums above 63 bits."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=1024)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """Of a trajectory. Decoded and checked in one go, since the buffer does it for every trajectory of a run."""
+    """The header of a trajectory, decoded and checked in one pass, since the buffer does it for every trajectory."""
 
-    id: tuple[_Count, _Count, _Count]
-    attempt: _Count
+    id: tuple[Count, Count, Count]
+    attempt: Count
     kind: Kind
     actor: _Text
     task_id: _Text
@@ -66,7 +64,7 @@ def pack(header: Mapping[str, Any]) -> bytes:
 
 
 def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
-    """A header. Raises WireError when it is too large, not msgpack, or not a mapping with string keys."""
+    """A decoded header. Raises WireError if it is too large, not msgpack, or not a mapping with string keys."""
     _check_size(frame, max_bytes)
     try:
         header = msgpack.unpackb(frame, raw=False, strict_map_key=True)
@@ -78,7 +76,7 @@ def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
 
 
 def encode_trajectory(t: Trajectory) -> list[Frame]:
-    """[header, then for each row: token_ids, mask, logprobs, versions]."""
+    """The frames: [header, then for each row: token_ids, mask, logprobs, versions]."""
     header = {
         "id": [t.id.branch, t.id.group, t.id.index],
         "attempt": t.attempt,
@@ -98,12 +96,12 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
 
 
 def encode_row(row: Row) -> list[Frame]:
-    """[token_ids, mask, logprobs, versions]."""
+    """The frames of a row: [token_ids, mask, logprobs, versions]."""
     return [np.ascontiguousarray(getattr(row, name), dtype=dtype).data.cast("B") for name, dtype in _ARRAYS]
 
 
 def decode_prefixes(frames: Sequence[Frame]) -> list[Row]:
-    """Rows that end with what the policy sampled and hold context before: four frames each. Raises WireError."""
+    """Rows of context followed by sampled tokens, from four frames each. Raises WireError."""
     if len(frames) % len(_ARRAYS) or not all(map(len, frames)):
         raise WireError(f"prefixes have {len(_ARRAYS)} frames each, none of them empty; got {len(frames)} in all")
     found = []
@@ -143,55 +141,15 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     )
 
 
-def encode_ticket(t: Ticket) -> dict[str, Any]:
-    return {
-        "id": [t.id.branch, t.id.group, t.id.index],
-        "attempt": t.attempt,
-        "kind": t.kind,
-        "task": dict(t.task),
-        "min_version": list(t.min_version),
-        "group_size": t.group_size,
-        "temperature": t.temperature,
-        "seed": t.seed,
-        "lease_s": t.lease_s,
-    }
-
-
-def decode_ticket(header: Mapping[str, Any]) -> Ticket:
-    task = header.get("task")
-    if not isinstance(task, dict):
-        raise WireError(f"task is a {type(task).__name__}, expected a mapping")
-    version = _list(header, "min_version", 2)
-    if len(version) != 2:
-        raise WireError(f"min_version has {len(version)} entries, expected branch and version")
-    return Ticket(
-        id=ticket_id(header.get("id")),
-        attempt=_integer(header.get("attempt"), "attempt", 0),
-        kind=_one_of(header, "kind", _KINDS),
-        task=task,
-        min_version=(_integer(version[0], "min_version", 0), _integer(version[1], "min_version", 0)),
-        group_size=_integer(header.get("group_size"), "group_size", 1),
-        temperature=_number(header.get("temperature"), "temperature"),
-        seed=_integer(header.get("seed"), "seed", 0),
-        lease_s=_number(header.get("lease_s"), "lease_s"),
-    )
-
-
-def ticket_id(value: Any) -> TicketId:
-    if not isinstance(value, list) or len(value) != 3:
-        raise WireError(f"id is {value!r}, expected [branch, group, index]")
-    return TicketId(*(_integer(part, "id", 0) for part in value))
-
-
 def _trajectory_header(frame: Frame) -> _Header:
     _check_size(frame, MAX_HEADER_BYTES)
     try:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"header is no trajectory's: {error}") from error
+        raise WireError(f"header is not that of a trajectory: {error}") from error
     named = {"rewards": header.rewards, "timings": header.timings, "metrics": header.metrics}
     if not math.isfinite(header.reward + sum(sum(numbers.values()) for numbers in named.values())):
-        # One of them is not finite, or their sum is too large for a number.
+        # One of them is not finite, or their sum overflows.
         _number(header.reward, "reward")
         for name, numbers in named.items():
             for key, number in numbers.items():
@@ -206,13 +164,13 @@ def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
     token_ids, mask, logprobs, versions = [
         np.frombuffer(memoryview(frame).toreadonly(), dtype) for frame, dtype in zip(frames, _DTYPES, strict=True)
     ]
-    # Few passes over the arrays, since the buffer does this for every token of a run; a NaN is no maximum of anything.
+    # Few passes over the arrays, since the buffer does this for every token of a run. NaN makes the comparison false.
     if np.minimum.reduce(token_ids) < 0:
         raise WireError(f"{where}.token_ids holds a negative id")
     if not (np.maximum.reduce(logprobs) <= 1e-3 and np.minimum.reduce(logprobs) >= _LEAST):
-        raise WireError(f"{where}.logprobs holds a value that is no log-probability")
+        raise WireError(f"{where}.logprobs holds a value that is not a log-probability")
     if np.minimum.reduce(versions) < CONTEXT or (versions >= 0).tobytes() != bytes(frames[1]):
-        # A byte other than 0 or 1 is no bool, but numpy would take it for one.
+        # numpy would accept a byte other than 0 or 1 as a bool.
         if np.maximum.reduce(mask.view(np.uint8)) > 1:
             raise WireError(f"{where}.mask holds bytes other than 0 and 1")
         raise WireError(f"{where}.versions must be >= 0 on sampled tokens and {CONTEXT} elsewhere")
@@ -224,27 +182,7 @@ def _check_size(header: Frame, most: int) -> None:
         raise WireError(f"header has {len(header)} bytes, at most {most} are read")
 
 
-def _list(header: Mapping[str, Any], name: str, longest: int) -> list[Any]:
-    value = header.get(name)
-    if not isinstance(value, list) or len(value) > longest:
-        raise WireError(f"{name} is not a list of at most {longest} entries")
-    return value
-
-
-def _integer(value: Any, name: str, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise WireError(f"{name} is {value!r}, expected an integer >= {least}")
-    return value
-
-
 def _number(value: Any, name: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise WireError(f"{name} is {value!r}, expected a finite number")
     return float(value)
-
-
-def _one_of(header: Mapping[str, Any], name: str, allowed: Sequence[str]) -> Any:
-    value = header.get(name)
-    if value not in allowed:
-        raise WireError(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
-    return value

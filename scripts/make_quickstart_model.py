@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from asyncrl.quickstart import CHECKPOINT
+from asyncrl.model import QUICKSTART
 from asyncrl.quickstart.build import STEPS, make_checkpoint
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the quickstart's model.")
-    parser.add_argument("--out", type=Path, default=CHECKPOINT, help="folder to write")
+    parser.add_argument("--out", type=Path, default=QUICKSTART, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the demonstrations")
     parser.add_argument("--steps", type=int, default=STEPS, help="warm-up steps")
     options = parser.parse_args()

@@ -5,13 +5,12 @@ import torch
 
 from asyncrl.config import ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.model import load_folder, load_model, load_tokenizer
-from asyncrl.quickstart import CHECKPOINT
+from asyncrl.model import QUICKSTART, load_folder, load_model, load_tokenizer
 
 
 def test_a_loaded_model_does_not_change_with_its_file(tmp_path):
     """Its folder may be written again while the run goes on, and a file cut short takes mapped pages with it."""
-    folder = shutil.copytree(CHECKPOINT, tmp_path / "model")
+    folder = shutil.copytree(QUICKSTART, tmp_path / "model")
     model = load_folder(folder, torch.float32, "a test asks")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     weights = folder / "model.safetensors"

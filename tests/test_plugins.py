@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from asyncrl.plugins import check_options, resolve
+from asyncrl.errors import ConfigError
+from asyncrl.plugins import build, check_options, resolve
 
 
 def test_table_entry_wins() -> None:
@@ -88,3 +89,38 @@ def test_classes_and_open_keywords() -> None:
     check_options(Engine, {"url": "x", "anything": 1}, "f")
     with pytest.raises(ValueError, match=r"f\.url"):
         check_options(Engine, {}, "f")
+
+
+def test_an_entry_may_be_an_import_path() -> None:
+    assert resolve("root", {"root": "math:sqrt"}, "f") is math.sqrt
+
+
+class Source:
+    def __init__(self, size: int, *, seed: int = 0) -> None:
+        if size < 1:
+            raise ValueError(f"size is {size}")
+        self.size, self.seed = size, seed
+
+
+def test_build_resolves_checks_and_calls() -> None:
+    table = {"mine": f"{__name__}:Source"}
+    made = build("mine", table, "data.source", {"size": 2}, defaults={"seed": 7, "model": "x"})
+    assert (made.size, made.seed) == (2, 7)
+    assert build("mine", table, "data.source", {"size": 2, "seed": 1}, defaults={"seed": 7}).seed == 1
+    assert build("mine", table, "data.source", {}, provided={"size": 3}).size == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("mein", {"size": 1}, r"data\.source: 'mein' is not a known name \(did you mean 'mine'"),
+        ("mine", {}, r"data\.options\.size: Source needs it"),
+        ("mine", {"size": 0}, r"data\.source is 'mine': size is 0"),
+        ("mine", {"size": 1, "seed": 2}, r"data\.options\.seed: is passed to Source by asyncrl itself"),
+        ("math:pi", {}, r"data\.source is 'math:pi', a float: expected a function or a class"),
+    ],
+)
+def test_build_raises_one_kind_of_error(name: str, options: dict[str, Any], expected: str) -> None:
+    provided = {"seed": 1} if "seed" in options else {}
+    with pytest.raises(ConfigError, match=expected):
+        build(name, {"mine": Source}, "data.source", options, options_field="data.options", provided=provided)

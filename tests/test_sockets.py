@@ -113,7 +113,7 @@ def test_a_buffer_that_was_killed_is_found_at_its_new_address(run: RunFolder) ->
         actor = AsyncBufferClient(run.address("buffer"), identity="actor-0", deadline_s=60.0)
         addresses = []
         for _ in range(2):
-            assert (await actor.hello("actor"))["version"] == 0
+            assert (await actor.hello("actor")).version == 0
             addresses.append(run.address("buffer").now())
             process.kill()
             process.wait(10)

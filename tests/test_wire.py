@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
-from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_ticket, encode_trajectory, pack, unpack
+from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
+from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 COUNTS = st.integers(0, 2**40)
@@ -85,23 +85,6 @@ def test_decoding_copies_nothing_and_gives_read_only_arrays(t: Trajectory) -> No
         token_ids[0] = 1
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.data())
-def test_a_ticket_comes_back(data: st.DataObject) -> None:
-    ticket = Ticket(
-        id=data.draw(IDS),
-        attempt=data.draw(COUNTS),
-        kind=data.draw(st.sampled_from(["train", "eval"])),
-        task=data.draw(st.dictionaries(st.text(max_size=5), NUMBERS | st.text(max_size=5) | st.none(), max_size=3)),
-        min_version=(data.draw(COUNTS), data.draw(COUNTS)),
-        group_size=data.draw(st.integers(1, 1000)),
-        temperature=data.draw(NUMBERS),
-        seed=data.draw(COUNTS),
-        lease_s=data.draw(NUMBERS),
-    )
-    assert decode_ticket(unpack(pack(encode_ticket(ticket)))) == ticket
-
-
 @settings(deadline=None, max_examples=150)
 @given(trajectories(), st.data())
 def test_bytes_changed_on_the_way_never_crash(t: Trajectory, data: st.DataObject) -> None:
@@ -158,19 +141,6 @@ def test_any_value_in_any_field_is_taken_or_refused(t: Trajectory, data: st.Data
     frames[0] = pack(header)
     with contextlib.suppress(WireError):
         decode_trajectory(frames)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.data())
-def test_any_value_in_any_field_of_a_ticket_is_taken_or_refused(data: st.DataObject) -> None:
-    header: dict[str, Any] = encode_ticket(Ticket(TicketId(0, 1, 2), 0, "train", {}, (0, 0), 8, 1.0, 5, 30.0))
-    name = data.draw(st.sampled_from(sorted(header)))
-    if data.draw(st.booleans()):
-        del header[name]
-    else:
-        header[name] = data.draw(JSON)
-    with contextlib.suppress(WireError):
-        decode_ticket(header)
 
 
 @settings(deadline=None, max_examples=200)

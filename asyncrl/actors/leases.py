@@ -15,12 +15,9 @@ from dataclasses import dataclass
 
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.errors import RunError
-from asyncrl.trajectory import TicketId
+from asyncrl.trajectory import Lease as Lease
 
 log = logging.getLogger(__name__)
-
-Lease = tuple[TicketId, int]
-"""A ticket and its attempt."""
 
 BLOCKED_S = 30.0
 """Seconds without a sign of life, which comes twice a second, before the event loop counts as blocked; a shorter gap

@@ -22,7 +22,7 @@ from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
-from asyncrl.rewards.group_score import Answer, GroupScore, open_group_score
+from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
@@ -45,7 +45,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
                 trajectory = result.trajectory(ticket, progress, actor=actor, env_name=name_of(ticket.task))
                 if scores is None or ticket.kind == "eval":
                     return trajectory
-                answer = Answer(result.messages, result.reward, result.rewards)
+                answer = GroupAnswer(result.messages, result.reward, result.rewards)
                 return await scores.compared(ticket, trajectory, answer)
 
             yield play_env

@@ -1,4 +1,4 @@
-"""`asyncrl audit`: hear the witnesses, compare them, print the account and the verdict."""
+"""`asyncrl audit`: collect the independent records of a run, compare them, print counts and verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asyncrl.audit import export
-from asyncrl.audit.checks import Violation, violations
+from asyncrl.audit.checks import Violation, listed, violations
 from asyncrl.audit.export import write_parquet
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.summary import Figures, figures
@@ -24,35 +24,42 @@ SHOWN = 20
 
 
 def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", out: Path | None = None) -> int:
-    """Prints to the screen, or writes `out` (default of parquet: audit.parquet in the run folder); gives the exit code:
-    1 when a witness contradicts another. Raises RunError, ConfigError when one cannot be heard at all."""
+    """Print the audit, or write it to `out` (default for parquet: audit.parquet in the run folder).
+
+    Returns the exit code: 1 if a witness contradicts another. Raises RunError or ConfigError if one cannot be read.
+    """
     config = run.load_config()
     with closing(PayloadFiles(run.ledger(config) / "payloads")) as payloads:
         evidence = gather(run, config, payloads)
         if step is not None:
-            fed = export.of_step(evidence, step)
-            _give(fed, "\n".join(_step_lines(step, fed, config)), format, out, run)
+            trained = export.of_step(evidence, step)
+            _write(trained, "\n".join(_step_lines(step, trained, config)), format, out, run)
             return 0
-        found = list(violations(evidence))
+        violated = list(violations(evidence))
     about = figures(evidence)
-    said: dict[str, Any] = {"run": str(run.path), "holds": not found, "violations": [asdict(v) for v in found]}
-    lines = [*_lines(run, about, config), "", *_verdict(found)]
+    verdict: dict[str, Any] = {
+        "run": str(run.path),
+        "holds": not violated,
+        "violations": [asdict(v) for v in violated],
+        "checks": listed(),
+    }
+    lines = [*_lines(run, about, config), "", *_verdict(violated)]
     if format == "parquet":
-        _give(export.of_run(evidence), "", format, out, run)
-        print("\n".join(_verdict(found)))
+        _write(export.of_run(evidence), "", format, out, run)
+        print("\n".join(_verdict(violated)))
     else:
-        _give(said | asdict(about), "\n".join(lines), format, out, run)
-    return 1 if found else 0
+        _write(verdict | asdict(about), "\n".join(lines), format, out, run)
+    return 1 if violated else 0
 
 
-def _give(found: Any, text: str, format: Format, out: Path | None, run: RunFolder) -> None:
+def _write(data: Any, text: str, format: Format, out: Path | None, run: RunFolder) -> None:
     if format == "parquet":
         path = out or run.path / "audit.parquet"
-        write_parquet(found, path)
-        print(f"{len(found)} rows in {path}")
+        write_parquet(data, path)
+        print(f"{len(data)} rows in {path}")
         return
     if format == "json":
-        text = json.dumps(found, indent=1)
+        text = json.dumps(data, indent=1)
     if out is None:
         print(text)
     else:
@@ -83,7 +90,7 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
     yield f"attempts          {_listed(f.attempts)}"
     if f.prefixes:
         yield f"prefixes          {_listed(f.prefixes)} (handed back by interrupted attempts)"
-    yield f"puts beside these {_listed(f.puts)}"
+    yield f"other puts        {_listed(f.puts)}"
     yield f"lost, allowed     {_listed(f.lost)}; stored and in no actor's log {f.unlogged}"
     yield ""
     yield f"{'trajectories':<18}{'count':>8}{'length':>9}{'turns':>8}{'reward':>9}  environments"
@@ -94,24 +101,25 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
         yield f"{fate:<18}{b['count']:>8}{means}  {_listed(b['environments'])}".rstrip()
 
 
-def _verdict(found: list[Violation]) -> Iterator[str]:
-    if not found:
+def _verdict(violated: list[Violation]) -> Iterator[str]:
+    if not violated:
         yield "audit: every witness agrees"
         return
-    yield f"audit: VIOLATION of {found[0]}"
-    for violation in found[1:SHOWN]:
+    yield f"audit: VIOLATION of {violated[0]}"
+    for violation in violated[1:SHOWN]:
         yield f"  also {violation}"
-    if len(found) > SHOWN:
-        yield f"  and {len(found) - SHOWN} more (--format json lists them)"
+    if len(violated) > SHOWN:
+        yield f"  and {len(violated) - SHOWN} more (--format json lists them)"
 
 
-def _step_lines(step: int, fed: list[dict[str, Any]], config: Config) -> Iterator[str]:
-    yield f"step {step}: batch {fed[0]['batch']}, trained on version {fed[0]['version']}, {len(fed)} trajectories"
+def _step_lines(step: int, trained: list[dict[str, Any]], config: Config) -> Iterator[str]:
+    batch, version = trained[0]["batch"], trained[0]["version"]
+    yield f"step {step}: batch {batch}, trained on version {version}, {len(trained)} trajectories"
     yield (
         f"{'trajectory':<14}{'actor':<12}"
         + f"{'staleness':>9}{'weight':>9}{'reward':>8}{'tokens':>8}{'turns':>6}  versions"
     )
-    for row in fed:
+    for row in trained:
         name = f"{row['branch']}.{row['group']}.{row['index']}"
         weight = "-" if row["importance_weight"] is None else f"{row['importance_weight']:.4f}"
         versions = " ".join(f"{v}:{k}" for v, k in zip(row["versions"], row["version_tokens"], strict=True))

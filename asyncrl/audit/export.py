@@ -1,4 +1,4 @@
-"""One row per trajectory: of a whole run, or of those that fed one training step."""
+"""Exports one row per trajectory: of a whole run, or of one training step."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def of_run(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def importance_weight(evidence: Evidence, row: TrajectoryRow, batch: BatchRow) -> float | None:
-    """As the learner's newest list that knows the batch says; None before the next checkpoint."""
-    for said in reversed(evidence.lists):
-        if evidence.ledger.batch_of(said.branch, batch.b) is batch and batch.b < len(said.done):
-            weights = said.done[batch.b].weights.get(row.group, ())
+    """From the learner's newest list with this batch; None before the next checkpoint."""
+    for done_list in reversed(evidence.lists):
+        if evidence.ledger.batch_of(done_list.branch, batch.b) is batch and batch.b < len(done_list.done):
+            weights = done_list.done[batch.b].weights.get(row.group, ())
             return weights[row.index] if row.index < len(weights) else None
     return None
 
 
 def _row(evidence: Evidence, row: TrajectoryRow, batch: BatchRow | None) -> dict[str, Any]:
     group = evidence.ledger.groups[row.group]
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "branch": group.branch,
         "group": row.group,
         "index": row.index,
@@ -78,8 +78,8 @@ def _row(evidence: Evidence, row: TrajectoryRow, batch: BatchRow | None) -> dict
     if batch is not None:
         weight = importance_weight(evidence, row, batch)
         age = batch.version - row.oldest
-        found |= {"batch": batch.b, "version": batch.version, "staleness": age, "importance_weight": weight}
-    return found
+        columns |= {"batch": batch.b, "version": batch.version, "staleness": age, "importance_weight": weight}
+    return columns
 
 
 TYPES = {
@@ -90,11 +90,11 @@ TYPES = {
     "bool_": ("payload",),
     "int64s": ("versions", "version_tokens"),
 }  # fmt: skip
-"""Of the columns of `rows.of_run`: told, since a column may be empty."""
+"""Types of the columns of `of_run`, needed since a column may be empty."""
 
 
 def write_parquet(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Raises ConfigError without pyarrow."""
+    """Write the rows as parquet. Raises ConfigError without pyarrow."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,6 +1,6 @@
-"""The buffer's ledger as plain rows, read without the code that wrote it, and without disturbing a writer.
+"""The buffer's ledger as plain rows, read independently of the code that wrote it, without disturbing a writer.
 
-One read transaction: what a live buffer writes meanwhile is not seen, and the buffer does not wait for it.
+It is one read transaction: later writes of a live buffer are not seen, and the buffer does not wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BranchRow:
 
     @property
     def restored(self) -> bool:
-        """The ledger came from a checkpoint: what was recorded after it went down with its host."""
+        """Whether the ledger came from a checkpoint: later records were lost with their host."""
         return self.why.startswith("the ledger was restored")
 
 
@@ -99,9 +99,9 @@ class PrefixRow:
     group: int
     index: int
     attempt: int
-    """That handed it back."""
+    """The attempt that handed it back."""
     tokens: int
-    """With its prompt."""
+    """Number of tokens, with the prompt."""
     digest: str
     ended: str | None
 
@@ -115,7 +115,7 @@ class BatchRow:
     outcome: str | None
     released: bool
     groups: tuple[int, ...]
-    """In training order."""
+    """Group numbers, in training order."""
 
     @property
     def version_after(self) -> int:
@@ -143,66 +143,66 @@ class AddedRow:
 class LedgerRows:
     branches: dict[int, BranchRow]
     groups: dict[int, GroupRow]
-    """By number, in issue order."""
+    """Groups by number, in issue order."""
     attempts: dict[tuple[int, int], list[AttemptRow]]
-    """By (group, index), in order."""
+    """Attempts by (group, index), in order."""
     trajectories: dict[tuple[int, int], TrajectoryRow]
     batches: list[BatchRow]
-    """All that were ever fixed, in order."""
+    """All batches that were ever fixed, in order."""
     published: dict[tuple[int, int], str]
     """Digest of the weights by (branch, version)."""
     counters: dict[tuple[int, str], int]
-    """By (branch, name)."""
+    """Counters by (branch, name)."""
     next_draw: int
     curriculum: dict[int, CurriculumRow]
-    """Its states by serial, in order."""
+    """States of the curriculum by serial, in order."""
     added: dict[int, AddedRow]
-    """Rows of data.on_step_end, by index as a task."""
+    """Tasks added by data.on_step_end, by index."""
     prefixes: list[PrefixRow]
-    """What interrupted attempts handed back."""
+    """Prefixes that interrupted attempts handed back."""
     restored: bool = False
-    """It was copied from a checkpoint, and no learner has started on it since, which would begin a new branch."""
+    """Whether it was copied from a checkpoint, and no learner has started since, which would open a new branch."""
 
     @cached_property
     def line(self) -> list[BatchRow]:
-        """The batches that the learner's weights come from."""
+        """The batches that led to the learner's weights."""
         return sorted((batch for batch in self.batches if not batch.released), key=lambda batch: batch.b)
 
     @cached_property
     def members(self) -> dict[int, list[TrajectoryRow]]:
         """Stored trajectories of each group, by index."""
-        found: defaultdict[int, list[TrajectoryRow]] = defaultdict(list)
+        members: defaultdict[int, list[TrajectoryRow]] = defaultdict(list)
         for key in sorted(self.trajectories):
-            found[key[0]].append(self.trajectories[key])
-        return found
+            members[key[0]].append(self.trajectories[key])
+        return members
 
     @cached_property
     def _by_place(self) -> dict[tuple[int, int], BatchRow]:
         return {(batch.branch, batch.b): batch for batch in self.batches}
 
     def batch_of(self, branch: int, b: int) -> BatchRow | None:
-        """Batch b as a learner on `branch` knew it: of the branch itself, or of the one that it came from."""
+        """Batch b as a learner on `branch` saw it: of this branch, or of an ancestor."""
         at = self.branches.get(branch)
         while at is not None and at.fork_batch > b and at.parent is not None:
             at = self.branches.get(at.parent)
         return None if at is None else self._by_place.get((at.branch, b))
 
     def name(self, number: int, index: int) -> str:
-        """Of a trajectory, as tickets have it."""
+        """Name of a trajectory, as in its ticket."""
         group = self.groups.get(number)
         return f"{'?' if group is None else group.branch}.{number}.{index}"
 
     def lost_with_host(self, branch: int) -> bool:
-        """Whether what was recorded last on `branch` went down with its host."""
+        """Whether the last records on `branch` were lost with their host."""
         return self.restored or any(b.restored and b.branch > branch for b in self.branches.values())
 
 
 def read_ledger(folder: Path) -> LedgerRows:
-    """Of a finished, a killed or a live run. Raises RunError when there is none, or it cannot be read."""
+    """The ledger of a finished, a killed or a live run. Raises RunError if it is missing or cannot be read."""
     path = folder / "ledger.sqlite"
     if not path.is_file():
         raise RunError(f"{folder} holds no ledger (ledger.sqlite): give a run folder whose buffer has started.")
-    # No log beside it: nobody writes, and nothing has to be written in order to read.
+    # Without a write-ahead log there is no writer, and reading needs no write.
     immutable = "" if path.with_name("ledger.sqlite-wal").exists() else "&immutable=1"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{immutable}", uri=True)) as db:

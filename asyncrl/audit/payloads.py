@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
+from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.ledger.group import version_counts
 from asyncrl.buffer.ledger.payloads import checksum
 from asyncrl.buffer.record import from_record
@@ -16,14 +17,17 @@ from asyncrl.errors import RunError
 from asyncrl.trajectory import Trajectory
 from asyncrl.wire import WireError
 
+ReadPayload = Callable[[TrajectoryRow], bytes]
+
 _OTHER_FILES = 256
-"""That this process may have open beside the segments."""
+"""Files that this process may have open besides the segments."""
 
 
 class PayloadFiles:
-    """Segments, opened at once: one that a live buffer reclaims afterwards can still be read. Raises RunError."""
+    """The segments, all opened at once, so that one that a live buffer reclaims later can still be read."""
 
     def __init__(self, folder: Path) -> None:
+        """Raises RunError if so many files may not be open."""
         self.folder = folder
         self._open: dict[int, int] = {}
         segments = [int(path.stem) for path in sorted(folder.glob("*.segment"))]
@@ -61,11 +65,20 @@ class PayloadDiffers(RunError):
     """The stored bytes are not what the ledger recorded; says how."""
 
 
-def payloads(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iterator[str]:
-    """A sentence for each payload that should be there and is not, or is another than the ledger's row says."""
+def payloads(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    return apply(PAYLOADS, ledger, read)
+
+
+def needed_payloads_are_kept(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """No payload was reclaimed while its group could still be used."""
     for number, group in ledger.groups.items():
         if not group.payload and group.state in ("in_flight", "waiting", "assigned"):
             yield f"group {number} is {group.state}, and its payload was reclaimed"
+
+
+def payloads_are_as_recorded(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    """Every payload that is kept is the one that the ledger's row describes."""
+    for number, group in ledger.groups.items():
         for row in ledger.members.get(number, ()) if group.payload else ():
             try:
                 decoded(group, row, read)
@@ -73,7 +86,10 @@ def payloads(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iter
                 yield str(error)
 
 
-def decoded(group: GroupRow, row: TrajectoryRow, read: Callable[[TrajectoryRow], bytes]) -> Trajectory:
+PAYLOADS: tuple[Check, ...] = (needed_payloads_are_kept, payloads_are_as_recorded)
+
+
+def decoded(group: GroupRow, row: TrajectoryRow, read: ReadPayload) -> Trajectory:
     """The trajectory from its bytes. Raises PayloadDiffers."""
     whose = f"the payload of trajectory {group.branch}.{row.group}.{row.index}"
     where = f"segment {row.segment}"
@@ -89,7 +105,7 @@ def decoded(group: GroupRow, row: TrajectoryRow, read: Callable[[TrajectoryRow],
         t = from_record(record)
     except WireError as error:
         raise PayloadDiffers(f"{whose} cannot be decoded: {error}") from error
-    said = {
+    compared = {
         "id": (str(t.id), f"{group.branch}.{row.group}.{row.index}"),
         "attempt": (t.attempt, row.attempt),
         "actor": (t.actor, row.actor),
@@ -103,7 +119,7 @@ def decoded(group: GroupRow, row: TrajectoryRow, read: Callable[[TrajectoryRow],
         "stop reason": (t.stop_reason, row.stop_reason),
         "digest": (t.digest(), row.digest),
     }
-    for what, (here, there) in said.items():
-        if here != there:
-            raise PayloadDiffers(f"{whose} has {what} {here}, the ledger says {there}")
+    for what, (stored, recorded) in compared.items():
+        if stored != recorded:
+            raise PayloadDiffers(f"{whose} has {what} {stored}, the ledger says {recorded}")
     return t

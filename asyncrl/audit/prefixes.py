@@ -1,53 +1,93 @@
-"""What interrupted attempts handed back: each of these prefixes is where the ledger says, byte for byte."""
+"""The prefixes that interrupted attempts handed back: each is where the ledger says, byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
-from asyncrl.audit.ledger import LedgerRows, PrefixRow, TrajectoryRow
-from asyncrl.audit.payloads import PayloadDiffers, decoded
+from asyncrl.audit.ledger import LedgerRows, PrefixRow
+from asyncrl.audit.payloads import PayloadDiffers, ReadPayload, decoded
+from asyncrl.audit.table import Check, apply
 from asyncrl.trajectory import Row
 
 _PUT = ("stored", "late", "lost")
-"""An attempt that was handed back may be put all the same, by an actor that went on."""
+"""An attempt that was handed back may still be put by an actor that did not stop."""
 
 
-def prefixes(ledger: LedgerRows, read: Callable[[TrajectoryRow], bytes]) -> Iterator[str]:
-    """A sentence for each contradiction. `read`: the bytes of a payload."""
-    ended = {(a.group, a.index, a.attempt): a.ended for rows in ledger.attempts.values() for a in rows}
-    named = {(p.group, p.index, p.attempt) for p in ledger.prefixes}
-    for number, index, attempt in sorted(
-        key for key, how in ended.items() if how == "handed_back" and key not in named
-    ):
+def prefixes(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    return apply(PREFIXES, ledger, read)
+
+
+def handed_back_attempts_have_prefixes(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """Every attempt that was handed back has its prefix in the ledger."""
+    handed_back = {key for key, ended in _ended(ledger).items() if ended == "handed_back"}
+    for number, index, attempt in sorted(handed_back - {(p.group, p.index, p.attempt) for p in ledger.prefixes}):
         yield f"attempt {attempt} at trajectory {ledger.name(number, index)} was handed back, and its prefix is missing"
-    kept: set[tuple[int, int]] = set()
+
+
+def prefixes_have_attempts(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """Every prefix is of an attempt that was handed back."""
+    ended = _ended(ledger)
     for p in ledger.prefixes:
-        whose = f"the prefix of attempt {p.attempt} at trajectory {ledger.name(p.group, p.index)}"
         if ended.get((p.group, p.index, p.attempt)) not in ("handed_back", *_PUT):
-            yield f"{whose} is recorded, and no such attempt was handed back"
+            yield f"{_name(ledger, p)} is recorded, and no such attempt was handed back"
+
+
+def kept_prefixes_are_of_open_tickets(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """A prefix that is kept is the only one of a ticket that is still open."""
+    kept: Counter[tuple[int, int]] = Counter()
+    for p in (p for p in ledger.prefixes if p.ended is None):
+        key, group = (p.group, p.index), ledger.groups.get(p.group)
+        kept[key] += 1
+        if group is None or group.state != "in_flight" or key in ledger.trajectories or kept[key] > 1:
+            yield f"{_name(ledger, p)} is kept, and its ticket is not open or has another one"
+
+
+def continued_prefixes_are_stored(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """A trajectory of the attempt that was continued, or of a later one, is stored."""
+    for p in _continued(ledger):
+        row = ledger.trajectories.get((p.group, p.index))
+        if row is None or row.attempt < p.attempt:
+            yield f"{_name(ledger, p)} was continued, and neither its attempt nor a later one is stored"
+
+
+def continuations_begin_with_the_prefix(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    """What continued a prefix begins with its tokens, byte for byte."""
+    for p in _continued(ledger):
         row, group = ledger.trajectories.get((p.group, p.index)), ledger.groups.get(p.group)
-        if p.ended is None:
-            if group is None or group.state != "in_flight" or row is not None or (p.group, p.index) in kept:
-                yield f"{whose} is kept, and its ticket is not open or has another one"
-            kept.add((p.group, p.index))
-        elif p.ended == "continued" and not _lost(ledger, p):
-            if row is None or row.attempt < p.attempt:
-                yield f"{whose} was continued, and neither its attempt nor a later one is stored"
-            elif group is not None and group.payload:
-                try:
-                    first = decoded(group, row, read).rows[0]
-                except PayloadDiffers:
-                    continue  # said by `payloads`
-                if _beginning(first, p.tokens).digest() != p.digest:
-                    yield f"{whose} was continued, and what is stored does not begin with it"
-        elif p.ended == "longer" and not any(_after(q, p) for q in ledger.prefixes):
-            yield f"{whose} gave way to a longer one, which is missing"
+        if row is None or row.attempt < p.attempt or group is None or not group.payload:
+            continue
+        try:
+            first = decoded(group, row, read).rows[0]
+        except PayloadDiffers:
+            continue  # reported by `payloads`
+        if _beginning(first, p.tokens).digest() != p.digest:
+            yield f"{_name(ledger, p)} was continued, and what is stored does not begin with it"
 
 
-def _lost(ledger: LedgerRows, p: PrefixRow) -> bool:
-    """The disk lost the trajectory that continued it."""
-    return any(a.ended == "lost" and a.attempt > p.attempt for a in ledger.attempts.get((p.group, p.index), ()))
+def replaced_prefixes_have_longer_ones(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """A prefix that was replaced by a longer one has that longer one in the ledger."""
+    for p in ledger.prefixes:
+        if p.ended == "longer" and not any(_after(q, p) for q in ledger.prefixes):
+            yield f"{_name(ledger, p)} gave way to a longer one, which is missing"
+
+
+def _name(ledger: LedgerRows, p: PrefixRow) -> str:
+    return f"the prefix of attempt {p.attempt} at trajectory {ledger.name(p.group, p.index)}"
+
+
+def _ended(ledger: LedgerRows) -> dict[tuple[int, int, int], str | None]:
+    """How each attempt ended."""
+    return {(a.group, a.index, a.attempt): a.ended for attempts in ledger.attempts.values() for a in attempts}
+
+
+def _continued(ledger: LedgerRows) -> Iterator[PrefixRow]:
+    """The prefixes that were continued, except those whose continuation the disk lost."""
+    for p in ledger.prefixes:
+        later = (a for a in ledger.attempts.get((p.group, p.index), ()) if a.attempt > p.attempt)
+        if p.ended == "continued" and not any(a.ended == "lost" for a in later):
+            yield p
 
 
 def _after(q: PrefixRow, p: PrefixRow) -> bool:
@@ -62,3 +102,13 @@ def _beginning(row: Row, tokens: int) -> Row:
         logprobs=row.logprobs[:tokens],
         versions=row.versions[:tokens],
     )
+
+
+PREFIXES: tuple[Check, ...] = (
+    handed_back_attempts_have_prefixes,
+    prefixes_have_attempts,
+    kept_prefixes_are_of_open_tickets,
+    continued_prefixes_are_stored,
+    continuations_begin_with_the_prefix,
+    replaced_prefixes_have_longer_ones,
+)

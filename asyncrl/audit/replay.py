@@ -1,10 +1,10 @@
-"""`asyncrl replay`: the learner once more over the recorded batches, without actors: the same weights, bit by bit?
+"""`asyncrl replay`: train on the recorded batches again, without actors, and compare the weights bit by bit.
 
     checkpoint K (or the initial model) ─> batch b from the payloads ─> train_step ─> weights of version v
                                                                                         │
                     the digest under which v was published, the checkpoint of v  <──compared
 
-Everything that trains is the learner's own. On a CPU, at the recorded number of threads, every version must be equal.
+All training code is the learner's own. On a CPU, at the recorded number of threads, every version must be equal.
 """
 
 from __future__ import annotations
@@ -35,43 +35,42 @@ from asyncrl.weights.local.shm import ShmPublisher
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The weights after one training step, made again."""
+    """The weights after one replayed training step."""
 
     step: int
     batch: int | None
-    """None: the weights to begin with."""
+    """None: the initial weights."""
     compared: Mapping[str, bool]
-    """With what (`published`, a checkpoint's name), and whether they are the same."""
+    """Whether they equal the recorded weights, by record: `published`, or the name of a checkpoint."""
     outcome: str
 
     @property
     def identical(self) -> bool:
-        """Nothing speaks against it."""
+        """Whether no comparison failed."""
         return self.outcome == "applied" and all(self.compared.values())
 
     def __str__(self) -> str:
-        said = ", ".join(f"{name}: {'identical' if same else 'DIFFERENT'}" for name, same in self.compared.items())
+        results = ", ".join(f"{name}: {'identical' if same else 'DIFFERENT'}" for name, same in self.compared.items())
         ended = "" if self.outcome == "applied" else f"; it ended as {self.outcome}, recorded as applied"
         made_by = "start" if self.batch is None else f"batch {self.batch}"
-        return f"step {self.step:<6} {made_by:<12} {said or 'nothing to compare with'}{ended}"
+        return f"step {self.step:<6} {made_by:<12} {results or 'nothing to compare with'}{ended}"
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """The batches up to the first whose payloads are not all there."""
+    """The batches before the first whose payloads are not all available."""
 
     batches: list[BatchRow]
     why: str
-    """It ends there; empty when it ends with the run."""
+    """Why the next batch cannot be replayed; empty at the end of the run."""
     damaged: bool
-    """A payload that should be there is missing or changed."""
+    """Whether a payload that should be available is missing or changed."""
 
 
 def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) -> int:
-    """Prints a line per step; gives the exit code: 0 when every version that can be compared is identical, and every
-    payload that should be there is, unchanged.
+    """Print a line per step. Returns the exit code: 0 if every compared version is identical and no payload is damaged.
 
-    Raises ConfigError for a step without checkpoint, RunError when nothing can be compared.
+    Raises ConfigError for a step without checkpoint, RunError if nothing can be compared.
     """
     config = run.load_config()
     if config.learner.ranks > 1:
@@ -85,28 +84,38 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
     config = _as_recorded(config, checkpoints, from_step)
     batches = [b for b in ledger.line if b.outcome == "applied" and b.version >= from_step]
     batches = [b for b in batches if to_step is None or b.version < to_step]
-    compared = 0
     with closing(PayloadFiles(folder / "payloads")) as payloads:
-        there = _available(ledger, batches, payloads.read)
-        print(_described(there, batches))
-        for result in replayed(config, ledger, there.batches, payloads.read, checkpoints, from_step):
-            print(result, flush=True)
-            compared += len(result.compared)
-            if not result.identical:
-                began = " (model.path holds another model than the run began with)" if result.step == 0 else ""
-                print(f"replay: DIFFERENT from step {result.step} on{began}")
-                return 1
-    if not there.batches:
-        others = ", ".join(str(step) for step in sorted(checkpoints) if step != from_step)
-        remedy = f". There are other checkpoints: --from-step {others}" if others else ""
-        raise RunError(
-            f"nothing can be replayed from step {from_step} on: {there.why or 'no later step is recorded'}{remedy}"
-        )
-    if there.damaged:
-        print(f"replay: DIFFERENT: {there.why}")
-        return 1
-    print(f"replay: {len(there.batches)} steps, {compared} comparisons, every one bit-identical")
-    return 0
+        available = _available(ledger, batches, payloads.read)
+        print(_described(available, batches))
+        results = list(_printed(replayed(config, ledger, available.batches, payloads.read, checkpoints, from_step)))
+    if not available.batches and results[-1].identical:
+        raise _nothing(available, from_step, [step for step in sorted(checkpoints) if step != from_step])
+    identical, verdict = _verdict(results, available)
+    print(f"replay: {verdict}")
+    return 0 if identical else 1
+
+
+def _printed(results: Iterator[Replayed]) -> Iterator[Replayed]:
+    for result in results:
+        print(result, flush=True)
+        yield result
+
+
+def _nothing(available: Available, from_step: int, others: list[int]) -> RunError:
+    remedy = f". There are other checkpoints: --from-step {', '.join(map(str, others))}" if others else ""
+    why = available.why or "no later step is recorded"
+    return RunError(f"nothing can be replayed from step {from_step} on: {why}{remedy}")
+
+
+def _verdict(results: list[Replayed], available: Available) -> tuple[bool, str]:
+    """Whether the replay is identical, and the sentence that says so."""
+    if not (last := results[-1]).identical:
+        cause = " (model.path holds another model than the run began with)" if last.step == 0 else ""
+        return False, f"DIFFERENT from step {last.step} on{cause}"
+    if available.damaged:
+        return False, f"DIFFERENT: {available.why}"
+    compared = sum(len(result.compared) for result in results)
+    return True, f"{len(available.batches)} steps, {compared} comparisons, every one bit-identical"
 
 
 def replayed(
@@ -117,9 +126,9 @@ def replayed(
     checkpoints: Mapping[int, Path],
     from_step: int,
 ) -> Iterator[Replayed]:
-    """The weights to begin with (checkpoint `from_step`, or the initial model), then those after each batch.
+    """Yields the initial weights (checkpoint `from_step`, or the initial model), then those after each batch.
 
-    Ends with the first that differ: all later ones would.
+    Ends at the first that differ, since all later ones would.
     """
     compute_alike(config)
     build = builder_of(config)
@@ -132,26 +141,26 @@ def replayed(
     def compared(version: int) -> dict[str, bool]:
         made_by = next((b for b in ledger.line if b.version_after == version and b.outcome == "applied"), None)
         published = ledger.published.get((made_by.branch if made_by else 0, version))
-        found = {} if published is None else {"published": _digest(backend) == published}
+        same = {} if published is None else {"published": _digest(backend) == published}
         if version in checkpoints:
-            found[checkpoints[version].name] = _same(backend, checkpoints[version])
-        return found
+            same[checkpoints[version].name] = _same(backend, checkpoints[version])
+        return same
 
-    begun = Replayed(from_step, None, compared(from_step), "applied")
-    yield begun
-    for batch in batches if begun.identical else ():
+    initial = Replayed(from_step, None, compared(from_step), "applied")
+    yield initial
+    for batch in batches if initial.identical else ():
         data = rebuilt(config, ledger, batch, read_payload)
         result = trainer.train(data, batch.version)
-        found = Replayed(batch.version_after, batch.b, compared(batch.version_after), result.outcome)
-        yield found
-        if not found.identical:
+        after = Replayed(batch.version_after, batch.b, compared(batch.version_after), result.outcome)
+        yield after
+        if not after.identical:
             return
 
 
 def rebuilt(
     config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: Callable[[TrajectoryRow], bytes]
 ) -> Batch:
-    """What the learner was handed, from the payloads. Raises PayloadDiffers."""
+    """The batch as the learner received it, from the payloads. Raises PayloadDiffers."""
     groups = [ledger.groups[number] for number in batch.groups]
     members = [(group, row) for group in groups for row in ledger.members[group.number]]
     masked = config.buffer.over_age == "mask"
@@ -165,22 +174,22 @@ def rebuilt(
 
 
 def _checkpoints(run: RunFolder, ledger: LedgerRows) -> dict[int, Path]:
-    """By version, those on the recorded line."""
-    found = {}
+    """The checkpoints on the recorded line, by version."""
+    checkpoints = {}
     for path in complete(run.checkpoints):
         state, _ = read_list(path)
         if state.batch == 0 or ledger.batch_of(state.branch, state.batch - 1) in ledger.line:
-            found[state.version] = path
-    return found
+            checkpoints[state.version] = path
+    return checkpoints
 
 
 def _as_recorded(config: Config, checkpoints: Mapping[int, Path], from_step: int) -> Config:
-    """With the number of threads that the checkpoint was made with."""
+    """The configuration with the number of threads that the checkpoint was made with."""
     if from_step == 0:
         return config
     if from_step not in checkpoints:
-        known = ", ".join(map(str, [0, *sorted(checkpoints)]))
-        raise ConfigError(f"--from-step is {from_step}, and there is no such checkpoint: expected one of {known}.")
+        steps = ", ".join(map(str, [0, *sorted(checkpoints)]))
+        raise ConfigError(f"--from-step is {from_step}, and there is no such checkpoint: expected one of {steps}.")
     state, _ = read_list(checkpoints[from_step])
     learner = config.learner.model_copy(update={"threads": state.threads})
     return config.model_copy(update={"learner": learner})
@@ -202,21 +211,21 @@ def _available(
     return Available(batches, "", damaged=False)
 
 
-def _described(there: Available, wanted: list[BatchRow]) -> str:
-    n = len(there.batches)
-    steps = f"steps {there.batches[0].version_after} to {there.batches[-1].version_after}" if n else "no step"
-    ends = f"; step {wanted[n].version_after} ends it: {there.why}" if there.why else ""
+def _described(available: Available, wanted: list[BatchRow]) -> str:
+    n = len(available.batches)
+    steps = f"steps {available.batches[0].version_after} to {available.batches[-1].version_after}" if n else "no step"
+    ends = f"; step {wanted[n].version_after} ends it: {available.why}" if available.why else ""
     return f"the payloads of {steps} are there{ends}"
 
 
 def _digest(backend: Backend) -> str:
-    """Of the weights, as they are published."""
+    """The digest under which the weights would be published."""
     with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
         return ShmPublisher(Path(folder)).publish(0, 0, backend.weights()).digest
 
 
 def _same(backend: Backend, checkpoint: Path) -> bool:
-    """Whether the float32 master weights are the checkpoint's."""
+    """Whether the float32 master weights equal the checkpoint's."""
     with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
         backend.save(Path(folder))
         mine, theirs = _weights(Path(folder)), _weights(checkpoint)

@@ -1,4 +1,4 @@
-"""What the audit prints beside its verdict: the account in numbers."""
+"""The numbers that the audit prints with its verdict."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.audit.checks import loss
 from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.logs import loss
 from asyncrl.audit.witnesses import Evidence
 from asyncrl.buffer.ledger.drop_bias import Fate, Tally
 
@@ -17,7 +17,7 @@ STATES = ("in_flight", "waiting", "assigned", "trained")
 @dataclass(frozen=True, slots=True)
 class Figures:
     witnesses: dict[str, int]
-    """How much each said."""
+    """How many records each witness has."""
     equation: dict[str, dict[str, int]]
     """By branch: issued, every state, `dropped: reason`."""
     uses: dict[str, int]
@@ -27,17 +27,17 @@ class Figures:
     staleness: dict[str, int]
     """Uses in applied batches by the group's staleness."""
     attempts: dict[str, int]
-    """By how they ended."""
+    """Attempts by how they ended."""
     prefixes: dict[str, int]
-    """Handed back by interrupted attempts, by what became of them."""
+    """Prefixes handed back by interrupted attempts, by how they ended."""
     puts: dict[str, int]
-    """duplicate, late and lost, as the buffer counted them."""
+    """Puts that were duplicate or late, as the buffer counted them."""
     lost: dict[str, int]
-    """Acknowledged trajectories that went down with a host or a disk, as the failure model allows."""
+    """Acknowledged trajectories that were lost with a host or a disk, as the failure model allows."""
     unlogged: int
-    """Stored trajectories that no actor's log names: it was killed before it could write the line."""
+    """Stored trajectories in no actor's log: the actor was killed before it wrote the line."""
     bias: dict[str, dict[str, Any]]
-    """Of trajectories generated, trained, dropped: count, and means of length, turns, reward; environments."""
+    """Count, mean length, turns and reward, and environments of trajectories generated, trained, dropped."""
 
 
 def figures(evidence: Evidence) -> Figures:
@@ -55,7 +55,7 @@ def figures(evidence: Evidence) -> Figures:
             "actors": len(evidence.acks),
             "acknowledgements": len(acks),
             "checkpoints": len(evidence.lists),
-            "listed_batches": max((len(said.done) for said in evidence.lists), default=0),
+            "listed_batches": max((len(each.done) for each in evidence.lists), default=0),
             "payloads_kept": kept,
             "payloads_reclaimed": len(ledger.trajectories) - kept,
         },
@@ -68,7 +68,7 @@ def figures(evidence: Evidence) -> Figures:
             for number in batch.groups
             if (members := ledger.members.get(number))
         ),
-        attempts=_counted(a.ended or "leased" for found in ledger.attempts.values() for a in found),
+        attempts=_counted(a.ended or "leased" for attempts in ledger.attempts.values() for a in attempts),
         prefixes=_counted(p.ended or "kept" for p in ledger.prefixes),
         puts={
             name: sum(n for (_, what), n in ledger.counters.items() if what == name) for name in ("duplicate", "late")

@@ -1,4 +1,4 @@
-"""The witnesses of a run, each read from its own place: none of them can have been altered by another's mistake.
+"""The witnesses of a run, each read from its own place, so that a mistake of one cannot have altered another.
 
 the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
 the actors' logs       what each was told is stored                acks/<actor>.jsonl
@@ -42,24 +42,24 @@ class AckLines:
     actor: str
     acks: list[Ack]
     missing: list[int]
-    """Numbers of lines that are not there."""
+    """Numbers of missing lines."""
     unreadable: list[int]
-    """Lines, from 1, that are no acknowledgement."""
+    """Numbers, from 1, of lines that hold no acknowledgement."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerList:
-    """What the learner says it has done, in one checkpoint."""
+    """The batches that the learner recorded as done in one checkpoint."""
 
     checkpoint: str
     branch: int
     batch: int
-    """The one it wants next: the list names those before it."""
+    """The next batch: the list names those before it."""
     done: list[Done]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bounds:
     """What the run's configuration allows."""
 
     groups_per_step: int
@@ -69,7 +69,7 @@ class Limits:
     mask_min_kept: float
 
     @classmethod
-    def of(cls, c: Config) -> Limits:
+    def of(cls, c: Config) -> Bounds:
         b = c.buffer
         return cls(c.learner.groups_per_step, b.max_uses, b.max_staleness, b.over_age, b.mask_min_kept)
 
@@ -84,14 +84,16 @@ class Evidence:
     """Id of the task at an index, and the size of its group, recomputed from the data seed."""
     curriculum: Curriculum
     payload: Callable[[TrajectoryRow], bytes]
-    limits: Limits
+    bounds: Bounds
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
-    """Raises RunError, ConfigError when a witness cannot be heard at all. The ledger comes last: on a live run it then
-    knows everything that the others say."""
+    """Read every witness. Raises RunError or ConfigError if one cannot be read at all.
+
+    The ledger is read last: on a live run it then holds everything that the others recorded.
+    """
     acks = [read_acks(path) for path in sorted(run.acks.glob("*.jsonl"))]
-    lists = [found for path in complete(run.checkpoints) if (found := _list(path)) is not None]
+    lists = [done for path in complete(run.checkpoints) if (done := _list(path)) is not None]
     source = open_source(config)
     ledger = read_ledger(run.ledger(config))
     sizes = GroupSizes(source, config.learner.group_size)
@@ -102,26 +104,26 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         return str(task["id"]), sizes.of(index)
 
     curriculum = open_curriculum(config, source)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Limits.of(config))
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Bounds.of(config))
 
 
 def read_acks(path: Path) -> AckLines:
-    """A last line without its end is not read: it was cut off by a power cut, or is being written."""
-    found: list[Ack] = []
+    """An actor's log. An unfinished last line is not read: a power cut ended it, or it is being written."""
+    acks: list[Ack] = []
     missing: list[int] = []
     unreadable: list[int] = []
     expected = 0
     for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
         try:
-            said = json.loads(line)
-            n = int(said.pop("n"))
-            found.append(Ack(**said))
+            fields = json.loads(line)
+            n = int(fields.pop("n"))
+            acks.append(Ack(**fields))
         except (ValueError, TypeError, KeyError, AttributeError):
             unreadable.append(number)
             n = expected
         missing.extend(range(expected, n))
         expected = n + 1
-    return AckLines(path.stem, found, missing, unreadable)
+    return AckLines(path.stem, acks, missing, unreadable)
 
 
 def _list(path: Path) -> LearnerList | None:
@@ -129,6 +131,6 @@ def _list(path: Path) -> LearnerList | None:
         state, done = read_list(path)
     except RunError:
         if not path.exists():
-            return None  # a live learner let it go
+            return None  # a live learner removed it
         raise
     return LearnerList(path.name, state.branch, state.batch, done)

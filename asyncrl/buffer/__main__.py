@@ -35,13 +35,13 @@ def main(path: Path) -> None:
     folder = run.ledger(config)
     restored = restore(run.checkpoints, folder)
     if restored is not None:
-        log.warning("no ledger in %s: restored from %s; what came after it is drawn again", folder, restored)
+        log.warning("no ledger in %s: restored from %s; later groups are drawn again", folder, restored)
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
     curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
     buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end)
     buffer.commit(time.monotonic())
     if buffer.lost_to_disk:
-        log.warning("%d trajectories were cut off the disk and are generated again", buffer.lost_to_disk)
+        log.warning("%d trajectories are missing on the disk and are generated again", buffer.lost_to_disk)
     service = Service(buffer, run.address("buffer"), config.buffer.commit_ms / 1000, checkpoints=run.checkpoints)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
@@ -52,15 +52,15 @@ def main(path: Path) -> None:
     history = buffer.ledger.history
     log.info("%s: branch %d, version %d, %d batches", folder, history.branch, history.version, len(history.line))
 
-    said = ""
+    reported = ""
 
     def report() -> None:
-        nonlocal said
+        nonlocal reported
         failing = buffer.tickets.failures.exceeded
-        if failing and not said:
+        if failing and not reported:
             log.error("%s", failing)
             reporter.event("failing", why=failing)
-        said = failing
+        reported = failing
         reporter.metrics(series(buffer, service.counts, service.commit_seconds))
 
     try:
@@ -73,8 +73,8 @@ def main(path: Path) -> None:
 
 
 def keep_freed_memory() -> None:
-    """glibc returns what a commit has freed to the kernel, and the next messages fault it in again, page by page: about
-    a sixth of the CPU of a put. 64 MiB of it may stay. Does nothing under another libc."""
+    """Lets glibc keep up to 64 MiB that a commit has freed. Otherwise it returns the memory to the kernel, and the next
+    messages fault it in page by page: about a sixth of the CPU of a put. Does nothing under another libc."""
     with contextlib.suppress(AttributeError):
         allocator = ctypes.CDLL(None)
         allocator.mallopt(_M_TRIM_THRESHOLD, 64 << 20)

@@ -1,36 +1,25 @@
 """The learner's side of the buffer: which groups make batch b, and what its outcome means.
 
-A batch is fixed at its first request and recorded; every repeated request gets the same answer, after any crash of
-anybody. A learner that resumes redoes the recorded batches; where it does not, or one ends otherwise, history forks.
+A batch is fixed at its first request and recorded; every repeated request gets the same answer, after a crash of any
+process. A learner that resumes redoes the recorded batches; if it does not, or a batch ends otherwise, history forks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
 
-from asyncrl.buffer.ledger.group import Group, Outcome
+from asyncrl.buffer.client.messages import BatchState, Outcome, Start
+from asyncrl.buffer.deadlines import Deadlines
+from asyncrl.buffer.ledger.fork import fork
+from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.history import Batch, Incarnation
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
-from asyncrl.buffer.staleness import Deadline, due, verdict
-from asyncrl.buffer.tasks.drawing import Drawing
+from asyncrl.buffer.staleness import verdict
+from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.tickets import Tickets
-
-BatchState = Literal["ready", "waiting", "skipped", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    incarnation: int
-    branch: int
-    batch: int
-    """The batch number to ask for first."""
-    version: int
-    published: int
-    """Latest version published on this branch; -1: none, so publish at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +28,36 @@ class BatchAnswer:
     why: str = ""
     batch: Batch | None = None
     failed: bool = False
-    """Of ended: the run cannot go on."""
+    """True with state `ended` if the run failed."""
 
 
 class Batches:
-    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, drawing: Drawing) -> None:
+    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, draws: TaskDraws) -> None:
         self._ledger = ledger
-        self._drawing = drawing
+        self._draws = draws
         self._rules = rules
         self._tickets = tickets
         self._served = False
-        """The current incarnation got a batch from this process. One that did not died with the whole run, or at its
-        start: no batch is suspected."""
-        self._missed: dict[int, float] = {}
-        """Under `wait`: the groups that the next batch must hold and misses, and since when."""
+        """The current incarnation got a batch from this process. Otherwise it died with the whole run, or at its start,
+        and no batch is suspected."""
+        self._deadlines = Deadlines(ledger, rules, tickets)
         self.restored = ledger.db.get("restored")
         """The checkpoint from which the ledger was copied, while no learner has started on it."""
 
-    # A learner comes
+    # A learner starts
 
     def start(self, b: int, version: int, branch: int | None, fresh: bool, caused: bool) -> Start:
         """A new incarnation that holds the weights of `version` and wants batch b next.
 
         branch: that of its checkpoint; None: the initial weights. fresh: recorded batches from b on are not redone.
-        caused: the last incarnation ended on purpose. Then its batch is no suspect, nor is it when the buffer died too.
+        caused: the last incarnation ended on purpose. Its batch is then not suspected, nor if the buffer died as well.
         Raises Refused for a point that is not on the recorded line.
         """
         history = self._ledger.history
         if not history.on_line(branch or 0, b) or history.version_before(b) != version:
             raise Refused(
                 "unknown_checkpoint",
-                f"the learner resumes at batch {b}, version {version}, branch {branch}, which is no point of the "
+                f"the learner resumes at batch {b}, version {version}, branch {branch}, which is not a point of the "
                 f"ledger's history ({len(history.line)} batches, version {history.recorded_version}, "
                 f"branch {history.branch}): "
                 "resume from another checkpoint, or restore the ledger that lies in this one (buffer/)",
@@ -93,7 +81,7 @@ class Batches:
         return Start(history.incarnations[-1].incarnation, history.branch, b, version, published)
 
     def _suspect(self) -> int | None:
-        """The batch that was open at too many deaths in a row."""
+        """The batch that was open when too many learners in a row died."""
         died = [i for i in self._ledger.history.incarnations if not i.caused]
         if not died or died[-1].holds is None:
             return None
@@ -101,9 +89,9 @@ class Batches:
         return b if self._ledger.history.deaths_in_a_row(b) >= self._rules.batch_retries else None
 
     def check(self, incarnation: int) -> Incarnation:
-        """Raises Refused for a message of an earlier incarnation, and of one that trained on what was lost."""
+        """Raises Refused for an earlier incarnation, and for one that trained on what the ledger lost."""
         if self.restored is not None:
-            raise Refused("ledger_restored", f"the ledger was restored from {self.restored}: the learner starts anew")
+            raise Refused("ledger_restored", f"the ledger was restored from {self.restored}: the learner must restart")
         current = self._ledger.history.current
         if current is None or current.incarnation != incarnation:
             now = "none has started" if current is None else f"{current.incarnation} is the current one"
@@ -113,57 +101,61 @@ class Batches:
     # It asks for a batch
 
     def batch(self, now: float, incarnation: int, b: int) -> BatchAnswer:
-        current, history, rules = self.check(incarnation), self._ledger.history, self._rules
+        current, history = self.check(incarnation), self._ledger.history
         if b > current.next_batch:
             return BatchAnswer("waiting", f"batch {current.next_batch} is not finished")
         if b < len(history.line):
-            batch = history.line[b]
-            if batch.outcome in ("guard", "poison"):
-                if b == current.next_batch:
-                    history.move(b + 1, batch.version_after, None)
-                return BatchAnswer("skipped", f"batch {b} was skipped: {batch.outcome}", batch)
-            if b == current.next_batch:
-                history.move(b, current.version, b)
-                self._served = True
-            return BatchAnswer("ready", "", batch)
-        skipped = history.skipped_in_a_row(b)
-        if skipped > rules.max_skipped:
-            why = f"{skipped} batches in a row were skipped, learner.max_skipped is {rules.max_skipped}"
-            return BatchAnswer("ended", why, failed=True)
-        if current.version >= rules.steps:
-            return BatchAnswer("ended", f"all {rules.steps} training steps are done")
-        if self._tickets.starved:
-            return BatchAnswer("ended", self._tickets.starved)
-        if self._tickets.failing:
-            return BatchAnswer("ended", self._tickets.failing, failed=True)
+            return self._recorded(current, history.line[b])
+        if (ended := self._ended(b, current.version)) is not None:
+            return ended
         groups, why = self._choose(now, b, current.version)
         if groups is None:
             if self._disk_is_full_for_good():
                 return BatchAnswer("ended", self._disk_message(), failed=True)
             return BatchAnswer("waiting", why)
         batch = self._ledger.fix(b, current.version, groups)
-        history.move(b, current.version, b)
-        self._served = True
+        self._hand_out(b, current.version)
         return BatchAnswer("ready", "", batch)
 
+    def _recorded(self, current: Incarnation, batch: Batch) -> BatchAnswer:
+        """The answer for a batch that was fixed before."""
+        is_next = batch.b == current.next_batch
+        if batch.outcome in ("guard", "poison"):
+            if is_next:
+                self._ledger.history.move(batch.b + 1, batch.version_after, None)
+            return BatchAnswer("skipped", f"batch {batch.b} was skipped: {batch.outcome}", batch)
+        if is_next:
+            self._hand_out(batch.b, current.version)
+        return BatchAnswer("ready", "", batch)
+
+    def _hand_out(self, b: int, version: int) -> None:
+        self._ledger.history.move(b, version, b)
+        self._served = True
+
+    def _ended(self, b: int, version: int) -> BatchAnswer | None:
+        """Why there will be no batch b, if so."""
+        rules, skipped = self._rules, self._ledger.history.skipped_in_a_row(b)
+        if skipped > rules.max_skipped:
+            why = f"{skipped} batches in a row were skipped, learner.max_skipped is {rules.max_skipped}"
+            return BatchAnswer("ended", why, failed=True)
+        if version >= rules.steps:
+            return BatchAnswer("ended", f"all {rules.steps} training steps are done")
+        if self._tickets.starved:
+            return BatchAnswer("ended", self._tickets.starved)
+        if self._tickets.failing:
+            return BatchAnswer("ended", self._tickets.failing, failed=True)
+        return None
+
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:
+        """The groups of batch b; or None, and what is missing."""
         rules = self._rules
-        must: list[Group] = []
-        if rules.over_age == "wait":
-            must = self._due(version)
-            missing = [g for g in must if not self._usable(g, version)]
-            self._missed = {g.number: self._missed.get(g.number, now) for g in missing}
-            for group in missing:
-                if now >= self._missed[group.number] + rules.wait_s:
-                    del self._missed[group.number]
-                    self._tickets.drop(group, "wait_deadline", rules.requeue)
-            if self._missed:
-                awaited = [g for g in missing if g.number in self._missed]
-                return None, f"{len(awaited)} groups would be over age without this batch: {_names(awaited)}"
-            must = [g for g in self._due(version) if self._usable(g, version)]
+        missing = self._deadlines.missing(now, version, lambda group: self._usable(group, version))
+        if missing:
+            return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
+        must = [group for group in self._deadlines.due(version) if self._usable(group, version)]
         complete = self._ledger.count("waiting")
         candidates: list[Group] = []
-        if complete >= rules.groups_per_step:  # else not worth a look at each, which is asked after every put
+        if complete >= rules.groups_per_step:  # the batch is asked for after every put: do not check each group in vain
             candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
             complete = len(must) + len(candidates)
         if complete < rules.groups_per_step:
@@ -171,13 +163,6 @@ class Batches:
         rng = Random(f"{rules.data_seed}/{self._ledger.history.branch}/{b}")
         chosen = choose(rules.sampler, candidates, version, rules.groups_per_step - len(must), rng)
         return sorted([*must, *chosen], key=lambda g: g.number), ""
-
-    def _due(self, version: int) -> list[Group]:
-        rules = self._rules
-        unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
-        known = [(g, self._tickets.free.last_version(g)) for g in unused]
-        deadlines = [Deadline(g, last) for g, last in known if last is not None]
-        return [d.group for d in due(deadlines, version, rules.max_staleness, rules.groups_per_step)]
 
     def _usable(self, group: Group, version: int) -> bool:
         rules = self._rules
@@ -198,7 +183,7 @@ class Batches:
     # It reports an outcome
 
     def finished(self, incarnation: int, b: int, outcome: Outcome) -> int:
-        """The version after batch b. A repeat is harmless; another outcome than the recorded one forks history."""
+        """Returns the version after batch b. A repeat changes nothing; another outcome than the recorded one forks."""
         current, history = self.check(incarnation), self._ledger.history
         if b >= len(history.line) or b > current.next_batch:
             raise Refused("not_fixed", f"batch {b} is not open: the learner stands at batch {current.next_batch}")
@@ -212,7 +197,7 @@ class Batches:
         return history.version
 
     def _end(self, b: int, outcome: Outcome) -> None:
-        """Records an outcome. A batch that ended otherwise before begins a new branch, with the same groups."""
+        """Records an outcome. If the batch ended otherwise before, a new branch begins with the same groups."""
         ledger, batch = self._ledger, self._ledger.history.line[b]
         if batch.outcome == outcome:
             return
@@ -221,11 +206,11 @@ class Batches:
             ledger.fix(b, batch.version, [ledger.live[number] for number in batch.groups])
         groups = [ledger.live[number] for number in batch.groups]
         ledger.finish(b, outcome, {g.number for g in groups if g.uses + 1 < self._rules.max_uses})
-        self._drawing.finished(b, ledger.history.line[b].version_after)
+        self._draws.finished(b, ledger.history.line[b].version_after)
 
     def _fork(self, b: int, version: int, why: str) -> None:
-        self._ledger.fork(b, version, why)
-        self._drawing.forked(b)
+        fork(self._ledger, b, version, why)
+        self._draws.forked(b)
         self._tickets.forked()
 
     # The disk

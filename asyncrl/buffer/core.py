@@ -1,14 +1,13 @@
-"""The buffer without sockets: what it decides on every request, with time as an argument.
+"""The buffer without sockets: its decision on every request, with time as an argument.
 
-    tickets.py      which tickets are lent (queue.py: in what order), what becomes of a put
+    tickets/        which tickets are issued (queue.py: in what order), what becomes of a trajectory
     batches.py      which groups make batch b, what its outcome means
     evaluation.py   the evaluation sets
     retention.py    which payloads stay
-    snapshot.py     the ledger and its payloads in a checkpoint
-    ledger.py       what is remembered; every change durable with `commit`
+    ledger/         what is remembered, durable with `commit`; snapshot.py puts it into a checkpoint
 
-Nothing that a method answers may leave the process before `commit` returned. Opening the same folder again after a
-crash continues from the last commit.
+No answer of a method may leave the process before `commit` has returned. A crash loses what was not committed: opening
+the folder again continues from the last commit.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.batches import BatchAnswer, Batches, Start
-from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalReply, EvalSets
+from asyncrl.buffer.batches import BatchAnswer, Batches
+from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
+from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalSets
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
-from asyncrl.buffer.ledger.group import Outcome
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.ledger.snapshot import Snapshot
@@ -30,17 +29,14 @@ from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
-from asyncrl.buffer.tasks.drawing import Drawing
-from asyncrl.buffer.tickets.leases import Leases
-from asyncrl.buffer.tickets.tickets import Put, Tickets
+from asyncrl.buffer.tasks.drawing import TaskDraws
+from asyncrl.buffer.tickets.leases import ActiveLease, Leases
+from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
-from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Lease, Row, Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame
-
-Held = Sequence[tuple[TicketId, int]]
-"""(ticket, attempt) pairs that an actor is working on."""
 
 
 class Buffer:
@@ -53,7 +49,7 @@ class Buffer:
         curriculum: Curriculum | None = None,
         on_step_end: OnStepEnd | None = None,
     ) -> None:
-        """`curriculum`: in what order the tasks come; by default the source's. `on_step_end`: adds to them."""
+        """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks."""
         self.database = database
         self.rules = rules
         self.ledger = Ledger(database)
@@ -62,13 +58,13 @@ class Buffer:
         """Trajectories whose bytes were gone at opening, to be generated again."""
         self._retention.sweep()
         self.leases = Leases(rules.lease_s)
-        drawing = Drawing(self.ledger, source, curriculum or InOrder(), on_step_end)
-        self.tickets = Tickets(self.ledger, rules, source, drawing, self.leases, now)
-        self.batches = Batches(self.ledger, rules, self.tickets, drawing)
+        draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
+        self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
+        self.batches = Batches(self.ledger, rules, self.tickets, draws)
         self.evals = EvalSets(database, rules, source, self.leases)
         self.stopping = False
-        self.held: dict[str, tuple[int, int]] = {}
-        """Branch and version of each actor's weights, as it said when it last asked for tickets."""
+        self.actor_weights: dict[str, tuple[int, int]] = {}
+        """Branch and version of each actor's weights when it last asked for tickets."""
         self._sweep_due = False
         self._snapshot: Snapshot | None = None
         self._checkpointed: tuple[int, int, Path] | None = None
@@ -82,50 +78,49 @@ class Buffer:
             self._retention.sweep()
 
     def tick(self, now: float) -> None:
-        """Lets leases lapse."""
+        """Ends the leases that were not renewed in time."""
         for lease in self.leases.expired(now):
-            if lease.eval:
-                self.evals.give_back(lease)
-            else:
-                self.tickets.give_back(lease, "lapsed")
+            self._release(lease, "lapsed")
 
     # Actors
 
     def joined(self, actor: str) -> None:
-        """A new process under this name: what its predecessor held is free."""
-        self.held.pop(actor, None)
+        """A new process under this name: the tickets of its predecessor are issued again."""
+        self.actor_weights.pop(actor, None)
         for lease in self.leases:
             if lease.actor == actor:
-                self.release(actor, [(lease.id, lease.attempt)], "lapsed")
+                self._release(lease, "lapsed")
 
-    def lend(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
-        """At most `credits` tickets for an actor with weights `held`; with none, why."""
-        self.held[actor] = held
+    def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
+        """At most `credits` tickets for an actor with weights `held`; with fewer, why there are no more."""
+        self.actor_weights[actor] = held
         if self.stopping:
             return [], "the run is stopping"
         if self.batches.restored is not None:
             return [], "the ledger was restored, and the learner has not started on it"
         if self.evals.is_open:
-            return self.evals.lend(now, actor, held, credits)
-        return self.tickets.lend(now, actor, held, credits)
+            return self.evals.issue(now, actor, held, credits)
+        return self.tickets.issue(now, actor, held, credits)
 
-    def renew(self, now: float, actor: str, held: Held) -> list[tuple[TicketId, int]]:
-        return self.leases.renew(now, actor, held)
+    def renew(self, now: float, actor: str, leases: Sequence[Lease]) -> list[Lease]:
+        """Returns the leases that this actor no longer holds."""
+        return self.leases.renew(now, actor, leases)
 
-    def put(self, trajectory: Trajectory, record: Frame) -> Put:
-        """First valid put of (branch, group, index) wins. Raises Refused."""
+    def accept(self, trajectory: Trajectory, record: Frame) -> PutOutcome:
+        """The first valid put of (branch, group, index) wins. Raises Refused."""
         digest = trajectory.digest()
         is_eval = trajectory.id.group >= FIRST_NUMBER
         if is_eval != (trajectory.kind == "eval"):
             raise Refused("bad_trajectory", f"ticket {trajectory.id} is not of kind {trajectory.kind}")
-        if self.batches.restored is not None:  # of the history that is lost
+        if self.batches.restored is not None:  # it belongs to the history that is lost
             self.ledger.bump("late")
             return "late"
         if is_eval:
-            return self.evals.put(trajectory, digest)
-        return self.tickets.put(trajectory, digest, record)
+            return self.evals.receive(trajectory, digest)
+        return self.tickets.receive(trajectory, digest, record)
 
     def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        """The environment of an attempt failed."""
         if self.batches.restored is not None:
             return
         if id.group >= FIRST_NUMBER:
@@ -133,20 +128,23 @@ class Buffer:
         else:
             self.tickets.fail(id, attempt, reason, detail)
 
-    def release(self, actor: str, held: Held, how: str = "released", prefixes: Mapping[int, Row] | None = None) -> None:
-        """`prefixes`: what the attempts at some of them, by their place in `held`, have sampled. Raises Refused."""
+    def release(self, actor: str, leases: Sequence[Lease], prefixes: Mapping[int, Row] | None = None) -> None:
+        """The actor gives tickets back. `prefixes`: what some of their attempts have sampled, by place in `leases`.
+
+        Raises Refused for a prefix that nobody can have sampled.
+        """
         for prefix in (prefixes or {}).values():
             self.tickets.check_prefix(prefix)
-        for place, (id, attempt) in enumerate(held):
-            lease = self.leases.get(id.group, id.index)
-            if lease is None or (lease.id, lease.attempt, lease.actor) != (id, attempt, actor):
-                continue
-            if lease.eval:
-                self.evals.give_back(lease)
-            elif prefixes and place in prefixes:
-                self.tickets.hand_back(lease, prefixes[place])
-            else:
-                self.tickets.give_back(lease, how)
+        for place, lease in enumerate(leases):
+            active = self.leases.get(lease[0].group, lease[0].index)
+            if active is not None and active.is_of(lease, actor):
+                self._release(active, "released", (prefixes or {}).get(place))
+
+    def _release(self, lease: ActiveLease, how: str, prefix: Row | None = None) -> None:
+        if lease.eval:
+            self.evals.release(lease)
+        else:
+            self.tickets.release(lease, how, prefix)
 
     # The learner
 
@@ -160,16 +158,12 @@ class Buffer:
         """(record, digest, weight) of each trajectory in one rank's share, group by group. Raises PayloadLost."""
         if answer.batch is None or answer.state != "ready":
             return []
-        groups = [self.ledger.load(number) for number in answer.batch.groups]
-        known = [g for g in groups if g is not None]
-        found = []
-        for place in share([g.tokens for g in known], dp_rank, dp_size):
-            for r in known[place].trajectories:
-                try:
-                    found.append((self.database.payloads.read(r.location), r.digest, known[place].weight))
-                except PayloadLost as error:
-                    raise PayloadLost(f"batch {answer.batch.b} cannot be handed out again: {error}") from error
-        return found
+        groups = [group for group in map(self.ledger.load, answer.batch.groups) if group is not None]
+        mine = [groups[place] for place in share([group.tokens for group in groups], dp_rank, dp_size)]
+        try:
+            return [(self.database.payloads.read(r.location), r.digest, g.weight) for g in mine for r in g.trajectories]
+        except PayloadLost as error:
+            raise PayloadLost(f"batch {answer.batch.b} cannot be handed out again: {error}") from error
 
     def mask_before(self, version: int) -> int | None:
         """Under `mask`, in a batch fixed at `version`: tokens of an older version than this carry no loss."""
@@ -195,17 +189,17 @@ class Buffer:
     def checkpointed(
         self, now: float, incarnation: int, version: int, batch: int, path: Path, wait: bool = True
     ) -> bool:
-        """The learner's part lies at `path`; adds the buffer's. Commits. Raises Refused, LedgerFailed.
+        """Adds the buffer's part to the checkpoint at `path`, where the learner's part lies. Commits.
 
-        Without `wait` False as long as that is being written: ask again. Everything else goes on meanwhile.
+        Without `wait`, returns False while it is being written: ask again. Raises Refused, LedgerFailed.
         """
         self.batches.check(incarnation)
         if self._checkpointed == (incarnation, batch, path):
-            return True  # asked again; what was written belongs to the learner, which may have renamed it
+            return True  # a repeat; the learner may have renamed what was written
         if self._snapshot is None or self._snapshot.key != (incarnation, batch, path):
             self._check_checkpoint(version, batch, path)
             if self._snapshot is not None:
-                with suppress(LedgerFailed):  # of a learner that is gone, and so perhaps its folder
+                with suppress(LedgerFailed):  # its learner is gone, and so perhaps its folder
                     self._snapshot.result()
             self.commit(now)
             self._snapshot = Snapshot(self.database, incarnation, batch, path)
@@ -241,28 +235,28 @@ class Buffer:
 
     def _check_folder(self, path: Path) -> None:
         if not path.is_dir():
-            raise Refused("bad_checkpoint", f"{path} is no folder on the buffer's host")
+            raise Refused("bad_checkpoint", f"{path} is not a folder on the buffer's host")
 
     def evaluate(self, version: tuple[int, int], label: str) -> None:
-        """Opens an evaluation set; what actors play for training is revoked, and wins if it is put all the same."""
+        """Opens an evaluation set. Training leases are revoked; a trajectory that is put all the same still counts."""
         self.evals.open(label, version)
         if self.evals.is_open:
             for lease in self.leases:
                 if not lease.eval:
-                    self.tickets.give_back(lease, "revoked")
+                    self.tickets.release(lease, "revoked")
 
     def evaluation(self, label: str) -> EvalReply:
         return self.evals.reply(label)
 
-    # Anybody
+    # Any process
 
     def caused(self) -> None:
-        """The learner that is running is about to be ended on purpose: the batch that it holds is no suspect."""
+        """The running learner is about to be ended on purpose: the batch that it holds is not suspected."""
         if self.ledger.history.current is not None:
             self.ledger.history.caused()
 
     def stop(self) -> None:
-        """No further tickets. The learner that is running ends on purpose."""
+        """No further tickets. The running learner ends on purpose."""
         self.stopping = True
         self.caused()
 
@@ -279,12 +273,12 @@ class Buffer:
             "batches": len(history.line),
             "incarnation": len(history.incarnations),
             "equation": {str(branch): ledger.equation(branch) for branch in branches},
-            "counters": {str(branch): _of(ledger.counters, branch) for branch in branches},
+            "counters": {str(branch): _of(ledger.account.counters, branch) for branch in branches},
             "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),
             "leases": dict(actors),
-            "held": {actor: list(version) for actor, version in sorted(self.held.items())},
+            "held": {actor: list(version) for actor, version in sorted(self.actor_weights.items())},
             "places": {"taken": self.tickets.reserved(), "capacity": self.rules.capacity},
             "disk_bytes": self.database.payloads.disk_bytes,
             "lost_to_disk": self.lost_to_disk,

@@ -1,47 +1,27 @@
 """Evaluation sets: held-out tasks, each played `eval.samples` times and once greedily, all by one pinned version.
 
-Outside admission, training data and the equation. While a set is open only its tickets are lent.
+Outside admission, training data and the equation. While a set is open only its tickets are issued.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from asyncrl.buffer.client.messages import EvalReply, EvalResult, PutOutcome
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.rules import Refused, Rules
-from asyncrl.buffer.tasks.drawing import carried
+from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import ticket_seed
-from asyncrl.buffer.tickets.leases import Lease, Leases
+from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.data.base import TaskSource
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 
 FIRST_NUMBER = 1 << 40
-"""Eval tickets have group numbers from here on, so that no training group ever has the same."""
+"""Eval tickets have group numbers from here on, which no training group ever reaches."""
 _TASKS_PER_SET = 1 << 20
 RESTARTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class EvalResult:
-    task_id: str
-    greedy: bool
-    reward: float
-    rewards: Mapping[str, float]
-    version: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class EvalReply:
-    done: bool
-    finished: int
-    total: int
-    results: list[EvalResult]
-    why: str
-    """What a set that is not done waits for; of a done one, how many episodes failed in their environment."""
 
 
 class EvalSets:
@@ -55,7 +35,7 @@ class EvalSets:
             raise ConfigError(f"eval.tasks is {rules.eval_tasks}, at most {_TASKS_PER_SET - 1} are possible.")
         self._per_task = rules.eval_samples + rules.eval_greedy
         self.serial: int | None = None
-        """Of the open set."""
+        """Serial of the open set."""
         self._label = ""
         self._pinned = (0, 0)
         self._todo: list[tuple[int, int]] = []
@@ -95,7 +75,7 @@ class EvalSets:
         every = ((task, index) for task in range(self._tasks) for index in range(self._per_task))
         self._todo = [key for key in every if key not in done]
 
-    def lend(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
+    def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         if held > self._pinned and not any(lease.eval for lease in self._leases):
             self._restart(held)
         if self.serial is None or held != self._pinned:
@@ -118,13 +98,13 @@ class EvalSets:
         self._leases.add(now, id, attempt, actor, self._pinned[1], eval=True)
         temperature = self._rules.temperature if index < self._rules.eval_samples else 0.0
         seed = ticket_seed(self._rules.actors_seed, "eval", 0, task, index, attempt)  # the same episodes at every eval
-        held_out = carried(self._source.held_out(task), f"held-out task {task}")
+        held_out = checked_task(self._source.held_out(task), f"held-out task {task}")
         return Ticket(
             id, attempt, "eval", held_out, self._pinned, self._per_task, temperature, seed, self._rules.lease_s
         )
 
     def _restart(self, version: tuple[int, int]) -> None:
-        """The pinned version cannot be had any more: the whole set again, at the latest one, at most twice."""
+        """The pinned version is no longer available: begins the whole set again at the latest one, at most twice."""
         rows = self._db.read("SELECT count(*) FROM evals WHERE label = ? AND state = 'restarted'", (self._label,))
         if next(iter(rows))[0] >= RESTARTS:
             self._db.write("UPDATE evals SET state = 'failed' WHERE serial = ?", (self.serial,))
@@ -133,7 +113,7 @@ class EvalSets:
         self._db.write("UPDATE evals SET state = 'restarted' WHERE serial = ?", (self.serial,))
         self._begin(self._label, version)
 
-    def put(self, trajectory: Trajectory, digest: str) -> Literal["stored", "duplicate", "late"]:
+    def receive(self, trajectory: Trajectory, digest: str) -> PutOutcome:
         serial, task = divmod(trajectory.id.group - FIRST_NUMBER, _TASKS_PER_SET)
         index = trajectory.id.index
         stored = list(
@@ -157,7 +137,7 @@ class EvalSets:
         return "stored"
 
     def fail(self, id: TicketId, attempt: int) -> None:
-        """Tried again within `env.retries`; then the episode counts as failed, never as reward 0."""
+        """The episode is tried again within `env.retries`; then it counts as failed, never as reward 0."""
         lease = self._leases.get(id.group, id.index)
         if lease is None or (lease.id, lease.attempt) != (id, attempt) or self.serial is None:
             return
@@ -167,7 +147,7 @@ class EvalSets:
         if self._failures[key] > self._rules.env_retries:
             self._record(*key, "", 0.0, None, "")
 
-    def give_back(self, lease: Lease) -> None:
+    def release(self, lease: ActiveLease) -> None:
         self._leases.remove(lease.id.group, lease.id.index)
 
     def _record(self, task: int, idx: int, task_id: str, reward: float, rewards: Any, digest: str) -> None:
@@ -190,7 +170,7 @@ class EvalSets:
             self._db.read("SELECT serial, branch, version, state FROM evals WHERE label = ? ORDER BY 1", (label,))
         )
         if not rows:
-            raise Refused("unknown_eval", f"no evaluation {label!r} was asked for")
+            raise Refused("unknown_eval", f"no evaluation {label!r} was opened")
         serial, branch, version, state = rows[-1]
         if state == "failed":
             raise Refused(

@@ -1,4 +1,4 @@
-"""The buffer's part of the table of series (tracking/series.py)."""
+"""The buffer's series (the table of all series is tracking/series.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.tracking.series import DROP_REASONS, STATES, histogram
 
 
 def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> dict[str, float]:
-    """Everything that the buffer measures now. `counts` are the service's, since its start."""
+    """All values now. `counts` are those of the service since its start."""
     ledger = buffer.ledger
     states: Counter[str] = Counter()
     for branch in range(ledger.history.branch + 1):
@@ -33,7 +33,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/refused": counts.get("refused", 0),
         "buffer/env_failures": counts.get("env_failures", 0),
         "buffer/env_failing": buffer.tickets.failures.share,
-        "buffer/reissued": buffer.tickets.free.reissued,
+        "buffer/reissued": buffer.tickets.queue.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
         "throughput/tokens_wasted/prefix": buffer.tickets.prefixes.wasted,
@@ -50,7 +50,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
 
 
 def ages(buffer: Buffer) -> dict[str, float]:
-    """Groups by staleness now: complete ones in the queue, incomplete ones in flight."""
+    """Histograms of the groups' staleness now: complete ones in the queue, incomplete ones in flight."""
     version = buffer.ledger.history.version
     queue: Counter[int] = Counter()
     flight: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""A trajectory as one block of bytes: what a put carries, what lies on disk, what a batch is made of.
+"""A trajectory as one block of bytes: a put carries it, the disk stores it, a batch is made of such records.
 
 Layout: number of frames and their lengths as little-endian uint64, then the frames of `wire.encode_trajectory`, each
 padded to 8 bytes so that arrays viewed in place are aligned.
@@ -30,12 +30,12 @@ def join(frames: Sequence[Frame]) -> bytes:
 
 
 def from_record(record: Frame) -> Trajectory:
-    """The inverse; arrays are read-only views on `record`. Raises WireError."""
+    """The inverse of `to_record`; arrays are read-only views on `record`. Raises WireError."""
     return decode_trajectory(split(record))
 
 
 def split(record: Frame) -> Sequence[memoryview]:
-    """The frames of a record as views. Raises WireError when the lengths do not add up."""
+    """The frames of a record as views. Raises WireError if the lengths do not add up."""
     view = memoryview(record)
     if len(view) < _ALIGN:
         raise WireError(f"record has {len(view)} bytes, expected at least {_ALIGN}")

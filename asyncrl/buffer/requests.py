@@ -1,204 +1,226 @@
-"""One request, one answer: what a message asks of the core, checked field by field, and what the reply holds.
+"""The one table of requests: for each, its check, its answer, and whether it may wait for it.
 
-Every method raises WireError for a malformed request and Refused for one that cannot be met.
+A check and an answer raise Refused for a request that cannot be met, and WireError for one that is malformed beyond
+what its structure in client/messages.py says. In reading order a trajectory that is put goes through `on_put` here,
+`Buffer.accept` (core.py), `Tickets.receive` (tickets/tickets.py) and `Ledger.record_trajectory` (ledger/ledger.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from asyncrl.buffer.client import messages
-from asyncrl.buffer.client.messages import flag, held, integer, pair, seconds, text
+from asyncrl.buffer.client import codec, messages
+from asyncrl.buffer.client.messages import Head, PutOutcome, Refusal, Request
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.record import from_record
 from asyncrl.buffer.rules import Refused
-from asyncrl.wire import Frame, WireError, ticket_id
+from asyncrl.wire import Frame, WireError
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", bound=Request[Any])
 
 MAX_WAIT_S = 60.0
-"""How long a request may be held, whatever it asks for."""
-Header = Mapping[str, Any]
-Answer = tuple[dict[str, Any], Sequence[Frame]]
-"""Fields of the reply's header, and its buffers."""
+"""How long a request for tickets or a batch may be held, whatever it asks for."""
 
 
-class Answers:
+class Answer(NamedTuple):
+    reply: Any = None
+    frames: Sequence[Frame] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Handler(Generic[R]):
+    """How one kind of request is checked, answered and held."""
+
+    answer: Callable[[R, Sequence[Frame], bool], Answer | None]
+    """Takes the request, its frames, and whether it must be answered now; returns None to let it wait."""
+    check: Callable[[R], None] = lambda request: None
+    """Runs once, when the request comes."""
+    may_wait: Callable[[R], float] | None = None
+    """Seconds for which the request may be held; None: it is always answered at once."""
+    alike: Callable[[R], Hashable] = id
+    """Once a request found no answer, later ones that are alike are not tried in the same round."""
+    retry_s: float = 0.05
+    """How often a held request is tried again."""
+    urgent: bool = True
+    """Commits at once, without waiting for the commit interval."""
+    once: bool = False
+    """A repeat gets the recorded reply, since answering it again would have another effect."""
+
+
+class Requests:
+    """The handlers of one buffer."""
+
     def __init__(
         self, buffer: Buffer, counts: Counter[str], clock: Callable[[], float], checkpoints: Path | None
     ) -> None:
+        """`checkpoints`: the one folder below which a client may have a checkpoint written; None: nowhere."""
         self._checkpoints = checkpoints.resolve() if checkpoints is not None else None
         self._buffer = buffer
         self._counts = counts
         self._clock = clock
-        self.ops: dict[str, Callable[[Header, Sequence[Frame]], Answer]] = {
-            "hello": self._hello,
-            "renew": self._renew,
-            "put": self._put,
-            "fail": self._fail,
-            "release": self._release,
-            "start": self._start,
-            "finished": self._finished,
-            "published": self._published,
-            "evaluate": self._evaluate,
-            "evaluation": self._evaluation,
-            "status": self._status,
-            "caused": self._caused,
-            "stop": self._stop,
+        self.handlers: Mapping[type[Request[Any]], Handler[Any]] = {
+            messages.HelloRequest: Handler(self.on_hello),
+            messages.TicketsRequest: Handler(
+                self.on_tickets,
+                check=self._renew,
+                may_wait=_wait_s,
+                alike=lambda request: request.held,
+                urgent=False,
+                once=True,
+            ),
+            messages.RenewRequest: Handler(self.on_renew, urgent=False),
+            messages.PutRequest: Handler(self.on_put, urgent=False),
+            messages.FailRequest: Handler(self.on_fail),
+            messages.ReleaseRequest: Handler(self.on_release),
+            messages.StartRequest: Handler(self.on_start, once=True),
+            messages.BatchRequest: Handler(self.on_batch, check=self._check_incarnation, may_wait=_wait_s),
+            messages.FinishedRequest: Handler(self.on_finished),
+            messages.PublishedRequest: Handler(self.on_published),
+            messages.CheckpointedRequest: Handler(
+                self.on_checkpointed, check=self._check_folder, may_wait=lambda _: float("inf"), retry_s=0.005
+            ),
+            messages.EvaluateRequest: Handler(self.on_evaluate),
+            messages.EvaluationRequest: Handler(self.on_evaluation),
+            messages.StatusRequest: Handler(self.on_status),
+            messages.CausedRequest: Handler(self.on_caused),
+            messages.StopRequest: Handler(self.on_stop),
         }
 
-    # Requests that may have to wait
+    # Actors
 
-    def admit(self, header: Header) -> float:
-        """Checks a request that may be held; gives for how many seconds."""
-        if header["op"] == "tickets":
-            text(header, "actor", 256), pair(header, "held"), integer(header, "credits")
-            self._buffer.renew(self._clock(), header["actor"], held(header, "leased"))
-        elif header["op"] == "checkpointed":
-            integer(header, "incarnation"), integer(header, "version"), integer(header, "batch")
-            self._check_folder(text(header, "path"))
-            return float("inf")  # it ends by itself
-        else:
-            self._buffer.batches.check(integer(header, "incarnation"))
-            integer(header, "b")
-            if not integer(header, "dp_rank") < integer(header, "dp_size", 1):
-                raise WireError(f"dp_rank is {header['dp_rank']}, expected less than dp_size = {header['dp_size']}")
-        return min(seconds(header, "wait_s"), MAX_WAIT_S)
-
-    def tickets(self, header: Header, last_chance: bool) -> Answer | None:
-        """None: there is none yet, and it may wait."""
-        lent, why = self._buffer.lend(self._clock(), header["actor"], pair(header, "held"), header["credits"])
-        if not lent and not last_chance and not self._buffer.stopping:
-            return None
-        return messages.encode_tickets(lent, why)
-
-    def batch(self, header: Header, last_chance: bool) -> Answer | None:
-        """None: it cannot be filled yet, and may wait."""
-        buffer = self._buffer
-        answer = buffer.batch(self._clock(), header["incarnation"], header["b"])
-        if answer.state == "waiting" and not last_chance and not buffer.stopping:
-            return None
-        try:
-            share = buffer.share(answer, header["dp_rank"], header["dp_size"])
-        except PayloadLost as error:
-            raise Refused("payload_lost", str(error)) from error
-        batch = answer.batch
-        fields = {
-            "state": answer.state,
-            "why": answer.why,
-            "failed": answer.failed,
-            "groups": list(batch.groups) if batch else [],
-            "digests": [digest for _, digest, _ in share],
-            "weights": [weight for _, _, weight in share],
-            "version": batch.version if batch else buffer.ledger.history.version,
-            "branch": buffer.ledger.history.branch,
-            "mask_before": buffer.mask_before(batch.version) if batch else None,
-            "checkpoint": buffer.checkpoint_wanted,
-        }
-        return fields, [record for record, _, _ in share]
-
-    def checkpointed(self, header: Header, last_chance: bool) -> Answer | None:
-        """None: the ledger's copy is being written."""
-        numbers = header["incarnation"], header["version"], header["batch"]
-        written = self._buffer.checkpointed(self._clock(), *numbers, Path(header["path"]), wait=last_chance)
-        return ({}, ()) if written else None
-
-    def _check_folder(self, path: str) -> None:
-        """What comes from a socket names no folder but one of the run's checkpoints."""
-        if "\0" in path or self._checkpoints is None or self._checkpoints not in Path(path).resolve().parents:
-            raise Refused("bad_checkpoint", f"{path[:200]!r} is no folder below {self._checkpoints}")
-
-    # Requests that are answered at once
-
-    def _hello(self, header: Header, _: Sequence[Frame]) -> Answer:
-        role, who = text(header, "role", 64), text(header, "who", 256)
-        if role == "actor":
-            self._buffer.joined(who)
-        log.info("%s joined as %s", who, role)
+    def on_hello(self, request: messages.HelloRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        if request.role == "actor":
+            self._buffer.joined(request.who)
+        log.info("%s joined as %s", request.who, request.role)
         history = self._buffer.ledger.history
-        about = {"branch": history.branch, "version": history.version, "published": history.published}
-        return {"about": about}, ()
+        return Answer(Head(history.branch, history.version, history.published))
 
-    def _renew(self, header: Header, _: Sequence[Frame]) -> Answer:
-        revoked = self._buffer.renew(self._clock(), text(header, "actor", 256), held(header, "leases"))
-        return {"revoked": [[[id.branch, id.group, id.index], attempt] for id, attempt in revoked]}, ()
+    def _renew(self, request: messages.TicketsRequest) -> None:
+        self._buffer.renew(self._clock(), request.actor, request.leased)
 
-    def _put(self, header: Header, buffers: Sequence[Frame]) -> Answer:
-        if not 0 < len(buffers) <= messages.MAX_PUTS:
-            raise WireError(f"put carries 1 to {messages.MAX_PUTS} records, got {len(buffers)} buffers")
-        return {"outcomes": [self._put_one(record) for record in buffers]}, ()
+    def on_tickets(self, request: messages.TicketsRequest, _: Sequence[Frame], at_once: bool) -> Answer | None:
+        tickets, why = self._buffer.issue(self._clock(), request.actor, request.held, request.credits)
+        if not tickets and not at_once and not self._buffer.stopping:
+            return None
+        return Answer(*codec.ticket_reply(tickets, why))
 
-    def _put_one(self, record: Frame) -> str | dict[str, str]:
-        """What is wrong with one record is no matter of those that came with it."""
+    def on_renew(self, request: messages.RenewRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        return Answer(self._buffer.renew(self._clock(), request.actor, request.leases))
+
+    def on_put(self, request: messages.PutRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
+        if not 0 < len(frames) <= messages.MAX_PUTS:
+            raise WireError(f"put carries 1 to {messages.MAX_PUTS} records, got {len(frames)} frames")
+        return Answer([self._put_one(record) for record in frames])
+
+    def _put_one(self, record: Frame) -> PutOutcome | Refusal:
+        """A refused record does not affect the others in the same put."""
         try:
             trajectory = from_record(record)
-            outcome = self._buffer.put(trajectory, record)
+            outcome = self._buffer.accept(trajectory, record)
         except WireError as error:
             self._counts["refused"] += 1
             log.warning("refused a record: %s", error)
-            return {"code": "malformed", "message": str(error)}
+            return Refusal("malformed", str(error))
         except Refused as error:
-            return {"code": error.code, "message": str(error)}
+            return Refusal(error.code, str(error))
         self._counts["puts" if outcome == "stored" else outcome] += 1
         if outcome != "stored":
             self._counts[f"{outcome}_tokens"] += trajectory.num_policy_tokens
         return outcome
 
-    def _fail(self, header: Header, _: Sequence[Frame]) -> Answer:
-        id, reason, detail = ticket_id(header.get("id")), text(header, "reason"), text(header, "detail")
-        self._buffer.fail(id, integer(header, "attempt"), reason, detail)
+    def on_fail(self, request: messages.FailRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        self._buffer.fail(request.id, request.attempt, request.reason, request.detail)
         self._counts["env_failures"] += 1
-        return {}, ()
+        return Answer()
 
-    def _release(self, header: Header, buffers: Sequence[Frame]) -> Answer:
-        leases = held(header, "leases")
-        prefixes = messages.prefixes(header, buffers, len(leases))
-        self._buffer.release(text(header, "actor", 256), leases, prefixes=prefixes)
-        return {}, ()
+    def on_release(self, request: messages.ReleaseRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
+        prefixes = codec.prefixes_at(request.prefixes, frames, len(request.leases))
+        self._buffer.release(request.actor, request.leases, prefixes=prefixes)
+        return Answer()
 
-    def _start(self, header: Header, _: Sequence[Frame]) -> Answer:
-        branch = None if header.get("branch") is None else integer(header, "branch")
-        batch, version = integer(header, "batch"), integer(header, "version")
-        started = self._buffer.start(batch, version, branch, flag(header, "fresh"), flag(header, "caused"))
-        log.info("learner incarnation %d at batch %d, version %d", started.incarnation, batch, version)
-        names = ("incarnation", "branch", "batch", "version", "published")
-        return {name: getattr(started, name) for name in names}, ()
+    # The learner
 
-    def _finished(self, header: Header, _: Sequence[Frame]) -> Answer:
-        outcome = text(header, "outcome")
-        if outcome not in ("applied", "guard"):
-            raise WireError(f"outcome is {outcome!r}, expected applied or guard")
-        version = self._buffer.finished(
-            integer(header, "incarnation"), integer(header, "b"), "applied" if outcome == "applied" else "guard"
+    def on_start(self, request: messages.StartRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        r = request
+        started = self._buffer.start(r.batch, r.version, r.branch, r.fresh, r.caused)
+        log.info("learner incarnation %d at batch %d, version %d", started.incarnation, r.batch, r.version)
+        return Answer(started)
+
+    def _check_incarnation(self, request: messages.BatchRequest) -> None:
+        self._buffer.batches.check(request.incarnation)
+
+    def on_batch(self, request: messages.BatchRequest, _: Sequence[Frame], at_once: bool) -> Answer | None:
+        buffer = self._buffer
+        answer = buffer.batch(self._clock(), request.incarnation, request.b)
+        if answer.state == "waiting" and not at_once and not buffer.stopping:
+            return None
+        try:
+            share = buffer.share(answer, request.dp_rank, request.dp_size)
+        except PayloadLost as error:
+            raise Refused("payload_lost", str(error)) from error
+        batch, history = answer.batch, buffer.ledger.history
+        reply = messages.BatchReply(
+            state=answer.state,
+            why=answer.why,
+            trajectories=[],
+            weights=tuple(weight for _, _, weight in share),
+            digests=tuple(digest for _, digest, _ in share),
+            groups=batch.groups if batch else (),
+            version=batch.version if batch else history.version,
+            branch=history.branch,
+            mask_before=buffer.mask_before(batch.version) if batch else None,
+            checkpoint=buffer.checkpoint_wanted,
+            failed=answer.failed,
         )
-        return {"version": version}, ()
+        return Answer(reply, [record for record, _, _ in share])
 
-    def _published(self, header: Header, _: Sequence[Frame]) -> Answer:
-        incarnation, branch = integer(header, "incarnation"), integer(header, "branch")
-        self._buffer.published(incarnation, branch, integer(header, "version"), text(header, "digest"))
-        return {}, ()
+    def on_finished(self, request: messages.FinishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        return Answer(self._buffer.finished(request.incarnation, request.b, request.outcome))
 
-    def _evaluate(self, header: Header, _: Sequence[Frame]) -> Answer:
-        self._buffer.evaluate(pair(header, "version"), text(header, "label", 256))
-        return {}, ()
+    def on_published(self, request: messages.PublishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        self._buffer.published(request.incarnation, request.branch, request.version, request.digest)
+        return Answer()
 
-    def _evaluation(self, header: Header, _: Sequence[Frame]) -> Answer:
-        return messages.encode_evaluation(self._buffer.evaluation(text(header, "label", 256))), ()
+    def _check_folder(self, request: messages.CheckpointedRequest) -> None:
+        """A message may name no folder but one of the run's checkpoints."""
+        path = request.path
+        if "\0" in path or self._checkpoints is None or self._checkpoints not in Path(path).resolve().parents:
+            raise Refused("bad_checkpoint", f"{path[:200]!r} is no folder below {self._checkpoints}")
 
-    def _status(self, header: Header, _: Sequence[Frame]) -> Answer:
-        status = self._buffer.status()
-        status["service"] = dict(self._counts)
-        return {"status": status}, ()
+    def on_checkpointed(
+        self, request: messages.CheckpointedRequest, _: Sequence[Frame], at_once: bool
+    ) -> Answer | None:
+        numbers = request.incarnation, request.version, request.batch
+        written = self._buffer.checkpointed(self._clock(), *numbers, Path(request.path), wait=at_once)
+        return Answer() if written else None
 
-    def _caused(self, header: Header, _: Sequence[Frame]) -> Answer:
+    def on_evaluate(self, request: messages.EvaluateRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        self._buffer.evaluate(request.version, request.label)
+        return Answer()
+
+    def on_evaluation(self, request: messages.EvaluationRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        return Answer(self._buffer.evaluation(request.label))
+
+    # Any process
+
+    def on_status(self, request: messages.StatusRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        return Answer(self._buffer.status() | {"service": dict(self._counts)})
+
+    def on_caused(self, request: messages.CausedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         self._buffer.caused()
-        return {}, ()
+        return Answer()
 
-    def _stop(self, header: Header, _: Sequence[Frame]) -> Answer:
+    def on_stop(self, request: messages.StopRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         self._buffer.stop()
-        return {}, ()
+        return Answer()
+
+
+def _wait_s(request: messages.TicketsRequest | messages.BatchRequest) -> float:
+    return min(request.wait_s, MAX_WAIT_S)

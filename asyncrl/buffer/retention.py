@@ -1,7 +1,8 @@
 """Which payloads stay on disk.
 
 A payload is reclaimed when its group has ended and the oldest checkpoint kept for resuming covers that end. A segment
-goes once nothing in it is needed. Payloads of skipped batches stay, oldest removed first within `buffer.max_disk_gb`.
+is removed once nothing in it is needed. Payloads of skipped batches stay; the oldest are removed first when
+`buffer.max_disk_gb` is almost reached.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from asyncrl.buffer.ledger.snapshot import NEEDED
 from asyncrl.buffer.rules import Rules
 
 ALMOST_FULL = 0.8
-"""Of `buffer.max_disk_gb`: from here on the learner writes a checkpoint after every step, so that payloads can go."""
+"""Share of `buffer.max_disk_gb` from which on the learner writes a checkpoint after every step, to release payloads."""
 _SKIPPED = "('guard', 'poison')"
 
 
@@ -25,19 +26,19 @@ class Retention:
 
     @property
     def checkpoint_wanted(self) -> bool:
-        """80% of the disk's allowance is used: an early checkpoint lets payloads go."""
+        """The disk is almost full: an early checkpoint releases payloads."""
         return self._db.payloads.disk_bytes >= ALMOST_FULL * self._rules.max_disk_bytes
 
     @property
     def keep_checkpoints(self) -> int:
-        """How many are kept for resuming: all but one of the older ones go when the disk is almost full.
+        """Number of checkpoints kept for resuming; 2 when the disk is almost full.
 
-        Two at least, since the learner gives one its final name after it was announced: the one before may be needed.
+        At least 2: a checkpoint gets its final name after it was announced, and until then the one before is needed.
         """
         return 2 if self.checkpoint_wanted else max(2, self._rules.keep_checkpoints)
 
     def mark(self) -> None:
-        """Notes what no resume needs any more. The files go in `sweep`, after the commit."""
+        """Marks the payloads that no resume needs any more. `sweep` removes the files after the commit."""
         if self._rules.keep_all:
             return
         oldest = self._ledger.history.oldest_checkpoint()
@@ -58,7 +59,7 @@ class Retention:
             self._db.write(f"UPDATE groups SET payload = 0 WHERE ended_batch = ? AND reason IN {_SKIPPED}", (first[0],))
 
     def sweep(self) -> None:
-        """Removes the segments in which nothing is needed. Call it when everything is committed."""
+        """Removes the segments in which nothing is needed. Call it after a commit."""
         payloads = self._db.payloads
         for segment in payloads.segments - self._needed() - {payloads.current}:
             payloads.remove(segment)
@@ -67,16 +68,16 @@ class Retention:
         return {row[0] for row in self._db.read(NEEDED, (-1,))}
 
     def _kept_bytes(self) -> int:
-        """Of the segments that the next sweep leaves."""
+        """Bytes in the segments that the next sweep leaves."""
         payloads = self._db.payloads
         return sum(payloads.size(segment) for segment in self._needed() | {payloads.current})
 
     def recover(self) -> int:
-        """After opening: trajectories whose bytes a power cut took are taken out, so that they are generated again.
+        """Removes trajectories whose bytes a power cut took, so that they are generated again; returns how many.
 
-        Gives how many. Only the end of the payloads can be missing: sizes are checked everywhere, contents in the last
-        two segments. A trained or assigned group keeps its state; to hand out its batch once more raises PayloadLost.
-        One that was trained on and waits for another use ends as trained.
+        Only the end of the payloads can be missing: sizes are checked everywhere, contents in the last two segments. A
+        trained or assigned group keeps its state, and handing out its batch again raises PayloadLost. A group that was
+        trained on and waits for another use ends as trained.
         """
         ends = self._db.read(
             "SELECT t.segment, max(t.start + t.bytes) FROM groups g JOIN trajectories t ON t.grp = g.number "

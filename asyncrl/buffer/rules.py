@@ -1,4 +1,4 @@
-"""What the config says about the buffer, resolved once: numbers, and functions instead of names."""
+"""What the config says about the buffer, resolved once: numbers, and functions in place of names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.plugins import resolve
 
 
 class Refused(Exception):
-    """A request that cannot be answered; the asker gets code and message, and nothing changes."""
+    """A request that cannot be met: the client gets code and message, and nothing changes."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -42,14 +42,14 @@ class Rules:
     max_skipped: int = 3
     keep_checkpoints: int = 2
     env_retries: int = 2
-    together: bool = False
-    """All trajectories of a group are of one actor, which compares them before it puts any."""
+    group_scored: bool = False
+    """One actor plays all trajectories of a group, and scores them together before it puts any (`env.group_score`)."""
     max_failures: float = 1.0
     failure_window: int = 100
     stop_on_failures: bool = False
     temperature: float = 1.0
     greedy_first: bool = False
-    """The first trajectory of a group is a greedy one."""
+    """The first trajectory of a group is sampled greedily."""
     actors_seed: int = 0
     data_seed: int = 0
     eval_tasks: int = 0
@@ -58,7 +58,7 @@ class Rules:
 
     @classmethod
     def of(cls, c: Config) -> Rules:
-        """Raises ConfigError for a sampler or filter that is not found."""
+        """Raises ConfigError for an unknown sampler or filter."""
         try:
             sampler = resolve(c.buffer.sampler, SAMPLERS, "buffer.sampler")
             filters = tuple(resolve(name, FILTERS, "buffer.filters") for name in c.buffer.filters)
@@ -86,7 +86,7 @@ class Rules:
             max_skipped=c.learner.max_skipped,
             keep_checkpoints=c.learner.keep_checkpoints,
             env_retries=c.env.retries,
-            together=bool(c.env.group_score),
+            group_scored=bool(c.env.group_score),
             max_failures=c.env.max_failures,
             failure_window=c.env.failure_window,
             stop_on_failures=c.env.on_failures == "stop",

@@ -1,9 +1,9 @@
 """Which complete groups a batch may hold, which it takes, and which learner rank gets them. Pure.
 
 A filter gets a complete group and returns True to drop it; it sees raw rewards and sizes, not the arrays. A sampler
-gets the candidates in issue order, the learner's version, how many to take, and a random generator seeded by the batch,
-and returns that many of them; with `buffer.max_uses` above 1 it is asked for unused groups first. `FILTERS` and
-`SAMPLERS` name those that come with asyncrl; `buffer.filters` and `buffer.sampler` take import paths too.
+gets the candidates in issue order, the learner's version, the number to take and a random generator seeded by the
+batch, and returns that many of them; with `buffer.max_uses` above 1 it is asked for unused groups first. `FILTERS` and
+`SAMPLERS` name those that come with asyncrl; `buffer.filters` and `buffer.sampler` also take import paths.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ def fifo(candidates: Sequence[Group], version: int, count: int, rng: Random) -> 
 
 
 def freshest(candidates: Sequence[Group], version: int, count: int, rng: Random) -> Sequence[Group]:
-    """Those whose oldest token is youngest; among equals in issue order."""
+    """Groups whose oldest token is youngest; ties in issue order."""
     return sorted(candidates, key=lambda g: (-(g.oldest or 0), g.number))[:count]
 
 
 def uniform(candidates: Sequence[Group], version: int, count: int, rng: Random) -> Sequence[Group]:
-    """Any, with equal probability."""
+    """A uniform random sample."""
     return rng.sample(list(candidates), count)
 
 
 def priority(candidates: Sequence[Group], version: int, count: int, rng: Random) -> Sequence[Group]:
-    """Where there is most to learn: the spread of rewards (the size of advantages), halved with each version of age."""
+    """Groups with the largest spread of rewards (the size of advantages), halved with each version of age."""
 
-    def worth(group: Group) -> float:
+    def priority_of(group: Group) -> float:
         return statistics.pstdev(group.rewards) * 0.5 ** (version - (group.oldest or 0))
 
-    return sorted(candidates, key=lambda g: (-worth(g), g.number))[:count]
+    return sorted(candidates, key=lambda g: (-priority_of(g), g.number))[:count]
 
 
 SAMPLERS: dict[str, Sampler] = {"fifo": fifo, "freshest": freshest, "uniform": uniform, "priority": priority}
 
 
 def choose(sampler: Sampler, candidates: Sequence[Group], version: int, count: int, rng: Random) -> list[Group]:
-    """`count` groups, unused ones first, in issue order. Raises ValueError when a sampler breaks its contract."""
+    """Chooses `count` groups, unused ones first, in issue order. Raises ValueError if a sampler breaks its contract."""
     unused = [g for g in candidates if not g.uses]
     used = [g for g in candidates if g.uses]
     chosen = list(sampler(unused, version, min(count, len(unused)), rng))
@@ -73,9 +73,9 @@ def choose(sampler: Sampler, candidates: Sequence[Group], version: int, count: i
 
 
 def share(costs: Sequence[int], rank: int, size: int) -> list[int]:
-    """Places in the batch, ascending, that `rank` of `size` ranks trains on. `costs` are tokens per group.
+    """Places in the batch, ascending, of the groups for `rank` of `size` ranks. `costs` are tokens per group.
 
-    Longest first onto the rank with the least so far, no rank more than one group ahead of another.
+    The longest group goes first, to the rank with the fewest tokens so far; ranks differ by at most one group.
 
     >>> [share([9, 5, 4, 1], rank, 2) for rank in range(2)]
     [[0, 3], [1, 2]]
@@ -83,7 +83,7 @@ def share(costs: Sequence[int], rank: int, size: int) -> list[int]:
     if not 0 <= rank < size:
         raise ValueError(f"dp_rank is {rank}, expected 0 <= dp_rank < dp_size = {size}")
     most = -(-len(costs) // size)
-    full = len(costs) % size or size  # so many ranks may hold `most` groups
+    full = len(costs) % size or size  # number of ranks that may hold `most` groups
     shares: list[list[int]] = [[] for _ in range(size)]
     loads = [0] * size
     for place in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):

@@ -32,7 +32,7 @@ def admits(in_flight: int, waiting: int, in_batches: int, max_staleness: int, gr
 
 
 def staleness(group: Group, version: int) -> int:
-    """Of the group's oldest stored policy token; 0 while nothing is stored."""
+    """Staleness of the group's oldest stored policy token; 0 while nothing is stored."""
     oldest = group.oldest
     return 0 if oldest is None else version - oldest
 
@@ -40,8 +40,8 @@ def staleness(group: Group, version: int) -> int:
 def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, mask_min_kept: float = 0.0) -> Verdict:
     """Whether a group with these stored tokens may be trained at `version`.
 
-    ahead: it holds a token of a version that the learner, redoing recorded batches, has yet to reach.
-    over_age: it never will again. Under `mask` tokens past the bound carry no loss, so only the share kept counts.
+    ahead: it holds a token of a version that the learner, which is redoing recorded batches, has not reached yet.
+    over_age: it is too old for good. Under `mask` tokens past the bound carry no loss, so only the rest counts.
     """
     newest = group.newest
     if newest is not None and newest > version:
@@ -53,7 +53,7 @@ def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, m
         if group.complete and kept and kept >= mask_min_kept * group.policy_tokens():
             return "eligible"
         if not group.complete:
-            return "eligible"  # judged when it is whole: what is missing is fresh
+            return "eligible"  # judged when it is complete: the missing tokens will be fresh
     return "over_age"
 
 
@@ -67,8 +67,8 @@ class Deadline:
 
 def last_version(group: Group, min_versions: Sequence[int], max_staleness: int) -> int | None:
     """`min_versions` are those of the group's leased tickets. None: nothing ties the group to a version yet."""
-    known = list(min_versions) if group.oldest is None else [group.oldest, *min_versions]
-    return min(known) + max_staleness if known else None
+    versions = list(min_versions) if group.oldest is None else [group.oldest, *min_versions]
+    return min(versions) + max_staleness if versions else None
 
 
 def due(deadlines: Sequence[Deadline], version: int, max_staleness: int, groups_per_step: int) -> list[Deadline]:

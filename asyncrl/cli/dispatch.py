@@ -63,6 +63,7 @@ def _ending(error: AsyncRLError | OSError | KeyboardInterrupt) -> tuple[int, str
 
 def launch(words: list[str]) -> int:
     """Trains: starts actors, buffer and learner, and watches them until the run ends."""
+    from asyncrl.config import Config
     from asyncrl.config.loading import load, show
     from asyncrl.run_folder import RunFolder
 
@@ -96,7 +97,7 @@ def launch(words: list[str]) -> int:
     run = RunFolder.existing(before) if before else None
     if options.fork is not None:
         given = {"launch.name": None} | given  # the old run's is taken
-    sourced = load(run.config if run else options.config, given)
+    sourced = load(Config, run.config if run else options.config, given)
     from asyncrl.launch import start
     from asyncrl.tracking import sinks
 
@@ -149,7 +150,7 @@ def launch(words: list[str]) -> int:
 
 def evaluate(words: list[str]) -> int:
     """Plays the held-out tasks with a checkpoint or a served model: success and reward with intervals, pass@k."""
-    from asyncrl.config.loading import load
+    from asyncrl.config import Config
 
     @dataclass(frozen=True)
     class Eval:
@@ -170,7 +171,7 @@ def evaluate(words: list[str]) -> int:
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 
     options, given = _parse(Eval, words, "eval")
-    config = load(options.config, given).config
+    config = Config.load(options.config, given)
     from asyncrl.evaluation import Endpoint, with_model
     from asyncrl.evaluation import evaluate as play
     from asyncrl.launch import preflight, start
@@ -213,7 +214,7 @@ def dashboard(words: list[str]) -> int:
 
 def chaos(words: list[str]) -> int:
     """Runs a job twice, undisturbed and under seeded faults, and checks that nothing but time was lost."""
-    from asyncrl.config.loading import load
+    from asyncrl.config import Config
 
     @dataclass(frozen=True)
     class Chaos:
@@ -240,7 +241,7 @@ def chaos(words: list[str]) -> int:
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 
     options, given = _parse(Chaos, words, "chaos")
-    config = load(options.config, given).config
+    config = Config.load(options.config, given)
     from asyncrl.launch import start
 
     start.check(config)

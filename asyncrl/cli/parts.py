@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from asyncrl.plugins import resolve
+
 Arg = tyro.conf.arg
 
 
@@ -22,8 +24,7 @@ def envs(words: list[str]) -> int:
 
 def rewards(words: list[str]) -> int:
     """Lists the scores and wrappers that come with asyncrl."""
-    from asyncrl.rewards import REWARDS, WRAPPERS
-    from asyncrl.rewards.group_score import GROUP_SCORES
+    from asyncrl.rewards.table import GROUP_SCORES, REWARDS, WRAPPERS
 
     tables = {"env.options.score": REWARDS, "env.options.score.wrap": WRAPPERS, "env.group_score": GROUP_SCORES}
     return _list(rewards, words, tables)
@@ -37,7 +38,6 @@ def _list(command: Callable[[list[str]], int], words: list[str], tables: Mapping
         pass
 
     tyro.cli(Nothing, args=words, prog=f"asyncrl {command.__name__}", description=command.__doc__)
-    from asyncrl.plugins import resolve
 
     for title, table in tables.items():
         print(title)

@@ -1,5 +1,6 @@
-"""The configuration of a run: one pydantic tree, YAML in, flags on top."""
+"""The configuration of a run: one pydantic tree; YAML in, flags on top."""
 
-from asyncrl.config.sections import ActorsConfig, Config, ModelConfig
+from asyncrl.config.config import Config
+from asyncrl.config.sections import ActorsConfig, ModelConfig
 
 __all__ = ["ActorsConfig", "Config", "ModelConfig"]

@@ -1,6 +1,6 @@
 """Every config field as a flag: `--buffer.max-staleness 2`. The field's docstring and default are its help.
 
-A flag's value stays text or plain YAML here: `config_sources.load` validates it together with the file.
+A flag's value stays text or plain YAML here: `loading.load` validates it together with the file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import types
+import typing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -19,7 +20,7 @@ from tyro import conf
 from tyro.constructors import PrimitiveConstructorSpec
 
 from asyncrl.config import Config
-from asyncrl.config.loading import fields, kinds, nearest, parse_yaml, section_of
+from asyncrl.config.loading import fields, nearest, parse_yaml, section_of
 from asyncrl.errors import ConfigError
 
 
@@ -51,19 +52,19 @@ def _section(model: type[BaseModel], name: str) -> type:
 
 def given_flags(flags: Any) -> dict[str, Any]:
     """Of a parsed `flags_type()`, or a subclass: the values that were given, by field path."""
-    found = {path: functools.reduce(getattr, path.split("."), flags) for path, _ in fields(Config)}
-    return {path: value for path, value in found.items() if not isinstance(value, _Unset)}
+    values = {path: functools.reduce(getattr, path.split("."), flags) for path, _ in fields(Config)}
+    return {path: value for path, value in values.items() if not isinstance(value, _Unset)}
 
 
 def unknown_flag(flag: str, command: str = "launch") -> ConfigError:
     path = flag.lstrip("-").partition("=")[0].replace("-", "_")
     hint = nearest(path, spell=lambda p: "--" + p.replace("_", "-"))
-    return ConfigError(f"{flag} is no flag{hint}: `asyncrl {command} --help` lists them all.")
+    return ConfigError(f"{flag} is not a flag{hint}: `asyncrl {command} --help` lists them all.")
 
 
 def _flag(field: FieldInfo) -> Any:
     """How tyro reads one field: as text, which is validated later together with the file."""
-    wanted = kinds(field.annotation)
+    wanted = _kinds(field.annotation)
 
     def parse(words: list[str]) -> Any:
         if bool in wanted and not words:
@@ -94,10 +95,24 @@ def _value(text: str, wanted: set[Any]) -> Any:
         return text  # validation names it, with what was expected
 
 
+def _kinds(annotation: Any) -> set[Any]:
+    """{int}, {str, NoneType}, {tuple, str}, {dict}: the plain types that an annotation is made of."""
+    origin = get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return set().union(*(_kinds(a) for a in get_args(annotation)))
+    if origin is typing.Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin is Literal:
+        return {type(a) for a in get_args(annotation)}
+    if origin is tuple:
+        return {tuple}.union(*(_kinds(a) for a in get_args(annotation) if a is not Ellipsis))
+    return {origin or annotation}
+
+
 def _metavar(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
-    wanted = kinds(annotation) - {types.NoneType}
+    wanted = _kinds(annotation) - {types.NoneType}
     if bool in wanted:
         return "[{true,false}]"
     one = "YAML" if dict in wanted else "|".join(sorted(k.__name__ for k in wanted - {tuple})).upper()

@@ -6,48 +6,48 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from asyncrl.config.section import Section
+from asyncrl.config.sections import Section
 
 
 class LoraConfig(Section):
-    """Fields as peft's LoraConfig has them."""
+    """Fields of peft's LoraConfig."""
 
     r: int = Field(0, ge=0)
     """Rank of the adapters that train instead of the weights (LoRA, extra `lora`); 0: all weights train. The frozen
-    base is the reference model of the KL term. Wants about ten times the learning rate."""
+    base is the reference model of the KL term. Needs about ten times the learning rate."""
     lora_alpha: float = Field(32.0, gt=0)
-    """What an adapter adds is multiplied by `lora_alpha / r`."""
+    """The output of an adapter is multiplied by `lora_alpha / r`."""
     use_rslora: bool = False
     """Multiply by `lora_alpha / sqrt(r)` instead, which suits large ranks (2312.03732)."""
     lora_dropout: float = Field(0.0, ge=0, lt=1)
-    """0, or refused: with dropout the policy that is trained is not the one that samples."""
+    """Must be 0: with dropout the policy that is trained is not the one that samples."""
     target_modules: tuple[str, ...] = ()
-    """Matrices that get an adapter, by the end of their names, such as `q_proj`; empty: all of the layers."""
+    """Matrices that get an adapter, by the end of their names, such as `q_proj`; empty: all matrices of the layers."""
     exclude_modules: tuple[str, ...] = ()
-    """Those among them that get none."""
+    """Matrices among these that get no adapter."""
 
 
 class LearnerConfig(Section):
     backend: str = "torch"
-    """Who computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
+    """What computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
     `megatron`) or `package.module:Name`."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options. megatron: tensor_parallel (1), pipeline_parallel (1), sequence_parallel (false),
+    """Options of the backend. megatron: tensor_parallel (1), pipeline_parallel (1), sequence_parallel (false),
     distributed_optimizer (false); docs/learner.md."""
     ranks: int = Field(1, ge=1)
-    """Processes that train together; above 1 with `fsdp2` or `megatron`. The result of a step does not depend
-    on it beyond rounding."""
+    """Processes that train together; above 1 with `fsdp2` or `megatron`. It changes the result of a step only by
+    rounding."""
     collective_s: float = Field(600.0, gt=0)
-    """Seconds that a rank waits for the others in one exchange before it gives up, and all are started again."""
+    """Seconds that a rank waits for the others in one collective before all ranks are restarted."""
     activation_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them: less memory, a third more
+    """Recompute each layer's activations in the backward pass instead of keeping them: less memory, a third more
     computation."""
     compile: bool = False
-    """`torch` alone: torch.compile of the decoder's layers. On a CPU it needs a C++ compiler, and saves memory rather
-    than time (docs/learner.md)."""
+    """Compile the decoder's layers with torch.compile; only with `torch`. On a CPU it needs a C++ compiler, and saves
+    memory rather than time (docs/learner.md)."""
     lora: LoraConfig = LoraConfig()
     cpu_offload: bool = False
-    """`fsdp2`: parameters, gradients and optimizer state rest in CPU memory; each layer is on the GPU while it runs."""
+    """With `fsdp2`, keep parameters, gradients and optimizer state in CPU memory; a layer moves to the GPU to run."""
     steps: int = Field(100, ge=0)
     """Training steps of the run: the policy version at its end."""
     groups_per_step: int = Field(16, ge=1)
@@ -55,9 +55,9 @@ class LearnerConfig(Section):
     group_size: int = Field(8, ge=1)
     """Trajectories of one prompt."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer updates in one training step; each takes an equal share of the groups."""
+    """Optimizer updates in one training step; each uses an equal share of the groups."""
     tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Tokens that one forward and backward pass holds, at most; a longer row is a pass of its own."""
+    """Maximum of tokens in one forward and backward pass; a longer row is a pass of its own."""
     lr: float = Field(1e-6, ge=0)
     """Learning rate of AdamW."""
     warmup_steps: int = Field(0, ge=0)
@@ -65,54 +65,54 @@ class LearnerConfig(Section):
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """The learning rate after the warm-up."""
     weight_decay: float = Field(0.0, ge=0)
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Of AdamW."""
+    """Betas of AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient is scaled down to this norm."""
+    """A gradient of a larger norm is scaled down to this norm."""
     advantage: str = "grpo"
     """Advantage estimator, by name (docs/algorithms.md) or import path."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """Options of the estimator."""
     advantage_by_env: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Another estimator for the episodes of an environment, by the name that it is counted under (those of a mix, or
-    `env.name`): each a name and its options. It sees that environment's part of the batch only."""
+    """Other estimators for single environments, by the environment's name (in a mix, or `env.name`): each a name and
+    options. An estimator sees only its environment's part of the batch."""
     loss: str = "decoupled_ppo"
     """Policy loss, by name or import path."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """Options of the loss."""
     corrections: tuple[dict[str, Any], ...] = ({"name": "tis", "level": "token", "cap": 2.0},)
     """Importance corrections, applied together: each a name and its options. Empty: none."""
     proximal: Literal["recompute", "approximate", "behaviour"] = "recompute"
-    """The policy that the loss's ratio is against. recompute: the learner at the start of the step. approximate: the
-    same, interpolated without the extra forward pass (A-3PO); one update per step needs none anyway. behaviour: who
-    sampled the token, as in plain PPO; then there is nothing left to correct, and stale data need `unsafe`."""
+    """The policy in the denominator of the loss's ratio. recompute: the learner at the start of the step. approximate:
+    the same, interpolated without the extra forward pass (A-3PO); with one update per step no pass is needed anyway.
+    behaviour: the policy that sampled the token, as in plain PPO; corrections are then 1: stale data need `unsafe`."""
     aggregation: str = "token_mean"
     """How the loss per token becomes one number."""
     aggregation_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """Options of the aggregation."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     shaping: tuple[dict[str, Any], ...] = ()
-    """What is done to an episode's reward before advantages are made of it, one after another: each a name
-    (docs/algorithms.md) or import path and its options. Filters and reported rewards are of the reward as it came."""
+    """Transformations of an episode's reward before advantages are computed, applied in order: each a name
+    (docs/algorithms.md) or import path and its options. Filters and metrics use the reward before them."""
     greedy_baseline: bool = False
-    """The first trajectory of every group is played greedily: its reward is the baseline that `advantage: remax`
-    subtracts, and its tokens carry no loss."""
+    """Play the first trajectory of every group greedily: its reward is the baseline that `advantage: remax` subtracts,
+    and its tokens carry no loss."""
     pf_ppo: Literal["off", "pow", "max_min", "max_random"] = "off"
-    """Draw as many episodes as the batch has, with replacement, by their rewards (PF-PPO); one that is drawn twice
-    counts twice in the loss, one that is not drawn does not count."""
+    """Resample the episodes of a batch with replacement by reward (PF-PPO): one that is drawn twice counts twice in the
+    loss, one that is not drawn does not count."""
     pf_ppo_power: float = Field(2.0, gt=0)
     """Under `pf_ppo: pow`, an episode is drawn in proportion to the absolute value of its reward to this power."""
     critic: Literal["none", "shared", "separate"] = "none"
-    """Who estimates values for gae, vapo_gae and vtrace. shared: a head on the policy's last hidden state, whose loss
-    pulls the policy's weights too. separate: a second copy of the model with a head; costs as much memory as the
-    policy."""
+    """What estimates values for gae, vapo_gae and vtrace. shared: a head on the policy's last hidden state, whose loss
+    also changes the policy's weights. separate: a second copy of the model with a head, which takes as much memory as
+    the policy."""
     critic_lr: float = Field(1e-5, ge=0)
     """Learning rate of the head, and of the separate critic; follows `schedule` and `warmup_steps`."""
     critic_warmup_steps: int = Field(0, ge=0)
     """First training steps in which only the critic learns (under `shared` its head): the version grows, the policy
-    stays."""
+    does not change."""
     value_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the critic's loss: clip (none), scale (0.5), huber_delta (none)."""
     kl_coef: float = Field(0.0, ge=0)
@@ -120,41 +120,41 @@ class LearnerConfig(Section):
     kl: str = "k3"
     """Estimator of that KL."""
     kl_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options."""
+    """Options of the estimator."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL term to the loss, or take it off the reward of each token before advantages are made."""
+    """Add the KL term to the loss, or subtract it from the reward of each token before advantages are computed."""
     kl_unbiased: Literal["off", "proximal", "behaviour"] = "off"
     """In the loss, multiply the KL of a token by the ratio of the current policy to this one, with gradient: the KL
     under the current policy, from tokens that another one sampled (DeepSeek-V3.2)."""
     kl_controller: str = "fixed"
-    """Who sets the weight from step to step: fixed, adaptive (steers the KL to a target) or an import path."""
+    """What sets that weight from step to step: fixed, adaptive (steers the KL to a target) or an import path."""
     kl_controller_options: dict[str, Any] = Field(default_factory=dict)
-    """Its options. adaptive: target (nats a token), horizon (trajectories, 10000)."""
+    """Options of the controller. adaptive: target (nats a token), horizon (trajectories, 10000)."""
     reference_every: int = Field(0, ge=0)
-    """Training steps after which the reference model becomes the policy as it is then, again and again; 0: never."""
+    """Training steps between updates of the reference model to the current policy; 0: never."""
     ess_lr: Literal["off", "sqrt", "linear"] = "off"
     """Scales an update's learning rate by s = min(1, ESS over episode rows / `ess_lr_base`), or by its root (VCPO)."""
     ess_lr_base: float = Field(1.0, gt=0, le=1)
-    """Effective sample size from which on the learning rate stays whole; its paper: 1 for maths, 0.55 for tool use."""
+    """Effective sample size above which the learning rate is not scaled; the paper has 1 for maths, 0.55 for tools."""
     min_ess: float = Field(0.0, ge=0, le=1)
-    """A batch whose effective sample size is below this share is skipped: guard."""
+    """A batch whose effective sample size is below this share is skipped as guard."""
     unsafe: bool = False
     """Allow stale data without a correction or with `proximal: behaviour`, and top_p / top_k at training time."""
     batch_retries: int = Field(2, ge=1)
-    """Learner deaths in a row with one batch open after which it is skipped: poison."""
+    """Learner deaths in a row with the same batch open, after which it is skipped as poison."""
     max_skipped: int = Field(3, ge=0)
-    """Skipped batches in a row that the run survives."""
+    """Skipped batches in a row that are allowed; one more ends the run."""
     checkpoint_every: int = Field(20, ge=1)
     """Training steps between checkpoints."""
     checkpoint_s: float = Field(1800.0, gt=0)
-    """Seconds that the next checkpoint, or the end of the run, waits for one that is still being written; then the run
-    ends."""
+    """Seconds that the next checkpoint, or the end of the run, waits for one that is still being written; past it the
+    run fails."""
     keep_checkpoints: int = Field(2, ge=1)
     """Checkpoints kept for resuming."""
     gpu_memory: float = Field(1.0, gt=0, le=1)
-    """Share of its GPU's memory that a learner's process may take: past it the process runs out of memory rather than
-    the engine beside it (`weights.channel: cuda_ipc`)."""
+    """Share of its GPU's memory that a learner's process may use: past it this process runs out of memory, rather than
+    the engine on the same GPU (`weights.channel: cuda_ipc`)."""
     threads: int = Field(1, ge=1)
-    """CPU threads of the learner; recorded, since results are bit-identical only at the same number."""
+    """CPU threads of the learner; recorded, since results are bit-identical only with the same number."""
     seed: int = 0
     """Seed of the learner's random numbers."""

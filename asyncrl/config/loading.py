@@ -1,75 +1,80 @@
-"""Where a configuration comes from: defaults, a YAML file over them, flags (flags.py) over both.
+"""Reads a configuration from its three sources: defaults, a YAML file over them, flags (flags.py) over both.
 
-File and flags meet in one mapping and are validated together, strictly and once, so that an error reads the same
-wherever the value came from: the field with its full path, the value, what was expected.
+File and flags are merged into one mapping and validated together, strictly and once, so that an error reads the same
+for every source: the field with its full path, the value, what was expected.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from asyncrl.config import Config
-from asyncrl.config.paths import anchored
+from asyncrl.config.tree import Tree
 from asyncrl.errors import ConfigError
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
-"""What `launch.seed` stands for: in the file for those it does not give, as a flag for those that no flag gives."""
+"""`launch.seed` sets these: in the file, those that the file does not set; as a flag, those that no flag sets."""
+
+
+_CODE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[A-Za-z_][\w.]*)")
+_PATH_KEY = re.compile(r"(?:.*_)?paths?")
+
+C = TypeVar("C", bound=Tree)
 
 
 @dataclass(frozen=True, slots=True)
-class Sourced:
-    config: Config
+class Sourced(Generic[C]):
+    config: C
     sources: Mapping[str, str]
     """By field path (`buffer.capacity`): default, file or flag."""
 
 
-def load(file: Path | None, flags: Mapping[str, Any]) -> Sourced:
-    """The configuration of `file` (None: the defaults) with `flags`, by field path, on top. Raises ConfigError."""
+def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[C]:
+    """A `kind` from `file` (None: the defaults) with `flags`, by field path, on top. Raises ConfigError.
+
+    `kind` is an argument so that this module imports the tree alone: `Config.load` is the usual caller.
+    """
     values = read(file) if file else {}
-    in_file = set(_given(values, Config, file))
+    in_file = set(_given(values, Tree, file))
     if file:
         values = _with_files(values, (file.parent, Path.cwd()))
+    _merge(values, flags)
+    try:
+        config = kind.model_validate(_with_tuples(values, Tree), strict=True)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, set(flags), file)) from error
+    sources = {path: _source(path, flags, in_file) for path, _ in fields(Tree)}
+    return Sourced(config, sources)
+
+
+def _merge(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
+    """Set each flag at its field path in `values`; a file that it names is looked up in the current folder."""
+    known = dict(fields(Tree))
+    if unknown := [path for path in flags if path not in known]:
+        raise ConfigError(f"{unknown[0]} is not a field{nearest(unknown[0])}: `asyncrl launch --help` lists them all.")
     if flags.get("launch.seed") is not None:
         for section, _, name in (path.partition(".") for path in SEEDS if path not in flags):
             values[section] = {k: v for k, v in (values.get(section) or {}).items() if k != name}
     for path, value in flags.items():
-        section, *inner, name = path.split(".")
-        given = {name: _with_files({section: {name: value}}, (Path.cwd(),))[section][name]}
-        place = values[section] = {**(values.get(section) or {})}
-        for step in inner:
-            place[step] = {**(place.get(step) or {})}
-            place = place[step]
+        *sections, name = path.split(".")
+        given = _with_files({sections[0]: {name: value}}, (Path.cwd(),))[sections[0]]
+        place = values
+        for section in sections:
+            place[section] = {**(place.get(section) or {})}
+            place = place[section]
         place |= given
-    try:
-        config = Config.model_validate(_with_tuples(values, Config), strict=True)
-    except ValidationError as error:
-        raise ConfigError(_sentence(error, set(flags), file)) from error
-    sources = {path: _source(path, flags, in_file) for path, _ in fields(Config)}
-    return Sourced(config, sources)
-
-
-def _with_files(values: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
-    """`model.path` has its own rules (a hub name, `quickstart`): only an explicit ./ or ../ is made absolute."""
-    found: dict[str, Any] = anchored({name: value for name, value in values.items() if name != "model"}, folders)
-    model = values.get("model")
-    if isinstance(model, dict) and str(model.get("path", "")).startswith("."):
-        model = anchored(model, folders)
-    return found | ({"model": model} if "model" in values else {})
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every field that is not itself a section, with its full path."""
+    """Yields every field that is not itself a section, with its full path."""
     for name, field in model.model_fields.items():
         if (section := section_of(field)) is not None:
             yield from fields(section, f"{prefix}{name}.")
@@ -77,7 +82,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
             yield f"{prefix}{name}", field
 
 
-def show(sourced: Sourced) -> str:
+def show(sourced: Sourced[C]) -> str:
     """The resolved configuration as YAML, each value with its source as a comment."""
 
     def lines(members: Mapping[str, Any], prefix: str, margin: str) -> Iterator[str]:
@@ -99,7 +104,7 @@ def show(sourced: Sourced) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's idea of scalars: `1e-6` is a number, `off` and `2026-01-01` are texts. A repeated key is an error."""
+    """Reads scalars as in YAML 1.2: `1e-6` is a number, `off` and `2026-01-01` are texts. Repeated keys are errors."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -129,7 +134,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The file's mapping; `env: X` stands for `env.name: X`. Raises ConfigError when it cannot be read or is none."""
+    """The mapping in the file; `env: X` stands for `env.name: X`. Raises ConfigError for a file without a mapping."""
     try:
         values = parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -141,7 +146,9 @@ def read(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"--config {file}{where}: no YAML: {getattr(error, 'problem', None) or error}.") from error
+        raise ConfigError(
+            f"--config {file}{where}: not valid YAML: {getattr(error, 'problem', None) or error}."
+        ) from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -152,12 +159,14 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def _given(values: Any, model: type[BaseModel], file: Path | None, prefix: str = "") -> Iterator[str]:
-    """Paths of the fields that the file sets. Raises ConfigError at a key that no section has."""
+    """Yields the paths of the fields that the file sets. Raises ConfigError for an unknown key."""
     for name, value in values.items():
         path = f"{prefix}{name}"
         field = model.model_fields.get(name) if isinstance(name, str) else None
         if field is None:
-            raise ConfigError(f"{path} in {file} is no field{nearest(path)}: `asyncrl launch --help` lists them all.")
+            raise ConfigError(
+                f"{path} in {file} is not a field{nearest(path)}: `asyncrl launch --help` lists them all."
+            )
         section = section_of(field)
         if section is None:
             yield path
@@ -169,6 +178,50 @@ def _given(values: Any, model: type[BaseModel], file: Path | None, prefix: str =
             )
 
 
+# --- files that it names ----------------------------------------------------------------------------------------------
+
+
+def _with_files(values: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """`values` with every file that they name made absolute, so that a run resumes from any folder.
+
+    A relative path in a config file is looked up beside that file, then in the current folder; one in a flag in the
+    current folder only. `model.path` may be a hub name or `quickstart`: only an explicit ./ or ../ is made absolute.
+    """
+    absolute: dict[str, Any] = _absolute({name: value for name, value in values.items() if name != "model"}, folders)
+    model = values.get("model")
+    if isinstance(model, dict) and str(model.get("path", "")).startswith("."):
+        model = _absolute(model, folders)
+    return absolute | ({"model": model} if "model" in values else {})
+
+
+def _absolute(values: Any, folders: Sequence[Path], key: str = "") -> Any:
+    """`values` with every file that is in one of `folders` made absolute.
+
+    A file is a text `path/to/file.py:name`, anywhere, and the value (or each item) of an option called `path` or
+    `paths` or ending in `_path` or `_paths`; `*` in it is a pattern. A text that names no file there is left as it is:
+    it may be a hub name, and its reader reports what is missing.
+    """
+    if isinstance(values, dict):
+        return {name: _absolute(value, folders, str(name)) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_absolute(value, folders, key) for value in values)
+    if not isinstance(values, str):
+        return values
+    if code := _CODE.fullmatch(values):
+        return f"{_located(code['file'], folders)}:{code['name']}"
+    return _located(values, folders) if _PATH_KEY.fullmatch(key) else values
+
+
+def _located(path: str, folders: Sequence[Path]) -> str:
+    relative = Path(path).expanduser()
+    if relative.is_absolute() or not path:
+        return str(relative)
+    for folder in folders:
+        if (folder / relative).exists() or ("*" in path and any(folder.glob(path))):
+            return str((folder / relative).resolve())
+    return path
+
+
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +231,10 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _with_tuples(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """YAML has lists only, and strict validation takes no list for a tuple. An empty section keeps its defaults."""
+    """`values` with tuples where fields have them: YAML has lists only, which strict validation refuses.
+
+    An empty section keeps its defaults.
+    """
     converted: dict[str, Any] = {}
     for name, value in values.items():
         field = model.model_fields[name]
@@ -197,20 +253,6 @@ def _tuples(value: Any, annotation: Any) -> Any:
     return value
 
 
-def kinds(annotation: Any) -> set[Any]:
-    """{int}, {str, NoneType}, {tuple, str}, {dict}: the plain types that an annotation is made of."""
-    origin = get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return set().union(*(kinds(a) for a in get_args(annotation)))
-    if origin is typing.Annotated:
-        return kinds(get_args(annotation)[0])
-    if origin is Literal:
-        return {type(a) for a in get_args(annotation)}
-    if origin is tuple:
-        return {tuple}.union(*(kinds(a) for a in get_args(annotation) if a is not Ellipsis))
-    return {origin or annotation}
-
-
 def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
     if path in flags:
         return "flag"
@@ -224,7 +266,7 @@ def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
 
 
 def _sentence(error: ValidationError, flags: set[str], file: Path | None) -> str:
-    """The first thing wrong, as one sentence."""
+    """The first error, as one sentence."""
     first = error.errors(include_url=False)[0]
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")
@@ -244,7 +286,7 @@ def _short(value: Any) -> str:
 
 def nearest(path: str, spell: Callable[[str], str] = str) -> str:
     """' (did you mean buffer.capacity?)', or nothing when no field resembles `path`."""
-    known = [p for p, _ in fields(Config)] + list(Config.model_fields)
+    known = [p for p, _ in fields(Tree)] + list(Tree.model_fields)
     same_name = [p for p in known if p.rpartition(".")[2] == path.rpartition(".")[2]]
     close: Sequence[str] = same_name or difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     return f" (did you mean {spell(close[0])}?)" if close else ""

@@ -1,54 +1,55 @@
-"""What the environments of a run have of their own: it lies within what all have, and means something."""
+"""Rules for settings of single environments: limits within the bounds of the whole run, estimators that can be used."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from asyncrl.config import Config
+from asyncrl.config.tree import Tree
 
 LIMITS = {"max_turns": "env", "max_tokens": "env", "max_new_tokens": "actors", "call_s": "env"}
-"""What an environment of a mix may have of its own, and the section of the config that has it for all."""
+"""Limits that one environment of a mix may set for itself, and the section whose field bounds them for all."""
 
 
-def of_environments(c: Config, need_values: Collection[str]) -> list[str]:
+def of_environments(c: Tree, need_values: Collection[str]) -> list[str]:
     """One sentence for each problem. `need_values`: estimators that read a critic's values."""
     envs = c.env.options.get("envs") if c.env.name == "mix" else None
     specs: dict[str, Any] = envs if isinstance(envs, dict) else {}
     return _limits(c, specs) + _estimators(c, list(specs) or [c.env.name], need_values)
 
 
-def _limits(c: Config, specs: dict[str, Any]) -> list[str]:
-    problems = []
-    for env, spec in specs.items():
-        for limit, section in LIMITS.items():
-            if not isinstance(spec, dict) or limit not in spec:
-                continue
-            field, value, most = f"env.options.envs.{env}.{limit}", spec[limit], getattr(getattr(c, section), limit)
-            expected = float | int if limit == "call_s" else int
-            if isinstance(value, bool) or not isinstance(value, expected) or value <= 0:
-                problems.append(f"{field} is {value!r}: expected a number above 0.")
-            elif limit != "call_s" and value > most:
-                problems.append(
-                    f"{field} is {value}, above {section}.{limit} = {most}, which bounds all: lower it, or raise "
-                    f"{section}.{limit}."
-                )
-    return problems
+def _limits(c: Tree, specs: dict[str, Any]) -> list[str]:
+    own = ((env, limit, spec) for env, spec in specs.items() if isinstance(spec, dict) for limit in LIMITS)
+    problems = (_limit(c, env, limit, spec[limit]) for env, limit, spec in own if limit in spec)
+    return [problem for problem in problems if problem]
 
 
-def _estimators(c: Config, envs: list[str], need_values: Collection[str]) -> list[str]:
+def _limit(c: Tree, env: str, limit: str, value: Any) -> str | None:
+    field, section = f"env.options.envs.{env}.{limit}", LIMITS[limit]
+    most = getattr(getattr(c, section), limit)
+    expected = float | int if limit == "call_s" else int
+    if isinstance(value, bool) or not isinstance(value, expected) or value <= 0:
+        return f"{field} is {value!r}: expected a number above 0."
+    if limit != "call_s" and value > most:
+        return (
+            f"{field} is {value}, above {section}.{limit} = {most}, which bounds all: lower it, or raise "
+            f"{section}.{limit}."
+        )
+    return None
+
+
+def _estimators(c: Tree, envs: list[str], need_values: Collection[str]) -> list[str]:
     problems = []
     for env, spec in c.learner.advantage_by_env.items():
         field, name = f"learner.advantage_by_env.{env}", spec.get("name")
         if env not in envs:
-            problems.append(f"{field}: {env!r} is no environment of this run: expected {', '.join(envs)}.")
+            problems.append(f"{field}: {env!r} is not an environment of this run: expected {', '.join(envs)}.")
         if name in need_values and c.learner.critic == "none":
             problems.append(f"{field} is {name}, which needs values: set learner.critic shared or separate.")
         if name == "remax" or c.learner.greedy_baseline:
             problems.append(
-                f"{field} is {name}: the greedy answers of learner.greedy_baseline are of every group, so remax is for "
-                "all environments or for none. Set learner.advantage."
+                f"{field} is {name}: learner.greedy_baseline plays a greedy answer in every group, so remax is for all "
+                "environments or for none. Set learner.advantage."
             )
         if name == "gdpo" and (c.learner.shaping or c.learner.kl_in == "reward"):
             problems.append(

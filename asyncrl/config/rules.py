@@ -1,17 +1,13 @@
-"""What spans several fields of the configuration: what cannot work together, and what is probably not meant."""
+"""Rules that span several fields of the configuration: combinations that cannot work, or are probably not meant."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from asyncrl.config.mix_rules import of_environments
-
-if TYPE_CHECKING:
-    from asyncrl.config import Config
+from asyncrl.config.tree import Tree
 
 
-def impossible(c: Config) -> list[str]:
-    """What cannot work together: one sentence each, with field, value, expectation and remedy."""
+def impossible(c: Tree) -> list[str]:
+    """Combinations that cannot work: one sentence each, with field, value, expectation and remedy."""
     problems = []
     if c.weights.every > c.buffer.max_staleness + 1:
         problems.append(
@@ -47,7 +43,7 @@ def impossible(c: Config) -> list[str]:
             f"{c.env.max_tokens}: lower the former or raise the latter."
         )
     if not c.learner.unsafe:
-        # Whether the user's own loss corrects itself is known once it is imported: the learner asks again.
+        # Whether a user's loss corrects itself is known only after its import: the learner checks again.
         if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):
             problems.append(problem)
         if c.actors.top_p < 1 or c.actors.top_k > 0:
@@ -58,7 +54,7 @@ def impossible(c: Config) -> list[str]:
     return problems
 
 
-def _layers(c: Config) -> list[str]:
+def _layers(c: Tree) -> list[str]:
     lora, problems = c.learner.lora, []
     if lora.r and c.learner.backend == "megatron":
         problems.append(
@@ -82,7 +78,7 @@ NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
 """Advantage estimators that read a critic's values."""
 
 
-def _greedy_baseline(c: Config) -> list[str]:
+def _greedy_baseline(c: Tree) -> list[str]:
     learner, problems = c.learner, []
     if learner.advantage == "remax" and not learner.greedy_baseline:
         problems.append(
@@ -109,7 +105,7 @@ def _greedy_baseline(c: Config) -> list[str]:
     return problems
 
 
-def _critic(c: Config) -> list[str]:
+def _critic(c: Tree) -> list[str]:
     advantage, critic = c.learner.advantage, c.learner.critic
     problems = []
     if advantage in NEEDS_VALUES and critic == "none":
@@ -133,7 +129,7 @@ def _critic(c: Config) -> list[str]:
     return problems
 
 
-def _kl(c: Config) -> list[str]:
+def _kl(c: Tree) -> list[str]:
     learner = c.learner
     problems = []
     asked = {
@@ -142,7 +138,7 @@ def _kl(c: Config) -> list[str]:
         f"learner.reference_every is {learner.reference_every}": learner.reference_every > 0,
     }
     if learner.kl_coef == 0 and any(asked.values()):
-        what = " and ".join(said for said, set_ in asked.items() if set_)
+        what = " and ".join(setting for setting, active in asked.items() if active)
         problems.append(f"{what}, while learner.kl_coef is 0: there is no KL term then; set it above 0.")
     if learner.kl_in == "reward" and learner.kl_unbiased != "off":
         problems.append(
@@ -152,7 +148,7 @@ def _kl(c: Config) -> list[str]:
     return problems
 
 
-def _one_gpu(c: Config) -> list[str]:
+def _one_gpu(c: Tree) -> list[str]:
     if c.weights.channel != "cuda_ipc":
         return []
     problems = []
@@ -176,7 +172,7 @@ def _one_gpu(c: Config) -> list[str]:
     return problems
 
 
-def _ray(c: Config) -> list[str]:
+def _ray(c: Tree) -> list[str]:
     if c.launch.backend != "ray":
         return []
     problems = []
@@ -207,15 +203,15 @@ def _ray(c: Config) -> list[str]:
 
 
 KINDS = ("actor", "learner", "buffer", "weights")
-"""Of roles."""
+"""Kinds of roles."""
 
 
 SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))
 """Losses whose ratio is against the policy that sampled the token, whatever `learner.proximal` and `corrections`."""
 
 
-def uncorrected(c: Config) -> str | None:
-    """Why a loss that does not correct itself must not be trained on stale data, or None when something else does."""
+def uncorrected(c: Tree) -> str | None:
+    """Why a loss that does not correct itself must not be trained on stale data; None if something else corrects."""
     if c.buffer.max_staleness == 0 or c.learner.unsafe:
         return None
     if c.learner.proximal == "behaviour":
@@ -224,7 +220,7 @@ def uncorrected(c: Config) -> str | None:
             "correction is 1, and the trust region is around a policy of the past. Use recompute and a correction, "
             f"or a loss that corrects itself ({', '.join(sorted(SELF_CORRECTING))}); learner.unsafe: true allows it."
         )
-    # V-trace holds the importance weight in its advantages.
+    # The advantages of V-trace contain the importance weight.
     if c.learner.advantage != "vtrace" and not any(x.get("name", "none") != "none" for x in c.learner.corrections):
         return (
             f"learner.corrections is empty while buffer.max_staleness is {c.buffer.max_staleness}: stale data needs an "
@@ -234,23 +230,23 @@ def uncorrected(c: Config) -> str | None:
     return None
 
 
-def warnings(c: Config) -> list[str]:
-    """What works but is probably not what was meant."""
-    found = []
+def warnings(c: Tree) -> list[str]:
+    """Combinations that work but are probably not meant."""
+    problems = []
     full_overlap = 2 * c.weights.every - 1
     if 0 < c.buffer.max_staleness < full_overlap:
-        found.append(
+        problems.append(
             f"buffer.max_staleness {c.buffer.max_staleness} is below 2 * weights.every - 1 = {full_overlap}: "
             "generation and training overlap only in part."
         )
     if c.learner.advantage == "vtrace" and any(x.get("name") != "none" for x in c.learner.corrections):
-        found.append(
-            "learner.advantage is vtrace, whose advantages hold the importance weight already, and learner.corrections "
-            "multiplies it in again: leave learner.corrections empty."
+        problems.append(
+            "learner.advantage is vtrace, whose advantages contain the importance weight, and learner.corrections "
+            "multiplies by it again: leave learner.corrections empty."
         )
     if c.learner.proximal == "approximate" and c.learner.minibatches == 1:
-        found.append(
+        problems.append(
             "learner.proximal is approximate with learner.minibatches 1: the exact logprobs cost nothing then, and "
             "are used."
         )
-    return found
+    return problems

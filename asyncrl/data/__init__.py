@@ -1,30 +1,15 @@
-"""Tasks in. `SOURCES` names the task sources that come with asyncrl."""
+"""Task sources. `SOURCES` names those that come with asyncrl."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from asyncrl.data.base import TaskSource
-from asyncrl.data.mix import MixSource
-from asyncrl.data.sources.generated import GeneratedSource
-from asyncrl.data.sources.hugging_face import DatasetSource
-from asyncrl.data.sources.json_lines import JsonLinesSource
-from asyncrl.data.sources.lookup import LookupSource
-from asyncrl.data.sources.nemo_gym import NemoGymSource
-from asyncrl.data.sources.reasoning_gym import ReasoningGymSource
-from asyncrl.data.sources.seeds import SeedSource
-from asyncrl.data.sources.verifiers import VerifiersSource
-
-SOURCES: dict[str, Callable[..., TaskSource]] = {
-    "datasets": DatasetSource,
-    "generated": GeneratedSource,
-    "json_lines": JsonLinesSource,
-    "lookup": LookupSource,
-    "mix": MixSource,
-    "nemo_gym": NemoGymSource,
-    "reasoning_gym": ReasoningGymSource,
-    "seeds": SeedSource,
-    "verifiers": VerifiersSource,
+SOURCES: dict[str, str] = {
+    "datasets": "asyncrl.data.sources.hugging_face:DatasetSource",
+    "generated": "asyncrl.data.sources.generated:GeneratedSource",
+    "json_lines": "asyncrl.data.sources.json_lines:JsonLinesSource",
+    "lookup": "asyncrl.data.sources.lookup:LookupSource",
+    "mix": "asyncrl.data.mix:MixSource",
+    "nemo_gym": "asyncrl.data.sources.nemo_gym:NemoGymSource",
+    "reasoning_gym": "asyncrl.data.sources.reasoning_gym:ReasoningGymSource",
+    "seeds": "asyncrl.data.sources.seeds:SeedSource",
+    "verifiers": "asyncrl.data.sources.verifiers:VerifiersSource",
 }
-"""A config names one of these, or gives an import path `package.module:name`. Called with the options, and with `seed`
-and `model` (`model.path`) where it takes them."""
+"""Name -> import path, so that a name costs nothing until it is used. A config gives a name or an import path of its
+own. Called with the options, and with `seed` and `model` (`model.path`) where it has these parameters."""

@@ -1,4 +1,4 @@
-"""What a task is, and where tasks come from."""
+"""The interfaces of tasks: sources, curricula, results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ before it hands the task to an environment, so that anything random in an episod
 class TaskSource(Protocol):
     """Tasks by position, the same for the same (seed, index) in every process and after every restart.
 
-    The buffer keeps one number, the next index, and needs no other state to go on where it stopped. A source whose
+    The buffer keeps one number, the next index, and needs no other state to continue where it stopped. A source whose
     groups are of several sizes says so as `asyncrl/data/group_sizes.py` asks.
     """
 
     train_size: int | None
-    """Number of distinct training tasks; None: procedural, without end."""
+    """Number of distinct training tasks; None: procedural, unlimited."""
     held_out_size: int
     """Number of held-out tasks. None of them is ever returned by `task`."""
 
     def task(self, index: int) -> Task:
-        """The training task at `index` >= 0. A finite source goes round, in a new order each time."""
+        """The training task at `index` >= 0. A finite source repeats its tasks, in a new order in each epoch."""
         ...
 
     def held_out(self, index: int) -> Task:
@@ -39,41 +39,40 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What a complete group showed, trained on or not."""
+    """The result of a complete group, trained on or not."""
 
     index: int
-    """Of its task in the source."""
+    """Index of its task in the source."""
     task_id: str
     rewards: tuple[float, ...]
-    """[group_size]"""
+    """Of its trajectories, [group_size]."""
 
 
 class Curriculum(Protocol):
-    """Which task comes next, from what was measured so far. Called by the buffer, never by two threads at once.
+    """Chooses the next task from the results so far. Called by the buffer, never by two threads at once.
 
     Its state changes in `update` only, so a draw follows from (state, number) alone. The buffer keeps every state with
-    the batch after which it came to be: a run that goes on after a crash, or from an earlier step, has the state of
+    the batch after which it came to be: a run that continues after a crash, or from an earlier step, has the state of
     that step, and an audit draws everything again.
     """
 
     def draw(self, number: int) -> int:
-        """Index >= 0 of the task (`TaskSource.task`) for draw `number` = 0, 1, 2 ... of the run. Changes nothing."""
+        """Index >= 0 of the task (`TaskSource.task`) for draw `number` = 0, 1, 2 ... of the run. Has no side effect."""
         ...
 
     def update(self, version: int, results: Sequence[GroupResult]) -> None:
-        """A batch ended and the policy is at `version` now; `results`: groups completed since the last time, by number.
+        """Take the `results` of groups completed since the last call, by number; the policy is at `version` now.
 
         Groups that filters or age dropped are among them: what is all solved or never solved is never trained on.
         """
         ...
 
     def state(self) -> Any:
-        """As JSON has it: mappings with string keys, lists, texts, numbers. One per training step is kept, so it
-        should stay small (some kB)."""
+        """The state in types of JSON. One per training step is kept, so it should be small (some kB)."""
         ...
 
     def restore(self, state: Any) -> None:
-        """To what `state` returned, in this or in another process."""
+        """Restore what `state` returned, in this or another process."""
         ...
 
 

@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from typing import Any
 
 from asyncrl.errors import ConfigError
 
 
-def row_task(
-    row: Mapping[str, Any],
-    where: str,
-    *,
-    columns: Mapping[str, str],
-    prompt_template: str | None = None,
-    system_prompt: str | None = None,
-    constants: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The task of one row.
+@dataclass(eq=False, kw_only=True)
+class Columns:
+    """How a row becomes a task: options of a source."""
 
-    Args:
-        row: by column. verl's (`data_source`, `prompt`, `ability`, `reward_model`, `extra_info`) need no mapping.
-        where: names the row in errors and is the task's `id`, unless the row has one.
-        columns: task name -> column; a dot reaches into nested values on both sides (`extra_info.level: level`).
-        prompt_template: the prompt as text, with columns in braces: `"{question} Think step by step."`.
-        system_prompt: put before the prompt.
-        constants: further values of every task, by the name that they have in a task.
-    Raises ConfigError naming the row when it has no usable prompt.
-    """
-    task: dict[str, Any] = {name: _plain(value) for name, value in row.items()}
-    mapped = {name: _plain(_reach(row, column, where)) for name, column in columns.items()}
-    for name, value in {**mapped, **(constants or {})}.items():
-        _put(task, name, value)
-    if prompt_template is not None:
-        try:
-            task["prompt"] = prompt_template.format_map(row)
-        except (KeyError, IndexError, ValueError) as error:
-            raise ConfigError(
-                f"data.options.prompt_template asks for {error} and the columns of {where} are {', '.join(row)}: name "
-                "one of these in braces, and write other braces twice."
-            ) from error
-    task["prompt"] = _with_system(_prompt(task, where), system_prompt)
-    task["id"] = str(task["id"]) if task.get("id") is not None else where
-    return task
+    columns: dict[str, str] | None = None
+    """Task name -> column; a dot reaches into nested values on both sides (`extra_info.level: level`)."""
+    drop_columns: list[str] | None = None
+    """Columns left out, e.g. images, which a ticket cannot carry."""
+    where: dict[str, Any] | None = None
+    """Only rows with these values, by column: `{ability: code}`."""
+    prompt_template: str | None = None
+    """The prompt as text, with columns in braces: `"{question} Think step by step."`."""
+    system_prompt: str | None = None
+    """Put before the prompt."""
+    constants: dict[str, Any] | None = None
+    """Further values of every task, by the name that they have in a task."""
+
+    def _task_of(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The task of one row.
+
+        Args:
+            row: by column. verl's (`data_source`, `prompt`, `ability`, `reward_model`, `extra_info`) need no mapping.
+            where: names the row in errors and is the task's `id`, unless the row has one.
+        Raises ConfigError naming the row if it has no usable prompt.
+        """
+        task: dict[str, Any] = {name: _plain(value) for name, value in row.items()}
+        mapped = {name: _plain(_reach(row, column, where)) for name, column in (self.columns or {}).items()}
+        for name, value in {**mapped, **(self.constants or {})}.items():
+            _put(task, name, value)
+        if self.prompt_template is not None:
+            try:
+                task["prompt"] = self.prompt_template.format_map(row)
+            except (KeyError, IndexError, ValueError) as error:
+                raise ConfigError(
+                    f"data.options.prompt_template asks for {error} and the columns of {where} are {', '.join(row)}: "
+                    "name one of these in braces, and write other braces twice."
+                ) from error
+        task["prompt"] = _with_system(_prompt(task, where), self.system_prompt)
+        task["id"] = str(task["id"]) if task.get("id") is not None else where
+        return task
 
 
 def _prompt(task: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
@@ -53,12 +59,12 @@ def _prompt(task: Mapping[str, Any], where: str) -> str | list[dict[str, Any]]:
     if not isinstance(prompt, list) or not prompt:
         raise ConfigError(
             f"{where} has {prompt!r} as its prompt: expected text or a list of chat messages. Its columns are "
-            f"{', '.join(task)}; map one with data.options.columns: {{prompt: COLUMN}}, or mend the row."
+            f"{', '.join(task)}; map one with data.options.columns: {{prompt: COLUMN}}, or fix the row."
         )
     for message in prompt:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ConfigError(f"{where}: its prompt holds {message!r}, expected a message with `role` and `content`.")
-    # Arrow gives every message the keys of all of them; those that it had not are None.
+    # Arrow gives every message the keys of all messages; those that a message did not have are None.
     return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
 
@@ -90,7 +96,7 @@ def _put(task: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What msgpack carries; moments become ISO text."""
+    """The value in types that msgpack carries; dates and times become ISO text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

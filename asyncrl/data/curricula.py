@@ -1,8 +1,8 @@
-"""Which task comes next. `CURRICULA` names the curricula that come with asyncrl.
+"""Curricula choose the next task. `CURRICULA` names those that come with asyncrl.
 
-Two of them follow the policy: tasks that it sometimes solves and sometimes fails, levels that rise when it succeeds.
+Two of them follow the policy: `by_success` prefers tasks that it sometimes solves, `levels` rises when it succeeds.
 
-A group whose rewards are all alike teaches a group-relative estimator nothing; both look for groups that are not.
+A group of equal rewards has no gradient under a group-relative estimator; both avoid such groups.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from asyncrl.errors import ConfigError
 
 _UNSEEN = 0
 _STEPS = 254
-"""Success is kept in a byte per task: 0 is never measured, 1 to 255 are 0.0 to 1.0."""
+"""Success is stored in a byte per task: 0 is never measured, 1 to 255 are 0.0 to 1.0."""
 _DRAWS = 64
 
 
 class BySuccess:
-    """Every task once per epoch, except that one found too easy or too hard mostly gives way to one that is not."""
+    """Draws every task once per epoch, but mostly replaces those found too easy or too hard by others."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BySuccess:
                 forgotten.
             decay: how much of the old measurement stays when a group of the task is complete; 0: the last one counts.
             success: reward from which on an episode is one.
-        Raises ConfigError for a source without end, and for bounds that are none.
+        Raises ConfigError for an unlimited source, and for impossible bounds.
         """
         if train_size is None:
             raise ConfigError(
@@ -61,7 +61,7 @@ class BySuccess:
         self._measured = bytearray(train_size)
 
     def draw(self, number: int) -> int:
-        """Only indices of the first epoch: there an index is a task, and the order of an epoch is made here."""
+        """Return an index of the first epoch, where an index is a task: the order of epochs is made here."""
         rng = random.Random(f"by_success/{self._seed}/{number}")
         index = self._order.position(number)
         for _ in range(_DRAWS):
@@ -71,7 +71,7 @@ class BySuccess:
         return index
 
     def success_of(self, index: int) -> float | None:
-        """Measured so far; None: never."""
+        """The success measured so far; None: never."""
         byte = self._measured[index]
         return None if byte == _UNSEEN else (byte - 1) / _STEPS
 
@@ -86,12 +86,12 @@ class BySuccess:
         return base64.b64encode(self._measured).decode()
 
     def restore(self, state: Any) -> None:
-        """Raises ConfigError when the data has another number of tasks than it had."""
+        """Raises ConfigError if the number of tasks has changed."""
         measured = base64.b64decode(state)
         if len(measured) != self._size:
             raise ConfigError(
                 f"the ledger knows the success of {len(measured)} tasks and data.source has {self._size}: the data "
-                "changed since the run began. Bring it back, or start a new run."
+                "changed since the run began. Restore the data, or start a new run."
             )
         self._measured = bytearray(measured)
 
@@ -101,8 +101,7 @@ class BySuccess:
 
 
 class Levels:
-    """New tasks at a level that rises with success: for sources that make tasks of a level, `generated` and
-    `reasoning_gym` with `levels`."""
+    """Draws new tasks at a level that rises with success, from a source with levels."""
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Levels:
             window: groups of the present level that are judged together.
             review: the share of draws that goes to the levels below, evenly.
             success: reward from which on an episode is one.
-        Raises ConfigError for numbers that cannot be.
+        Raises ConfigError for impossible numbers.
         """
         if not (0 <= start < levels and 0 <= lower_at < raise_at <= 1 and window >= 1 and 0 <= review <= 1):
             raise ConfigError(
@@ -161,7 +160,7 @@ class Levels:
 
 
 class InOrder:
-    """Every task once per epoch, in the source's order, whatever is measured."""
+    """Draws every task once per epoch, in the source's order, whatever is measured."""
 
     def draw(self, number: int) -> int:
         return number
@@ -182,4 +181,4 @@ CURRICULA: dict[str, Callable[..., Curriculum]] = {
     "levels": Levels,
 }
 """A config names one of these, or gives an import path `package.module:Name`. Called with the options, and with `seed`
-(`data.seed`) and `train_size` (of the source; None: without end) where it takes them."""
+(`data.seed`) and `train_size` (of the source; None: unlimited) where it has these parameters."""

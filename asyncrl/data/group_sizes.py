@@ -1,4 +1,4 @@
-"""How many trajectories a task's group has: `learner.group_size`, or what the task's source says."""
+"""The size of a task's group: `learner.group_size`, unless the task's source sets another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from asyncrl.data.base import TaskSource
 
 
 class GroupSizes:
-    """Of a source that has `group_sizes` (all that it names) and `group_size(index)` (None: the default), or of any."""
+    """Group sizes of a source. One that sets its own has `group_sizes` (all) and `group_size(index)` (or None)."""
 
     def __init__(self, source: TaskSource, default: int) -> None:
         """`default`: `learner.group_size`."""
@@ -18,5 +18,5 @@ class GroupSizes:
         self.smallest: int = min((default, *named))
 
     def of(self, index: int) -> int:
-        """Of the group of the training task at `index`; the default for one that the run added."""
+        """Size of the group of the training task at `index`; the default for a task that the run added."""
         return (self._of(index) if self._of and index < ADDED else None) or self._default

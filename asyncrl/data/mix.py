@@ -1,4 +1,4 @@
-"""Several sources as one, by weight. A task says in `env` which of them it is from; `env.name: mix` plays it there."""
+"""Several sources as one, by weight. `env` of a task names its source; `env.name: mix` plays it in that environment."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from asyncrl.data import SOURCES
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import opened
+from asyncrl.plugins import build
 
 CYCLE = 1000
-"""Tasks after which every source has had exactly its share: weights count to a thousandth."""
+"""Tasks after which every source has its exact share: weights count to a thousandth."""
 
 
 class MixSource:
-    """Draws from each source by its weight, in an order that follows from the seed; each source keeps its own order."""
+    """Draws from each source by its weight, in an order set by the seed; each source keeps its own order."""
 
     def __init__(self, sources: dict[str, dict[str, Any]], *, model: str = "", seed: int = 0) -> None:
         """
@@ -39,12 +40,12 @@ class MixSource:
         random.Random(f"mix/{seed}").shuffle(cycle)
         self._cycle = cycle
         self._places: list[list[int]] = [[i for i, k in enumerate(cycle) if k == s] for s in range(len(weights))]
-        # Without end: what is drawn at an index follows the weights, not the sizes.
+        # Unlimited: the source at an index follows from the weights, not from the sizes.
         self.train_size: int | None = None
         self.held_out_size = sum(source.held_out_size for source in self._sources)
 
     def group_size(self, index: int) -> int | None:
-        """Of the group of the task at `index`; None: as `learner.group_size`."""
+        """Size of the group of the task at `index`; None: `learner.group_size`."""
         return self._group_sizes[self._cycle[index % CYCLE]]
 
     def task(self, index: int) -> Task:
@@ -54,7 +55,7 @@ class MixSource:
         return self._named(k, self._sources[k].task(rounds * len(places) + bisect.bisect_left(places, place)))
 
     def held_out(self, index: int) -> Task:
-        """Round robin, so that the first few tasks already are of every source."""
+        """Round robin, so that the first few tasks are of all sources."""
         if not 0 <= index < self.held_out_size:
             raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
         depth = 0
@@ -77,11 +78,11 @@ def shares(weights: list[float], places: int) -> list[int]:
     [7, 3]
     """
     exact = [weight / sum(weights) * places for weight in weights]
-    found = [math.floor(share) for share in exact]
-    rest = sorted(range(len(weights)), key=lambda k: found[k] - exact[k])
-    for k in rest[: places - sum(found)]:
-        found[k] += 1
-    return found
+    counts = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda k: counts[k] - exact[k])
+    for k in by_remainder[: places - sum(counts)]:
+        counts[k] += 1
+    return counts
 
 
 _FIELDS = {"source", "options", "weight", "group_size"}
@@ -105,10 +106,13 @@ def _weight(name: str, spec: Any) -> float:
 
 
 def _open(name: str, spec: Mapping[str, Any], seed: int, model: str) -> TaskSource:
-    from asyncrl.data import SOURCES
-
-    field, given = f"data.options.sources.{name}", {"seed": seed, "model": model}
-    source: TaskSource = opened(
-        spec["source"], SOURCES, f"{field}.source", spec.get("options", {}), f"{field}.options", given
+    field, options = f"data.options.sources.{name}", spec.get("options", {})
+    source: TaskSource = build(
+        spec["source"],
+        SOURCES,
+        f"{field}.source",
+        options,
+        options_field=f"{field}.options",
+        defaults={"seed": seed, "model": model},
     )
     return source

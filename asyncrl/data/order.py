@@ -1,4 +1,4 @@
-"""The order in which a finite source goes round its tasks."""
+"""The order in which a finite source repeats its tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.data.base import Task
 
 
 class EpochOrder:
-    """A new order in each round, the same for the same name and seed in every process."""
+    """A new order in each epoch, the same in every process for the same name and seed."""
 
     def __init__(self, name: str, seed: int, size: int) -> None:
         self._name, self._seed, self._size = name, seed, size
@@ -18,7 +18,7 @@ class EpochOrder:
         self._order: list[int] = []
 
     def position(self, index: int) -> int:
-        """Which of the `size` tasks is the one at `index` >= 0."""
+        """The task, of `size`, at `index` >= 0."""
         epoch, position = divmod(index, self._size)
         if self._epoch != epoch:
             order = list(range(self._size))
@@ -28,7 +28,7 @@ class EpochOrder:
 
 
 class DrawnTasks(ABC):
-    """A TaskSource without end: a task follows from its side and its index."""
+    """An unlimited TaskSource: a task follows from its side and its index."""
 
     train_size: int | None = None
 
@@ -49,7 +49,7 @@ class DrawnTasks(ABC):
 
 
 class ListedTasks:
-    """A TaskSource of two lists, the training tasks in a new order each round."""
+    """A TaskSource of two lists, with the training tasks in a new order in each epoch."""
 
     def __init__(self, name: str, train: Sequence[Task], held_out: Sequence[Task], seed: int) -> None:
         self._train, self._held_out = train, held_out

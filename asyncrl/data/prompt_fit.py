@@ -1,7 +1,7 @@
-"""Prompts that are too long: found before the run, in parallel, and cut or dropped.
+"""Finds prompts that are too long, before the run and in parallel, and cuts or drops them.
 
-Tokens are counted in worker processes, because whoever opens a source (the buffer among them) loads no tokenizer.
-What was found is kept on disk: the next process that opens the same data with the same model counts nothing.
+Tokens are counted in worker processes, because the process that opens a source (the buffer) loads no tokenizer.
+The counts are cached on disk, so that the next process that opens the same data with the same model need not count.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -29,6 +29,8 @@ from asyncrl.model import load_tokenizer, resolve_path
 log = logging.getLogger(__name__)
 OverLong = Literal["error", "drop", "truncate_left", "truncate_middle"]
 Prompt = str | list[dict[str, Any]]
+K = TypeVar("K", bound=Hashable)
+
 _CHUNK = 256
 """Prompts that a worker takes at once."""
 
@@ -36,25 +38,60 @@ _CHUNK = 256
 @dataclass(frozen=True, slots=True)
 class Fit:
     tokens: int
-    """Of the prompt as the model reads it: chat template and the start of its answer included, tools not."""
+    """Tokens of the prompt as the model reads it, with chat template and generation prompt, without tools."""
     cut: Prompt | None = None
-    """The prompt that fits, where `over_long` cuts and this one was too long."""
+    """The prompt cut to fit; None if it was short enough, or `over_long` does not cut."""
 
 
 class Tokenizer(Protocol):
-    """What is needed of one of transformers' tokenizers."""
+    """The part of transformers' tokenizers that is used here."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> Any: ...
 
 
+@dataclass(eq=False, kw_only=True)
+class PromptLimit:
+    """What is done about prompts that are too long: options of a source."""
+
+    max_prompt_tokens: int | None = None
+    """A longer prompt is treated as `over_long` says; None: lengths are not checked."""
+    over_long: OverLong = "error"
+    """error, drop, truncate_left (the end stays) or truncate_middle (both ends stay)."""
+    workers: int | None = None
+    """Processes that count tokens; None: one per core."""
+    model: str = "quickstart"
+    """Whose tokenizer counts; asyncrl passes `model.path`."""
+
+    def _fit(self, prompts: Mapping[K, Prompt], name: Callable[[K], str]) -> tuple[list[K], dict[K, Prompt]]:
+        """The keys of prompts that fit or were cut, and the cut prompts. `name` names a prompt in errors."""
+        most = self.max_prompt_tokens
+        if most is None:
+            return list(prompts), {}
+        fits = fit_prompts(list(prompts.values()), self.model, most, self.over_long, self.workers)
+        too_long = {key: fit for key, fit in zip(prompts, fits, strict=True) if fit.tokens > most}
+        if not too_long:
+            return list(prompts), {}
+        counts = f"{len(too_long)} of {len(prompts)} prompts have more than {most} tokens"
+        if self.over_long == "error":
+            worst = max(too_long, key=lambda key: too_long[key].tokens)
+            raise ConfigError(
+                f"data.options.max_prompt_tokens is {most}, and {counts} ({name(worst)} has {too_long[worst].tokens}): "
+                "set data.options.over_long to drop, truncate_left or truncate_middle, or raise it."
+            )
+        log.warning("%s: %s", counts, "dropped" if self.over_long == "drop" else "cut")
+        if self.over_long == "drop":
+            return [key for key in prompts if key not in too_long], {}
+        return list(prompts), {key: fit.cut for key, fit in too_long.items() if fit.cut is not None}
+
+
 def fit_prompts(
     prompts: Sequence[Prompt], model: str, max_tokens: int, over_long: OverLong, workers: int | None = None
 ) -> list[Fit]:
-    """One `Fit` per prompt, counted by `workers` processes (default: one per core) unless it is known from before.
+    """One `Fit` per prompt, counted by `workers` processes (default: one per core) unless it is cached.
 
-    Raises ConfigError for a prompt that cannot be cut to `max_tokens`, and when the model has no tokenizer.
+    Raises ConfigError for a prompt that cannot be cut to `max_tokens`, and if the model has no tokenizer.
     """
     cutting = over_long if over_long.startswith("truncate") else None
     file = _cache_folder() / f"{_key(prompts, model, [max_tokens, cutting] if cutting else [])}.json"
@@ -62,7 +99,7 @@ def fit_prompts(
         return [Fit(*entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
     chunks = [prompts[at : at + _CHUNK] for at in range(0, len(prompts), _CHUNK)]
     count = max(1, min(workers or os.cpu_count() or 1, len(chunks)))
-    # Spawned: whoever opens a source may have threads and sockets, which a fork would copy.
+    # Spawned, because a fork would copy the threads and sockets of this process.
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         done = pool.map(_fit_chunk, chunks, *([value] * len(chunks) for value in (model, max_tokens, cutting)))
         console = Console(stderr=True)
@@ -78,13 +115,13 @@ def fit_prompts(
         temporary = file.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps([[fit.tokens, fit.cut] for fit in fits]), encoding="utf-8")
         temporary.replace(file)
-    except OSError as error:  # each process that opens the data then counts for itself
-        log.warning("prompt lengths cannot be kept in %s (%s): set XDG_CACHE_HOME", file.parent, error.strerror)
+    except OSError as error:  # each process that opens the data then counts again
+        log.warning("prompt lengths cannot be cached in %s (%s): set XDG_CACHE_HOME", file.parent, error.strerror)
     return fits
 
 
 def fit(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, cutting: OverLong | None) -> Fit:
-    """Counts; with `cutting`, shortens the last user message until the whole fits. Raises ConfigError if it cannot."""
+    """Count the tokens; with `cutting`, shorten the last user message until the prompt fits, or raise ConfigError."""
     messages = prompt_messages({"prompt": prompt})
     tokens = _count(messages, tokenizer)
     if tokens <= max_tokens or cutting is None:
@@ -101,7 +138,7 @@ def fit(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, cutting: OverLong
         over = _count(messages, tokenizer) - max_tokens
         if over <= 0:
             return Fit(tokens, messages[at]["content"] if isinstance(prompt, str) else messages)
-        keep -= over  # what was cut apart may take more tokens than it did whole
+        keep -= over  # a cut text may take more tokens than its part of the uncut one
     raise ConfigError(
         f"data.options.max_prompt_tokens is {max_tokens}, and a prompt of {tokens} tokens has more than that outside "
         "its last user message, so that nothing of it would be left: raise it, or set data.options.over_long to drop."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,7 +25,10 @@ STEPS = 700
 BATCH = 16
 _LEARNING_RATE = 5e-3
 _POOL = 20  # batches whose rows are sorted by length together
-_TASK_SEED = 1_000_003  # the warm-up's own stream of training tasks
+_TASK_SEED = 1_000_003  # a stream of training tasks that only the warm-up uses
+
+Row = tuple[list[int], list[int], bool]
+"""Token ids, labels, and whether the episode succeeded."""
 
 
 def make_checkpoint(folder: Path, *, seed: int = 0, steps: int = STEPS) -> None:
@@ -66,17 +70,9 @@ def warm_up(
     rng = random.Random(f"demonstrations/{seed}")
     optimizers = _optimizers(model)
     schedules = [LambdaLR(optimizer, lambda step: _rate(step / steps)) for optimizer in optimizers]
-    batches: list[list[tuple[list[int], list[int], bool]]] = []
     losses = []
     model.train()
-    for step in range(steps):
-        if not batches:
-            tasks = [source.task(step * BATCH + index) for index in range(min(_POOL, steps - step) * BATCH)]
-            rows = sorted(asyncio.run(_demonstrations(tasks, rng, FLAW, tokenizer)), key=lambda row: len(row[0]))
-            # Rows of like length together: a third of a batch drawn at random would be padding.
-            batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
-            rng.shuffle(batches)
-        batch = batches.pop()
+    for batch in _batches(source, tokenizer, rng, steps):
         longest = max(len(ids) for ids, *_ in batch)
         ids = torch.tensor([ids + [tokenizer.pad_token_id] * (longest - len(ids)) for ids, *_ in batch])
         labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels, _ in batch])
@@ -92,8 +88,20 @@ def warm_up(
     return losses
 
 
+def _batches(
+    source: LookupSource, tokenizer: PreTrainedTokenizerFast, rng: random.Random, steps: int
+) -> Iterator[list[Row]]:
+    """Yields `steps` batches of rows of similar length: a third of a batch drawn at random would be padding."""
+    for first in range(0, steps, _POOL):
+        tasks = [source.task(index) for index in range(first * BATCH, min(first + _POOL, steps) * BATCH)]
+        rows = sorted(asyncio.run(_demonstrations(tasks, rng, FLAW, tokenizer)), key=lambda row: len(row[0]))
+        batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
+        rng.shuffle(batches)
+        yield from reversed(batches)
+
+
 def _optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices: it learns to copy (keys, values, results) in half the steps that AdamW needs."""
+    """Muon for the matrices, with which the model learns to copy in half the steps of AdamW; AdamW for the others."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
@@ -103,11 +111,11 @@ def _optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def _rate(done: float) -> float:
-    """Share of the learning rate at this share of the steps: a linear start, then a linear end."""
+    """Share of the learning rate at this share of the steps: linear warm-up, constant, linear decay."""
     return min(1.0, 0.05 + done / 0.1, (1.0 - done) / 0.3)
 
 
 async def _demonstrations(
     tasks: list[Task], rng: random.Random, flaw: float, tokenizer: PreTrainedTokenizerFast
-) -> list[tuple[list[int], list[int], bool]]:
+) -> list[Row]:
     return [await demonstrate(task, rng, flaw, tokenizer) for task in tasks]

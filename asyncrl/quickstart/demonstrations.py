@@ -1,7 +1,7 @@
 """Flawed demonstrations: they teach the form of an episode, and bad habits for reinforcement learning to undo.
 
-At every choice (which key, which sign, which answer, whether to look anything up at all) the demonstrator goes
-wrong with probability `flaw`, and carries on as if nothing had happened.
+At every choice (which key, which sign, which answer, whether to look anything up at all) the demonstrator errs
+with probability `flaw`, and continues as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FlawedDemonstrator:
         return Hermes().write("calculate", {"expression": f"{self._values[0]} {sign} {self._values[1]}"})
 
     def observe(self, results: Sequence[Message]) -> None:
-        """Take in what the tool answered; a key that is not in the store is looked up again."""
+        """Record what the tool returned; a key that is not in the store is looked up again."""
         text: str = results[0]["content"]
         if text.startswith("error"):
             return
@@ -65,7 +65,7 @@ class FlawedDemonstrator:
 async def demonstrate(
     task: Task, rng: random.Random, flaw: float, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[list[int], list[int], bool]:
-    """(ids, labels, success) of one demonstrated episode; labels are -100 where the demonstrator did not speak."""
+    """(ids, labels, success) of one demonstrated episode; labels are -100 at tokens that are not the demonstrator's."""
     environment = LookupEnv(max_turns=8)
     renderer = TemplateRenderer(tokenizer)
     demonstrator = FlawedDemonstrator(task, rng, flaw)
@@ -74,9 +74,9 @@ async def demonstrate(
     ids = renderer.render_initial(messages, tools)
     labels = [-100] * len(ids)
     while True:
-        said = tokenizer.encode(demonstrator.act() + tokenizer.eos_token, add_special_tokens=False)
-        messages.append(renderer.parse(said))
-        ids, labels = ids + said, labels + said
+        sampled = tokenizer.encode(demonstrator.act() + tokenizer.eos_token, add_special_tokens=False)
+        messages.append(renderer.parse(sampled))
+        ids, labels = ids + sampled, labels + sampled
         turn = await environment.step(messages[-1])
         if turn.done:
             return ids, labels, turn.reward > 0

@@ -1,4 +1,4 @@
-"""Scores of what a policy wrote, and what is put around them."""
+"""Scores of a policy's text, and wrappers around them."""
 
 from __future__ import annotations
 

@@ -13,43 +13,40 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Message, Task
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import check_options, resolve
+from asyncrl.plugins import choose
 from asyncrl.rewards.score import call, name_of
-from asyncrl.rewards.scores.listwise import ListwiseJudge
+from asyncrl.rewards.table import GROUP_SCORES
 
 GroupScore = Callable[..., Any]
-"""`(task: Mapping, answers: Sequence[Answer], **options) -> a number for each answer, in their order`; a coroutine
+"""`(task: Mapping, answers: Sequence[GroupAnswer], **options) -> a number for each answer, in their order`; a coroutine
 function, or a plain one, which runs in a thread. A class is made once per actor, with its options."""
-
-GROUP_SCORES: dict[str, GroupScore] = {"listwise_judge": ListwiseJudge}
-"""A config names one of these, or gives an import path."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One episode, as the score sees it."""
+class GroupAnswer:
+    """One episode, as a group score receives it."""
 
     messages: Sequence[Message]
-    """The whole conversation, the task's messages first."""
+    """The conversation, with the task's messages first."""
     reward: float
-    """That the environment gave."""
+    """The reward of the environment."""
     rewards: Mapping[str, float]
 
     @property
     def text(self) -> str:
-        """Of the last assistant message."""
+        """The text of the last assistant message."""
         return next((str(m.get("content") or "") for m in reversed(self.messages) if m["role"] == "assistant"), "")
 
 
 def open_group_score(config: Config) -> GroupScore | None:
-    """Raises ConfigError."""
+    """The score that `env.group_score` names, with its options; None without. Raises ConfigError."""
     env = config.env
     if not env.group_score:
         return None
+    options = env.group_score_options
+    score = choose(env.group_score, GROUP_SCORES, "env.group_score", options, provided=("task", "answers"))
     try:
-        score = resolve(env.group_score, GROUP_SCORES, "env.group_score")
-        check_options(score, env.group_score_options, "env.group_score_options", ("task", "answers"))
-        return _Optioned(score, env.group_score_options)
+        return _Optioned(score, options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -61,15 +58,15 @@ class _Optioned:
         self._score: GroupScore = made
         self.__name__ = name_of(self._score)
 
-    async def __call__(self, task: Task, answers: Sequence[Answer]) -> Any:
+    async def __call__(self, task: Task, answers: Sequence[GroupAnswer]) -> Any:
         return await call(self._score, {"task": task, "answers": answers})
 
 
 def checked(values: Any, answers: int, name: str) -> list[float]:
-    """What a group score returned, a finite number for each answer. Raises TypeError or ValueError."""
-    found = list(values)
-    if len(found) != answers:
-        raise ValueError(f"group score {name} returned {len(found)} numbers for {answers} answers")
-    if not all(isinstance(v, Real) and math.isfinite(v) for v in found):
-        raise ValueError(f"group score {name} returned {found!r:.200}; expected finite numbers")
-    return [float(v) for v in found]
+    """The numbers that a group score returned, one per answer. Raises TypeError or ValueError if they are not."""
+    numbers = list(values)
+    if len(numbers) != answers:
+        raise ValueError(f"group score {name} returned {len(numbers)} numbers for {answers} answers")
+    if not all(isinstance(v, Real) and math.isfinite(v) for v in numbers):
+        raise ValueError(f"group score {name} returned {numbers!r:.200}; expected finite numbers")
+    return [float(v) for v in numbers]

@@ -1,4 +1,4 @@
-"""JSON over HTTP to a service that may be busy, limited or away: a score's way out of the process."""
+"""JSON over HTTP to a service that may be busy, limited or unavailable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
 class ServiceFailed(Exception):
-    """Names the address, what came of the last attempt, and how many there were."""
+    """Names the address, the result of the last attempt, and the number of attempts."""
 
 
 async def post(
@@ -27,8 +27,11 @@ async def post(
     retries: int = 3,
     backoff_s: float = 0.5,
 ) -> Any:
-    """The JSON answer of `url`. Tried again, after a growing pause or what Retry-After says, when nobody answers, the
-    answer is no JSON, or its status is one of a busy service. Raises ServiceFailed."""
+    """The JSON answer of `url`. Raises ServiceFailed.
+
+    Without an answer, or if it is not JSON or has the status of a busy service, the request is sent again after a
+    growing pause, or the one that Retry-After names.
+    """
     return await _ask(url, json.dumps(body).encode(), headers, timeout_s, retries, backoff_s)
 
 
@@ -49,15 +52,15 @@ async def _ask(
         try:
             return await asyncio.to_thread(_answer, url, data, dict(headers or {}), timeout_s)
         except urllib.error.HTTPError as error:
-            said = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
+            problem = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
             if error.code not in _BUSY:
-                raise ServiceFailed(f"{url} refused: {said}") from error
+                raise ServiceFailed(f"{url} refused: {problem}") from error
             pause = _retry_after(error.headers.get("Retry-After"))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            said, pause = f"{type(error).__name__}: {error}", None
+            problem, pause = f"{type(error).__name__}: {error}", None
         if attempt < retries:
             await asyncio.sleep(min(pause or backoff_s * 2**attempt * random.uniform(0.5, 1.5), 60.0))
-    raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {said}")
+    raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {problem}")
 
 
 def _answer(url: str, data: bytes | None, headers: dict[str, str], timeout_s: float) -> Any:

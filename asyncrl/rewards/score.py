@@ -18,7 +18,7 @@ Score = Callable[..., Any]
 other numbers become metrics), or `Scored`; sync (run in a thread) or async. It may leave parameters out.
 
 A score that names a parameter `task` is given the whole task, one that names `tokens` how many tokens the policy
-sampled for the text (None where nobody counted)."""
+sampled for the text (None if it was not counted)."""
 
 _EXTRA = ("task", "tokens")
 
@@ -28,13 +28,13 @@ class Scored:
     value: float
     """The reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers to look at."""
+    """Further numbers, reported as metrics."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What `value` was made of, by name, before weights."""
+    """The named scores that `value` is the weighted sum of, before weights."""
 
 
 async def run_score(score: Score, task: Task, solution: str, tokens: int | None = None) -> Scored:
-    """The score of `solution`. Raises what the score raises; TypeError or ValueError on what is no finite number."""
+    """The score of `solution`. Raises what the score raises; TypeError or ValueError if it is not a finite number."""
     truth = task["reward_model"].get("ground_truth") if task.get("reward_model") else task.get("ground_truth")
     columns = {
         "data_source": task.get("data_source") or "",
@@ -48,7 +48,7 @@ async def run_score(score: Score, task: Task, solution: str, tokens: int | None 
 
 
 async def call(score: Score, columns: Mapping[str, Any]) -> Any:
-    """What `score` returns for `columns`, of which it gets those that it asks for."""
+    """The result of `score` for those `columns` that it has parameters for."""
     wanted = {name: value for name, value in columns.items() if asks(score, name)}
     if _is_async(score):
         return await score(**wanted)
@@ -57,7 +57,7 @@ async def call(score: Score, columns: Mapping[str, Any]) -> Any:
 
 
 def scored(result: Any, name: str) -> Scored:
-    """`result` of the score called `name`, checked."""
+    """The checked result of the score called `name`."""
     if isinstance(result, Mapping):
         if "score" not in result:
             raise TypeError(f"score {name} returned a dict without `score`: {sorted(map(str, result))}")
@@ -85,9 +85,11 @@ def _is_async(score: Score) -> bool:
 
 
 def asks(score: Score, name: str) -> bool:
-    """Whether it is given the column `name`: one that it has a parameter for. verl's functions may have `**kwargs` that
-    go on to somebody else: verl's own columns go in there, `task` and `tokens` do not. asyncrl's own wrappers say
-    `takes_all`."""
+    """Whether `score` is given the column `name`, because it has a parameter for it.
+
+    verl's functions may pass `**kwargs` on: these get verl's own columns, not `task` and `tokens`. asyncrl's wrappers
+    have `takes_all`.
+    """
     if getattr(score, "takes_all", False):
         return True
     parameters = inspect.signature(score).parameters

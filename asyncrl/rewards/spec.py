@@ -1,4 +1,4 @@
-"""What a config says about rewards, as a score: `env.options.score`.
+"""Makes a score from the config: `env.options.score`.
 
 score: gsm8k                                   # a name, or path/to/file.py:name
 score: {name: rewards.py:score, options: {strict: true}, wrap: [{name: in_processes, timeout_s: 5}]}
@@ -28,7 +28,7 @@ PLURAL = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NamedScore:
     """One named reward."""
 
     label: str
@@ -40,8 +40,8 @@ class Part:
     """Wrappers and their options, the innermost first."""
 
 
-def parse(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -> tuple[Part, ...]:
-    """The parts that `spec` names, looked up and their options checked, without making any. Raises ValueError."""
+def parse(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -> tuple[NamedScore, ...]:
+    """The parts that `spec` names, with checked options, without instantiating any. Raises ValueError."""
     entries = spec if isinstance(spec, list) else [spec]
     if not entries:
         raise ValueError(f"{field} is empty: name at least one score.")
@@ -54,12 +54,12 @@ def parse(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -
 
 
 def check(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -> None:
-    """Refuses what cannot work, a key that is not set for instance, before anything runs. Raises ValueError.
+    """Refuse a spec that cannot work, for instance without its key, before anything runs. Raises ValueError.
 
-    What comes with asyncrl is made once for that, which is cheap; a class of the user's is not.
+    Scores of asyncrl are instantiated for this, which is cheap; a user's class is not.
     """
     for part in parse(spec, field):
-        if not inspect.isclass(part.score) or part.score in REWARDS.values():
+        if not inspect.isclass(part.score) or part.score.__module__.startswith("asyncrl."):
             try:
                 _wrapped(part)
             except ValueError as error:
@@ -67,8 +67,10 @@ def check(spec: str | dict[str, Any] | list[str | dict[str, Any]], field: str) -
 
 
 def build(spec: ScoreSpec, field: str) -> Score:
-    """The score that `spec` means; one object per event loop's thread for the same spec, so that limits and workers are
-    shared by the episodes played there. Raises ValueError."""
+    """The score that `spec` means. Raises ValueError.
+
+    There is one object per event loop's thread for the same spec, so that episodes there share limits and workers.
+    """
     if callable(spec):
         return spec
     key = json.dumps(spec, sort_keys=True, default=repr)
@@ -79,10 +81,10 @@ def build(spec: ScoreSpec, field: str) -> Score:
 
 
 _of_thread = threading.local()
-"""What gathers calls, or limits them, belongs to one event loop: under `env.workers: threads` there are several."""
+"""Batches and limits belong to one event loop: under `env.workers: threads` there are several."""
 
 
-def _build(parts: Sequence[Part]) -> Score:
+def _build(parts: Sequence[NamedScore]) -> Score:
     made: dict[str, tuple[float, Score]] = {}
     for part in parts:
         made[part.label] = (part.weight, _wrapped(part))
@@ -90,7 +92,7 @@ def _build(parts: Sequence[Part]) -> Score:
     return only if not others and weight == 1 else Weighted(made)
 
 
-def _wrapped(part: Part) -> Score:
+def _wrapped(part: NamedScore) -> Score:
     score = _made(part.score, part.options)
     for wrapper, options in part.wrap:
         score = wrapper(score, **options)
@@ -104,14 +106,14 @@ def _made(score: Score, options: Mapping[str, Any]) -> Score:
     return functools.partial(score, **options) if options else score
 
 
-def _part(entry: Any, field: str) -> Part:
+def _part(entry: Any, field: str) -> NamedScore:
     entry = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise ValueError(f"{field} is {entry!r}: expected a name, or a mapping with `name`.")
     known = ("name", "weight", "label", "options", "wrap")
     if unknown := [key for key in entry if key not in known]:
         raise ValueError(
-            f"{field}.{unknown[0]}: no such field; expected {', '.join(known)}. What the score itself takes goes into "
+            f"{field}.{unknown[0]}: no such field; expected {', '.join(known)}. The score's own options go into "
             "`options`."
         )
     name, options = entry["name"], entry.get("options") or {}
@@ -125,7 +127,7 @@ def _part(entry: Any, field: str) -> Part:
         _check_parameters(score, name, options, field)
     check_options(score, options, f"{field}.options", () if inspect.isclass(score) else (*COLUMNS, *PLURAL))
     wrap = tuple(_wrapper(w, f"{field}.wrap[{i}]") for i, w in enumerate(entry.get("wrap") or ()))
-    return Part(entry.get("label") or name.rpartition(":")[2], float(weight), score, options, wrap)
+    return NamedScore(entry.get("label") or name.rpartition(":")[2], float(weight), score, options, wrap)
 
 
 def _check_parameters(score: Score, name: str, options: Mapping[str, Any], field: str) -> None:
@@ -135,8 +137,8 @@ def _check_parameters(score: Score, name: str, options: Mapping[str, Any], field
         given = parameter.default is not parameter.empty or parameter.name in (*COLUMNS, *PLURAL, *options)
         if plain and not given:
             raise ValueError(
-                f"{field} is {name!r}, and nobody gives its parameter {parameter.name!r}: a score is given "
-                f"{', '.join(COLUMNS)}, those of them that it names. Rename the parameter, or set it in `options`."
+                f"{field} is {name!r}, and its parameter {parameter.name!r} has no value: a score gets those of "
+                f"{', '.join(COLUMNS)} that it names. Rename the parameter, or set it in `options`."
             )
 
 

@@ -1,35 +1,29 @@
-"""The scores and wrappers that come with asyncrl, by the name that a config gives them."""
+"""The scores and wrappers that come with asyncrl, by the name that a config gives them.
 
-from __future__ import annotations
+Entries are import paths, so that a name costs nothing until it is used.
+"""
 
-from asyncrl.rewards.isolation.processes import InProcesses
-from asyncrl.rewards.score import Score
-from asyncrl.rewards.scores.answers import exact_match, f1, gsm8k, json_schema, multiple_choice
-from asyncrl.rewards.scores.code_tests import CodeTests
-from asyncrl.rewards.scores.judge import Judge
-from asyncrl.rewards.scores.mathematics import Math
-from asyncrl.rewards.scores.reasoning_gym import reasoning_gym
-from asyncrl.rewards.scores.reward_model import RewardModel
-from asyncrl.rewards.wrappers import Batched, OverlongPenalty, RateLimited
-
-REWARDS: dict[str, Score] = {
-    "code_tests": CodeTests,
-    "exact_match": exact_match,
-    "f1": f1,
-    "gsm8k": gsm8k,
-    "json_schema": json_schema,
-    "judge": Judge,
-    "math": Math,
-    "multiple_choice": multiple_choice,
-    "reasoning_gym": reasoning_gym,
-    "reward_model": RewardModel,
+REWARDS: dict[str, str] = {
+    "code_tests": "asyncrl.rewards.scores.code_tests:CodeTests",
+    "exact_match": "asyncrl.rewards.scores.answers:exact_match",
+    "f1": "asyncrl.rewards.scores.answers:f1",
+    "gsm8k": "asyncrl.rewards.scores.answers:gsm8k",
+    "json_schema": "asyncrl.rewards.scores.answers:json_schema",
+    "judge": "asyncrl.rewards.scores.judge:Judge",
+    "math": "asyncrl.rewards.scores.mathematics:Math",
+    "multiple_choice": "asyncrl.rewards.scores.answers:multiple_choice",
+    "reasoning_gym": "asyncrl.rewards.scores.reasoning_gym:reasoning_gym",
+    "reward_model": "asyncrl.rewards.scores.reward_model:RewardModel",
 }
-"""A function is the score itself, a class is made one with its options."""
+"""A function is the score itself; a class is instantiated with its options."""
 
-WRAPPERS: dict[str, Score] = {
-    "batched": Batched,
-    "in_processes": InProcesses,
-    "overlong_penalty": OverlongPenalty,
-    "rate_limited": RateLimited,
+WRAPPERS: dict[str, str] = {
+    "batched": "asyncrl.rewards.wrappers:Batched",
+    "in_processes": "asyncrl.rewards.isolation.processes:InProcesses",
+    "overlong_penalty": "asyncrl.rewards.wrappers:OverlongPenalty",
+    "rate_limited": "asyncrl.rewards.wrappers:RateLimited",
 }
-"""Called with the score that they are put around, and their options."""
+"""Called with the score that they wrap, and their options."""
+
+GROUP_SCORES: dict[str, str] = {"listwise_judge": "asyncrl.rewards.scores.listwise:ListwiseJudge"}
+"""Scores of whole groups: see `group_score.py`."""

@@ -1,4 +1,4 @@
-"""What is put around a score: it takes a score and is one. Wrappers compose, so there are no reward managers.
+"""Wrappers: each takes a score and is a score itself, so that they compose.
 
 overlong_penalty(rate_limited(judge, requests_per_minute=60), max_tokens=1024, buffer_tokens=256)
 """
@@ -14,7 +14,7 @@ from asyncrl.rewards.score import Score, Scored, call, name_of, scored
 
 
 class Batched:
-    """Gathers calls and scores them together: for scores with plural arguments, as verl's batch manager calls them.
+    """Collects calls and scores them in batches, for scores with plural arguments, as in verl's batch manager.
 
     The score is `(data_sources, solution_strs, ground_truths, extra_infos) -> sequence of floats or dicts`, all of one
     length.
@@ -33,8 +33,8 @@ class Batched:
     ) -> None:
         """
         Args:
-            size: calls scored together, at most.
-            wait_s: how long the first of them waits for others.
+            size: maximum of calls in a batch.
+            wait_s: seconds that the first call waits for others.
             plural: column -> the score's name for the list of them, where it is not verl's.
         """
         self._plural = plural or self._PLURAL
@@ -83,7 +83,7 @@ class Batched:
 
 
 class Bucket:
-    """So much per minute, evenly: what is taken beyond ten seconds' worth is waited for, in the order of asking."""
+    """A token bucket: an even rate, with a burst of ten seconds' worth; later callers wait in order."""
 
     def __init__(self, per_minute: float) -> None:
         self._rate = per_minute / 60
@@ -91,7 +91,7 @@ class Bucket:
         self._level, self._at = self._most, 0.0
 
     def take(self, amount: float, now: float) -> float:
-        """Seconds from `now` after which the `amount` may be used. `now` never goes back.
+        """Seconds from `now` after which the `amount` may be used. `now` never decreases.
 
         >>> bucket = Bucket(per_minute=60)
         >>> [bucket.take(1, now=0.0) for _ in range(12)][-2:]
@@ -103,7 +103,7 @@ class Bucket:
 
 
 class RateLimited:
-    """Keeps a score that asks a service within its limits. Per actor: divide by `actors.count`.
+    """Limits the calls of a score to a service. The limits are per actor: divide by `actors.count`.
 
     The waiting counts towards `env.call_s`: raise that as well.
     """
@@ -122,7 +122,7 @@ class RateLimited:
     ) -> None:
         """
         Args:
-            tokens_per_minute: tokens are taken to be a quarter of the characters of prompt and solution.
+            tokens_per_minute: tokens are estimated as a quarter of the characters of prompt and solution.
             concurrency: calls at the same time.
         """
         self._score, self._clock, self._sleep = score, clock, sleep
@@ -170,19 +170,24 @@ class OverlongPenalty:
         """
         if not 0 < buffer_tokens <= max_tokens:
             raise ValueError(f"buffer_tokens is {buffer_tokens}, expected 1 to max_tokens = {max_tokens}.")
-        self._score, self._free, self._buffer, self._factor = score, max_tokens - buffer_tokens, buffer_tokens, factor
+        self._score, self._allowed, self._buffer, self._factor = (
+            score,
+            max_tokens - buffer_tokens,
+            buffer_tokens,
+            factor,
+        )
 
     async def __call__(self, **columns: Any) -> Scored:
         result = scored(await call(self._score, columns), name_of(self._score))
         tokens = columns.get("tokens")
         if tokens is None:
-            raise ValueError("overlong_penalty: this environment does not say how many tokens the text has")
-        penalty = min(-(tokens - self._free) / self._buffer * self._factor, 0.0)
+            raise ValueError("overlong_penalty: this environment does not count the tokens of the text")
+        penalty = min(-(tokens - self._allowed) / self._buffer * self._factor, 0.0)
         return Scored(result.value + penalty, {**result.metrics, "overlong_penalty": penalty}, result.parts)
 
 
 class Weighted:
-    """Several scores of one text, at the same time; their weighted sum is the reward, each is kept by its name."""
+    """The weighted sum of several scores, computed concurrently; each is also kept by its name."""
 
     takes_all = True
 
@@ -194,12 +199,12 @@ class Weighted:
         async def one(name: str, score: Score) -> Scored:
             return scored(await call(score, columns), name)
 
-        found = await asyncio.gather(*(one(name, score) for name, (_, score) in self._scores.items()))
+        results = await asyncio.gather(*(one(name, score) for name, (_, score) in self._scores.items()))
         weights = [weight for weight, _ in self._scores.values()]
-        parts = {name: result.value for name, result in zip(self._scores, found, strict=True)}
+        parts = {name: result.value for name, result in zip(self._scores, results, strict=True)}
         metrics = {
             f"{name}/{key}": number
-            for name, result in zip(self._scores, found, strict=True)
+            for name, result in zip(self._scores, results, strict=True)
             for key, number in result.metrics.items()
         }
-        return Scored(sum(w * result.value for w, result in zip(weights, found, strict=True)), metrics, parts)
+        return Scored(sum(w * result.value for w, result in zip(weights, results, strict=True)), metrics, parts)

@@ -1,1 +1,1 @@
-"""What the run says about itself: the table of series, who sends them, where they go, the terminal view, the report."""
+"""Metrics of a run: the table of series, reporter and collector, sinks, the terminal view, the report."""

@@ -1,4 +1,4 @@
-"""What a role's report must hold before anything of it is used. Pure."""
+"""Checks the report of a role before any of it is used. Pure."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ MAX_CAUSES = 256
 
 
 def decode(frame: Frame) -> dict[str, Any]:
-    """A report as reporter.py makes them. Raises WireError."""
-    said = unpack(frame)
+    """A report made by reporter.py. Raises WireError."""
+    report = unpack(frame)
     for name in ("role", "kind"):
-        _text(said, name)
-    if said["kind"] not in KINDS:
-        raise WireError(f"kind is {said['kind']!r}, expected one of {', '.join(KINDS)}")
+        _text(report, name)
+    if report["kind"] not in KINDS:
+        raise WireError(f"kind is {report['kind']!r}, expected one of {', '.join(KINDS)}")
     for name in ("t", "since"):
-        _number(said.get(name), name)
+        _number(report.get(name), name)
     for name in ("pid", "lost", "unknown"):
-        _count(said.get(name), name)
-    _numbers(said, "waits", MAX_CAUSES)
-    _text(said, "on")
-    if said.get("cause") is not None:
-        _text(said, "cause")
-    if said["kind"] == "event":
-        _text(said, "event")
-        if not isinstance(said.get("fields"), dict):
-            raise WireError("fields is no mapping")
-    if said["kind"] == "metrics":
-        _numbers(said, "values", MAX_VALUES, finite=False)
-        if said.get("step") is not None:
-            _count(said["step"], "step")
-    return said
+        _count(report.get(name), name)
+    _numbers(report, "waits", MAX_CAUSES)
+    _text(report, "on")
+    if report.get("cause") is not None:
+        _text(report, "cause")
+    if report["kind"] == "event":
+        _text(report, "event")
+        if not isinstance(report.get("fields"), dict):
+            raise WireError("fields is not a mapping")
+    if report["kind"] == "metrics":
+        _numbers(report, "values", MAX_VALUES, finite=False)
+        if report.get("step") is not None:
+            _count(report["step"], "step")
+    return report
 
 
-def _text(said: Mapping[str, Any], name: str) -> None:
-    value = said.get(name)
+def _text(report: Mapping[str, Any], name: str) -> None:
+    value = report.get(name)
     if not isinstance(value, str) or len(value) > (MAX_NAME if name != "on" else 4096):
         raise WireError(f"{name} is not a text of at most {MAX_NAME} characters")
 
 
 def _number(value: Any, name: str, finite: bool = True) -> None:
-    # A loss may be NaN, and the screen shall say so; a time may not.
+    # A loss may be NaN, which the screen shows; a time may not.
     if not isinstance(value, int | float) or isinstance(value, bool) or (finite and not math.isfinite(value)):
         raise WireError(f"{name} is {value!r}, expected a number")
 
@@ -57,8 +57,8 @@ def _count(value: Any, name: str) -> None:
         raise WireError(f"{name} is {value!r}, expected an integer >= 0")
 
 
-def _numbers(said: Mapping[str, Any], name: str, most: int, finite: bool = True) -> None:
-    value = said.get(name)
+def _numbers(report: Mapping[str, Any], name: str, most: int, finite: bool = True) -> None:
+    value = report.get(name)
     if not isinstance(value, dict) or len(value) > most:
         raise WireError(f"{name} is not a mapping of at most {most} numbers")
     for key, number in value.items():

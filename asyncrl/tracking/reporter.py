@@ -1,7 +1,7 @@
-"""How a role tells the launcher what it measures and what it waits for, without ever waiting for the launcher.
+"""Reports what a role measures and waits for to the launcher, without ever waiting for it.
 
 A message is one msgpack map on a PUSH socket: {"role", "pid", "t": time.time(), "kind": "ready" | "metrics" | "waiting"
-| "event", ...}. When the launcher is not there, or slow, messages are dropped and counted.
+| "event", ...}. If the launcher is away or slow, messages are dropped and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncrl.tracking.series import find
 log = logging.getLogger(__name__)
 
 HIGH_WATER = 1000
-"""Messages kept for a launcher that does not read; about 1 MB."""
+"""Messages queued for a launcher that does not read; about 1 MB."""
 
 
 class WaitClock:
@@ -42,7 +42,7 @@ class WaitClock:
         self._seconds: dict[str, float] = {}
 
     def wait(self, cause: str | None, now: float, on: str = "") -> bool:
-        """From `now` on the process waits for `cause` (None: it works). Whether that is a change."""
+        """Record that the process waits for `cause` from `now` on (None: it works); returns whether this is new."""
         if cause == self.cause and on == self.on:
             return False
         if cause != self.cause:
@@ -53,7 +53,7 @@ class WaitClock:
         return True
 
     def seconds(self, now: float) -> dict[str, float]:
-        """Seconds waited so far, by cause, the wait that goes on included."""
+        """Seconds waited so far, by cause, with the current wait."""
         so_far = dict(self._seconds)
         if self.cause is not None:
             so_far[self.cause] = so_far.get(self.cause, 0.0) + max(now - self.since, 0.0)
@@ -61,11 +61,11 @@ class WaitClock:
 
 
 class Reporter:
-    """One per process; any of its threads may call it. Never blocks and never raises once it is made."""
+    """One per process; any of its threads may call it. Never blocks, and never raises after its construction."""
 
     def __init__(self, address: Endpoint | str, role: str, *, strict: bool = False) -> None:
         """`address`: where the launcher listens (`RunFolder.address("launcher")`). `strict`: raise ValueError for a
-        series that is not in the table, for tests; otherwise it is left out, counted, and warned of once."""
+        series that is not in the table, for tests; otherwise it is left out and counted, with one warning."""
         self.role = role
         self.lost = 0
         self.unknown = 0
@@ -79,32 +79,32 @@ class Reporter:
         self._socket = self._link.socket
 
     def ready(self) -> None:
-        """This process has started and can do its work."""
+        """Report that this process has started and can do its work."""
         self._send("ready", {})
 
     def metrics(self, values: Mapping[str, float], *, step: int | None = None) -> None:
-        """Latest values by name (tracking/series.py). The learner gives `step`, once per training step."""
-        known = {}
+        """Report the latest values by name (tracking/series.py); the learner adds `step`, once per training step."""
+        listed = {}
         for name, value in values.items():
             if find(name) is None:
                 self._unknown(name)
             else:
-                known[name] = float(value)
-        self._send("metrics", {"values": known, "step": step})
+                listed[name] = float(value)
+        self._send("metrics", {"values": listed, "step": step})
 
     def waiting(self, cause: str | None, on: str = "") -> None:
-        """What this process waits for from now on (None: it works), and on whom. Cheap when nothing changed."""
+        """Report what this process waits for from now on (None: it works), and on whom; cheap if nothing changed."""
         with self._lock:
             changed = self._clock.wait(cause, time.time(), on)
         if changed:
             self._send("waiting", {})
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something happened once: published, checkpoint, eval, restart, guard, ended ..."""
+        """Report that something happened: published, checkpoint, eval, restart, guard, ended ..."""
         self._send("event", {"event": kind, "fields": fields})
 
     def close(self) -> None:
-        """Hands over what is queued, for at most half a second."""
+        """Send what is queued, for at most half a second."""
         with self._lock:
             self._link.close()
 
@@ -119,7 +119,7 @@ class Reporter:
     def _send(self, kind: str, body: dict[str, Any]) -> None:
         with self._lock:
             now = time.time()
-            # Every message carries the whole account of waiting, so that a lost one loses nothing.
+            # Every message carries all waiting times, so that a lost message loses nothing.
             body |= {
                 "role": self.role, "pid": os.getpid(), "t": now, "kind": kind,
                 "waits": self._clock.seconds(now), "cause": self._clock.cause, "on": self._clock.on,
@@ -128,5 +128,5 @@ class Reporter:
             try:
                 self._socket.send(msgpack.packb(body, default=str), zmq.NOBLOCK)
             except zmq.ZMQError as error:
-                self.lost += 1  # zmq.Again: nobody reads; otherwise the socket is closed
+                self.lost += 1  # zmq.Again: the launcher does not read; otherwise the socket is closed
                 log.debug("a %s message was dropped: %s", kind, error)

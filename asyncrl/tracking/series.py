@@ -1,10 +1,10 @@
-"""The one table of series: everything that a run measures, with its unit and what it means.
+"""The table of series: everything that a run measures, with its unit and meaning.
 
 A name is `section/name`. A name with a `{placeholder}` is a family: `throughput/tokens_wasted_per_s/{reason}`
-stands for one series per reason. A **total** counts from the start of its process; the collector makes it survive
-restarts and turns it into the rate `..._per_s` that stands beside it, so that a role only ever counts.
+stands for one series per reason. A **total** counts from the start of its process; the collector continues it over
+restarts and derives its rate `..._per_s`, so that a role only counts.
 
-Every series is plotted over the axes: `step`, `wall_s`, `tokens`.
+Every series is plotted over each of the axes `step`, `wall_s`, `tokens`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECTIONS: dict[str, str] = {
     "buffer": "Where the prompt groups are, and what dropping them does to the data",
     "correction": "How far the behaviour policy is from the one that is trained",
     "reward": "What the agent achieves",
-    "weights": "The update of the weights and their way to the actors",
+    "weights": "Updates of the weights and their transfer to the actors",
     "waits": "What each role waits for",
     "system": "Processes of the run",
 }
@@ -53,10 +53,10 @@ CAUSES: dict[str, str] = {
     "weights": "actor: new weights are being loaded",
     "environment": "actor: every running episode is inside its environment",
     "put": "actor: the buffer has not acknowledged yet",
-    "buffer": "anyone: the buffer does not answer",
-    "start": "anyone: still starting",
+    "buffer": "any role: the buffer does not answer",
+    "start": "any role: still starting",
 }
-"""Causes that roles name today, with their meaning; the families of `waits` take any name."""
+"""Causes that roles report today, with their meaning; the families of `waits` accept any name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Series:
     unit: str
     meaning: str
     across: Across = "last"
-    """How the values of several roles (actors, mostly) become one."""
+    """How the values of several roles (mostly actors) are combined."""
     total: bool = False
-    """Counts up from the start of its process."""
+    """Whether it counts up from the start of its process."""
 
     @property
     def section(self) -> str:
@@ -93,7 +93,7 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "role": None,
     "sink": None,
 }
-"""What may stand in each placeholder; None: any name without a slash or a space."""
+"""Names allowed in each placeholder; None: any name without a slash or a space."""
 
 
 def _total(name: str, unit: str, meaning: str) -> list[Series]:
@@ -104,7 +104,7 @@ def _total(name: str, unit: str, meaning: str) -> list[Series]:
 
 
 def rate_name(total: str) -> str:
-    """The rate that belongs to a total.
+    """The name of the rate of a total.
 
     >>> rate_name("throughput/tokens_wasted/stale")
     'throughput/tokens_wasted_per_s/stale'
@@ -118,42 +118,42 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_trained", "tokens", "policy tokens that carried loss in an applied step"),
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
-    *_total("throughput/prefix_breaks", "rows", "rows begun because the chat template changed what stood before"),
-    Series("throughput/step_s", "s", "wall time of one training step, from one finished to the next"),
-    Series("throughput/compute_s", "s", "of it, forward, backward and optimizer"),
-    Series("throughput/proximal_s", "s", "of it, the forward pass for the proximal logprobs"),
+    *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
+    Series("throughput/step_s", "s", "wall time from the end of one training step to the end of the next"),
+    Series("throughput/compute_s", "s", "of step_s, forward, backward and optimizer"),
+    Series("throughput/proximal_s", "s", "of step_s, the forward pass for the proximal logprobs"),
     Series("throughput/real_token_share", "share", "tokens computed by the learner that are not padding"),
-    Series("throughput/requests_running", "requests", "sequences that the engines generate now", "sum"),
+    Series("throughput/requests_running", "requests", "sequences that the engines are generating", "sum"),
     Series("throughput/requests_waiting", "requests", "sequences that wait for a slot in the engines", "sum"),
-    Series("throughput/slots", "episodes", "that the actors play at once, at most", "sum"),
-    Series("throughput/slots_busy", "share", "actor slots that play an episode", "mean"),
-    Series("throughput/kv_use", "share", "KV cache of the engines that is in use", "mean"),
+    Series("throughput/slots", "episodes", "maximum of concurrent episodes of the actors", "sum"),
+    Series("throughput/slots_busy", "share", "actor slots in use", "mean"),
+    Series("throughput/kv_use", "share", "KV cache of the engines in use", "mean"),
     Series("staleness/mean", "steps", "mean over the trained tokens"),
     Series("staleness/max", "steps", "largest over the trained tokens", "max"),
     Series("staleness/bound", "steps", "buffer.max_staleness"),
-    Series("staleness/trained_tokens/{bucket}", "share", "of the step's trained tokens, by their staleness"),
-    Series("staleness/in_queue/{bucket}", "groups", "complete groups that wait, by the staleness they have now", "sum"),
-    Series("staleness/in_flight/{bucket}", "groups", "incomplete groups, by the staleness they have now", "sum"),
-    Series("staleness/versions_per_episode", "versions", "policy versions that sampled one trained trajectory, mean"),
+    Series("staleness/trained_tokens/{bucket}", "share", "trained tokens of the step, by staleness"),
+    Series("staleness/in_queue/{bucket}", "groups", "complete groups that wait, by current staleness", "sum"),
+    Series("staleness/in_flight/{bucket}", "groups", "incomplete groups, by current staleness", "sum"),
+    Series("staleness/versions_per_episode", "versions", "policy versions that sampled a trained trajectory, mean"),
     *[Series(f"buffer/groups/{s}", "groups", f"groups that are {s.replace('_', ' ')}", "sum") for s in STATES],
     Series("buffer/groups/issued", "groups", "groups ever issued: the sum of the five states", "sum"),
     Series("buffer/dropped/{drop}", "groups", "groups dropped, by reason, since the start", "sum"),
-    Series("buffer/fill", "share", "of buffer.capacity that is taken", "max"),
-    Series("buffer/trajectories", "trajectories", "places of buffer.capacity that are taken", "sum"),
-    Series("buffer/leases", "tickets", "tickets lent to actors now", "sum"),
+    Series("buffer/fill", "share", "part of buffer.capacity in use", "max"),
+    Series("buffer/trajectories", "trajectories", "places of buffer.capacity in use", "sum"),
+    Series("buffer/leases", "tickets", "tickets leased to actors now", "sum"),
     Series("buffer/disk_bytes", "bytes", "payloads on disk", "sum"),
-    Series("buffer/commit_ms", "ms", "one group commit of the ledger, mean", "max"),
+    Series("buffer/commit_ms", "ms", "duration of one group commit of the ledger, mean", "max"),
     *_total("buffer/puts", "trajectories", "trajectories stored"),
     *_total("buffer/duplicates", "trajectories", "trajectories put again with the same digest: not stored"),
     *_total("buffer/late", "trajectories", "trajectories that came too late or with another digest: discarded"),
-    *_total("buffer/reissued", "tickets", "tickets lent again after a lapsed lease or a failed environment"),
+    *_total("buffer/reissued", "tickets", "tickets issued again after a lapsed lease or a failed environment"),
     *_total("buffer/refused", "messages", "malformed messages refused"),
     *_total("buffer/env_failures", "episodes", "episodes whose environment failed"),
-    Series("buffer/env_failing", "share", "of the last env.failure_window attempts, whose environment failed", "max"),
+    Series("buffer/env_failing", "share", "failed environments among the last env.failure_window attempts", "max"),
     Series("buffer/length/{fate}", "tokens", "policy tokens per trajectory, mean since the start", "sum"),
     Series("buffer/turns/{fate}", "turns", "assistant turns per trajectory, mean since the start", "sum"),
     Series("buffer/reward/{fate}", "reward", "reward per trajectory, mean since the start", "sum"),
-    Series("buffer/count/{fate}", "trajectories", "trajectories behind these means", "sum"),
+    Series("buffer/count/{fate}", "trajectories", "trajectories that these means are over", "sum"),
     Series("buffer/env_count/{fate}/{env}", "trajectories", "of them, by environment", "sum"),
     Series("correction/ess", "share", "effective sample size of the importance weights over the number of tokens"),
     Series("correction/sequence_ess", "share", "the same over rows, each weighing the product of its tokens' ratios"),
@@ -163,7 +163,7 @@ _TABLE: list[Series] = [
         "correction/engine_mismatch_mean", "nats", "|engine's logprob - learner's|, mean over tokens of staleness 0"
     ),
     Series("correction/engine_mismatch_max", "nats", "its largest value", "max"),
-    Series("correction/engine_mismatch_tokens", "tokens", "the tokens of staleness 0 in the batch, which it is over"),
+    Series("correction/engine_mismatch_tokens", "tokens", "tokens of staleness 0 in the batch"),
     Series("correction/ratio_mean", "ratio", "proximal / behaviour, mean over trained tokens"),
     Series("correction/ratio_p99", "ratio", "its 99th percentile"),
     Series("correction/ratio_max", "ratio", "its largest value", "max"),
@@ -174,9 +174,9 @@ _TABLE: list[Series] = [
     Series("correction/mismatch_k1", "nats", "mean of log(behaviour / proximal): the same KL, unbiased and noisier"),
     Series("correction/kept", "share", "trained tokens that the corrections keep"),
     Series("correction/weights_mean", "ratio", "importance weight after the correction, mean over trained tokens"),
-    Series("correction/clip_fraction", "share", "trained tokens on the flat side of the loss's clip"),
+    Series("correction/clip_fraction", "share", "trained tokens whose loss is clipped"),
     Series("correction/approx_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),
-    Series("correction/applied/{correction}/{metric}", "1", "what one importance correction says of itself"),
+    Series("correction/applied/{correction}/{metric}", "1", "reported by one importance correction"),
     *[
         Series(f"correction/{metric}/{{bucket}}", unit, f"{meaning}, by staleness")
         for metric, unit, meaning in (
@@ -193,7 +193,7 @@ _TABLE: list[Series] = [
     ],
     Series("reward/mean", "reward", "mean over the step's trajectories"),
     Series("reward/std", "reward", "standard deviation over the step's trajectories"),
-    Series("reward/shaped", "reward", "mean after learner.shaping: what is trained on"),
+    Series("reward/shaped", "reward", "mean after learner.shaping"),
     Series("reward/by_name/{reward}", "reward", "mean of one named reward"),
     Series("reward/success", "share", "trajectories of the step that succeeded (eval.success)"),
     Series("reward/success/{env}", "share", "the same, by environment"),
@@ -207,30 +207,32 @@ _TABLE: list[Series] = [
     Series("reward/advantage_std", "1", "standard deviation of the advantages over the trained tokens"),
     Series("weights/loss", "1", "the objective that was minimised"),
     Series("weights/policy_loss", "1", "its policy part"),
-    Series("weights/loss/{metric}", "1", "what the policy loss says of itself"),
+    Series("weights/loss/{metric}", "1", "reported by the policy loss"),
     Series("weights/reference_kl", "nats", "KL to the reference model (learner.kl_coef)"),
     Series("weights/kl_coef", "1", "weight of the KL term (learner.kl_controller)"),
     Series("weights/value_loss", "1", "the critic's loss (learner.critic)"),
-    Series("weights/explained_variance", "share", "of the returns' variance, what the critic's values explain"),
+    Series("weights/explained_variance", "share", "part of the returns' variance that the critic's values explain"),
     Series("weights/value_mean", "reward", "the critic's values at the start of the step, mean over trained tokens"),
     Series("weights/critic_grad_norm", "1", "the critic's gradient norm before clipping; of a shared one, its head's"),
     Series("weights/entropy", "nats", "entropy of the policy per trained token"),
     Series("weights/grad_norm", "1", "gradient norm before clipping"),
     Series("weights/lr", "1", "learning rate"),
-    Series("weights/lr_scale", "ratio", "of it, the factor by the effective sample size (learner.ess_lr)"),
+    Series("weights/lr_scale", "ratio", "factor of the learning rate by the effective sample size (learner.ess_lr)"),
     Series("weights/skipped", "batches", "batches skipped by the guard, since the start", "sum"),
     Series("weights/publish_s", "s", "seconds to publish one policy version"),
     Series("weights/published_version", "version", "the latest version published", "max"),
     Series("weights/bytes", "bytes", "size of one published version"),
-    Series("weights/sent_bytes", "bytes", "sent to other hosts since the start", "sum"),
-    Series("weights/delta_bytes", "bytes", "what changed from one published version to the next; 0: fetched whole"),
-    Series("weights/deltas_offered", "versions", "fetched by other hosts as what changed", "sum"),
-    Series("weights/fulls_offered", "versions", "fetched by other hosts as a whole", "sum"),
-    Series("weights/requests_refused", "requests", "malformed, by the weights server", "sum"),
+    Series("weights/sent_bytes", "bytes", "bytes sent to other hosts since the start", "sum"),
+    Series(
+        "weights/delta_bytes", "bytes", "size of the delta between published versions; 0: hosts fetch the full file"
+    ),
+    Series("weights/deltas_offered", "versions", "versions that other hosts fetched as a delta", "sum"),
+    Series("weights/fulls_offered", "versions", "versions that other hosts fetched in full", "sum"),
+    Series("weights/requests_refused", "requests", "malformed requests refused by the weights server", "sum"),
     Series("weights/held_version", "version", "version that the actors hold, mean", "mean"),
-    Series("weights/load_s", "s", "seconds an actor took to take up the latest weights", "max"),
-    Series("weights/paused_share", "share", "of its time an actor stands still for new weights", "mean"),
-    *_total("weights/updates", "updates", "updates taken up by the actors"),
+    Series("weights/load_s", "s", "seconds an actor took to load the latest weights", "max"),
+    Series("weights/paused_share", "share", "time in which an actor pauses for new weights", "mean"),
+    *_total("weights/updates", "updates", "updates loaded by the actors"),
     Series("waits/learner/{cause}", "share", "of the learner's time, by what it waits for"),
     Series("waits/actor/{cause}", "share", "of the actors' time, by what they wait for, mean over the actors"),
     Series("waits/buffer/{cause}", "share", "of the buffer's time, by what it waits for"),
@@ -238,14 +240,14 @@ _TABLE: list[Series] = [
     Series("system/rss_bytes/{role}", "bytes", "resident memory of one process and its children"),
     Series("system/restarts", "restarts", "processes restarted by the launcher, since the start"),
     Series("system/restarts/{role}", "restarts", "the same, of one process"),
-    Series("system/reports_lost", "messages", "messages to the launcher dropped rather than waited for", "sum"),
+    Series("system/reports_lost", "messages", "messages to the launcher that were dropped", "sum"),
     Series("system/unknown_series", "values", "values whose name is not in the table of series", "sum"),
     Series("system/sink_failures/{sink}", "calls", "calls of a metrics sink that failed; it is dropped"),
 ]
 
 SERIES: dict[str, Series] = {s.name: s for s in _TABLE}
 if len(SERIES) != len(_TABLE):
-    raise ValueError("asyncrl.tracking.series: a name stands in the table twice")
+    raise ValueError("asyncrl.tracking.series: a name is in the table twice")
 
 
 def _pattern(name: str) -> re.Pattern[str]:
@@ -261,7 +263,7 @@ _FAMILIES = [(_pattern(s.name), s) for s in _TABLE if s.family]
 
 @lru_cache(maxsize=4096)
 def find(name: str) -> Series | None:
-    """The entry of the table for a series, or for the family that it is of; None if there is none.
+    """The entry of the table for a series or its family; None if there is none.
 
     >>> find("throughput/tokens_wasted/stale").unit
     'tokens'
@@ -274,7 +276,7 @@ def find(name: str) -> Series | None:
 
 
 def check(names: Iterable[str]) -> None:
-    """Raises ValueError if a name is not in the table: for the tests of whoever sends series."""
+    """Raise ValueError if a name is not in the table; for tests of code that reports series."""
     unknown = sorted(n for n in names if find(n) is None)
     if unknown:
         raise ValueError(f"no such series: {', '.join(unknown)}. Use one of asyncrl/tracking/series.py, or add it.")
@@ -294,7 +296,7 @@ def bucket(staleness: int) -> str:
 def histogram(family: str, counts: dict[int, int]) -> dict[str, float]:
     """Counts by staleness as the series of one family: `histogram("staleness/in_queue", {0: 5, 7: 1})`.
 
-    Every bucket is there, so that one that empties returns to 0.
+    It has every bucket, so that one that becomes empty returns to 0.
     """
     values = dict.fromkeys((f"{family}/{b}" for b in BUCKETS), 0.0)
     for staleness, n in counts.items():

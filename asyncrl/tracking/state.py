@@ -1,8 +1,8 @@
-"""Everything that the roles said last, put together into one picture. Pure: messages and times go in, records come out.
+"""The state of a run, from the latest reports of its roles. Pure: messages and times go in, records come out.
 
-What comes with a step belongs to that step; what comes without one holds until its role says something newer. A total
-that falls started anew: what was counted before is kept, but for steps that are done again (a learner that died goes on
-from its last checkpoint), which count once.
+A value reported with a step belongs to that step; one without holds until its role reports a newer one.
+A total that falls has restarted from 0: the earlier count is added. Steps that are done again (a learner that died
+continues from its last checkpoint) count once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Event:
 
 @dataclass(slots=True)
 class RoleState:
-    """What one process said last."""
+    """The latest report of one process."""
 
     role: str
     pid: int = 0
@@ -44,25 +44,26 @@ class RoleState:
     heard: float = 0.0
     values: dict[str, float] = field(default_factory=dict)
     totals: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Per name: what earlier starts of the process counted, what this one counted, when it said so."""
+    """By name: the count of earlier starts of the process, the count of this one, and the time of that report."""
     cause: str | None = None
     on: str = ""
     since: float = 0.0
     waits: dict[str, float] = field(default_factory=dict)
-    """Seconds per cause, of this start of the process, as of `heard`."""
+    """Seconds of waiting by cause, of this start of the process, as of `heard`."""
     waits_before: dict[str, float] = field(default_factory=dict)
+    """Seconds of waiting by cause, of earlier starts of the process."""
     lost: int = 0
     unknown: int = 0
     over: bool = False
-    """It ended, and is not started again."""
+    """Whether it ended and is not restarted."""
 
     @property
     def kind(self) -> str:
-        """actor-3 is an actor."""
+        """The kind of role: `actor` for actor-3."""
         return self.role.split("-", 1)[0]
 
     def waited(self, now: float) -> dict[str, float]:
-        """Seconds per cause since the run began, the wait that goes on included."""
+        """Seconds of waiting by cause since the run began, with the current wait."""
         seconds = dict(self.waits_before)
         for cause, s in self.waits.items():
             seconds[cause] = seconds.get(cause, 0.0) + s
@@ -71,9 +72,9 @@ class RoleState:
         return seconds
 
 
-class Board:
+class RunState:
     def __init__(self, started: float, steps: int, max_staleness: int) -> None:
-        """`started`: time.time() of the run's beginning. `steps`: `learner.steps`."""
+        """`started`: time.time() at the start of the run. `steps`: `learner.steps`."""
         self.started = started
         self.steps = steps
         self.max_staleness = max_staleness
@@ -88,14 +89,14 @@ class Board:
         self._offsets: dict[str, float] = {}
         self._carried: dict[str, float] = {}
         self._added: dict[str, dict[int, float]] = {}
-        """Per total that comes with steps: what each step added to it, in order."""
+        """By total that is reported with steps: what each step added to it, in order."""
         self._tokens_at: dict[int, float] = {}
         """Tokens trained after each step of an earlier launch."""
         self._waited_at_last: dict[str, dict[str, float]] = {}
         self._last_at = started
 
     def resume(self, records: Iterable[Record]) -> None:
-        """Goes on where an earlier launch of the run stopped: clock, totals, held-out results."""
+        """Continue from the records of an earlier launch of the run: clock, totals, held-out results."""
         last: Record = {}
         for record in records:
             last |= record
@@ -105,8 +106,10 @@ class Board:
         self._carried = {name: value for name, value in last.items() if name in SERIES and SERIES[name].total}
 
     def take(self, message: Mapping[str, Any]) -> Event | None:
-        """One message of a Reporter; the event in it, if it is one. Raises KeyError, TypeError, ValueError when
-        it is malformed."""
+        """Take one message of a Reporter; returns the event in it, if any.
+
+        Raises KeyError, TypeError or ValueError if it is malformed.
+        """
         role, t, kind = str(message["role"]), float(message["t"]), str(message["kind"])
         if role not in self.roles and len(self.roles) >= MAX_ROLES:
             raise ValueError(f"{MAX_ROLES} roles have reported already")
@@ -132,7 +135,7 @@ class Board:
         return None if step is None else Event("step", role, t, {"step": int(step)})
 
     def gone(self, role: str, *, over: bool = True) -> None:
-        """The process ended: what it measured now is no longer so; what it counted stays. `over`: for good."""
+        """Forget the current values of a process that ended; its totals stay. `over`: it is not restarted."""
         state = self.roles.get(role)
         if state is not None:
             state.ready, state.values, state.cause, state.over = False, {}, None, over
@@ -142,7 +145,7 @@ class Board:
         self.restarts[role] = self.restarts.get(role, 0) + 1
 
     def record(self, step: int, now: float) -> Record:
-        """What was measured when the training step `step` ended, `now`."""
+        """The record of training step `step`, which ended at `now`."""
         values = self.now(now)
         values |= self._of_step | self._waits(now)
         record = {
@@ -165,7 +168,7 @@ class Board:
                 gathered.setdefault(name, []).append((state.heard, value))
             for name, (before, count, t) in state.totals.items():
                 gathered.setdefault(name, []).append((t, before + count))
-        values = {name: _across(name, found) for name, found in gathered.items()}
+        values = {name: _across(name, values) for name, values in gathered.items()}
         for name in values:
             if name in self._carried:
                 carried = self._carried.pop(name)
@@ -179,7 +182,7 @@ class Board:
         return values
 
     def put(self, values: Mapping[str, float], role: str, now: float) -> None:
-        """Values that the launcher measures itself."""
+        """Set values that the launcher measures itself."""
         state = self.roles.setdefault(role, RoleState(role, since=now))
         state.values |= values
         state.heard = now
@@ -190,30 +193,34 @@ class Board:
             if series is None:
                 raise ValueError(f"{name!r} is not in asyncrl/tracking/series.py")
             if series.total:
-                # The first count of a training step is that of the time since the last record.
-                before, count, then = state.totals.get(name, (0.0, 0.0, 0.0 if step is None else self._last_at))
-                if value < count:
-                    before, count = before + count, 0.0
-                if then and t > then:
-                    state.values[rate_name(name)] = (value - count) / (t - then)
-                if step is not None:
-                    before -= self._again(name, step)
-                    self._added[name][step] = value - count
-                state.totals[name] = (before, value, t)
+                self._count(state, t, name, value, step)
             elif step is not None:
                 self._of_step[name] = value
             else:
                 state.values[name] = value
 
-    def _again(self, name: str, step: int) -> float:
-        """What this step and later ones added to a total, when they were done before."""
+    def _count(self, state: RoleState, t: float, name: str, value: float, step: int | None) -> None:
+        """Take the value of a total, and derive its rate."""
+        # The first count of a training step covers the time since the last record.
+        before, count, then = state.totals.get(name, (0.0, 0.0, 0.0 if step is None else self._last_at))
+        if value < count:
+            before, count = before + count, 0.0
+        if then and t > then:
+            state.values[rate_name(name)] = (value - count) / (t - then)
+        if step is not None:
+            before -= self._done_again(name, step)
+            self._added[name][step] = value - count
+        state.totals[name] = (before, value, t)
+
+    def _done_again(self, name: str, step: int) -> float:
+        """What this step and later ones had added to a total when they were done before."""
         if name in self._carried:  # by an earlier launch
             last = self._carried.pop(name)
             self._offsets[name] = self._tokens_at.get(step - 1, last)
-        added, again = self._added.setdefault(name, {}), 0.0
+        added, subtracted = self._added.setdefault(name, {}), 0.0
         while added and next(reversed(added)) >= step:
-            again += added.popitem()[1]
-        return again
+            subtracted += added.popitem()[1]
+        return subtracted
 
     def _waits(self, now: float) -> dict[str, float]:
         """Share of the time since the last record, by kind of role and cause; the mean over the roles of a kind."""
@@ -231,7 +238,7 @@ class Board:
                 share = min(max(seconds - before.get(cause, 0.0), 0.0) / passed, 1.0)
                 shares.setdefault(f"waits/{state.kind}/{cause}", []).append(share)
         return {
-            name: sum(found) / of_kind[name.split("/")[1]] for name, found in shares.items() if find(name) is not None
+            name: sum(values) / of_kind[name.split("/")[1]] for name, values in shares.items() if find(name) is not None
         }
 
     def _keep(self, record: Record) -> None:
@@ -243,10 +250,10 @@ class Board:
         self.recent.append(record)
 
 
-def _across(name: str, found: list[tuple[float, float]]) -> float:
-    """One value out of those of several roles, each with the time it was said."""
+def _across(name: str, reported: list[tuple[float, float]]) -> float:
+    """One value from (time, value) pairs of several roles."""
     series = find(name)
-    values = [value for _, value in found]
+    values = [value for _, value in reported]
     match series.across if series else "last":
         case "sum":
             return sum(values)
@@ -255,7 +262,7 @@ def _across(name: str, found: list[tuple[float, float]]) -> float:
         case "max":
             return max(values)
         case _:
-            return max(found)[1]
+            return max(reported)[1]
 
 
 def _plain(cause: str) -> str:

@@ -12,8 +12,7 @@ class Usage:
         self._before: dict[str, tuple[int, float, float]] = {}
 
     def sample(self, pids: Mapping[str, int], now: float) -> dict[str, float]:
-        """`system/cpu/{role}` (cores, since the last sample) and `system/rss_bytes/{role}`; a process that ended is
-        left out."""
+        """`system/cpu/{role}` (cores, since the last sample) and `system/rss_bytes/{role}` of processes that run."""
         values = {}
         for role, pid in pids.items():
             try:
@@ -30,7 +29,7 @@ class Usage:
 
 
 def _of_tree(pid: int, descend: bool) -> tuple[float, int]:
-    """CPU seconds and resident bytes. The roles are children of the launcher, so it is counted without them."""
+    """CPU seconds and resident bytes. The launcher is counted without its children, which are the roles."""
     process = psutil.Process(pid)
     cpu_s, rss = 0.0, 0
     for each in (process, *(process.children(recursive=True) if descend else ())):

@@ -1,4 +1,4 @@
-"""The weights process: `python -m asyncrl.weights RUN`, beside the learner, serves its versions to other hosts."""
+"""The weights process: `python -m asyncrl.weights RUN` serves the learner's versions to other hosts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 
 
 def main(path: Path) -> None:
     run = RunFolder.existing(path)
     config = run.load_config()
-    server = Server(run.shm, run.address("weights"), config.weights.full_every, config.weights.fanout)
+    server = WeightsServer(run.shm, run.address("weights"), config.weights.full_every, config.weights.fanout)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

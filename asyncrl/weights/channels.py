@@ -1,4 +1,4 @@
-"""How weights travel, by name (`weights.channel`). Without torch until weights are sent or received."""
+"""The channels of weights, by name (`weights.channel`). No torch is imported until weights are sent or received."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError
-from asyncrl.plugins import resolve
+from asyncrl.plugins import build
 from asyncrl.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 class Channel(Protocol):
     server: str | None
-    """Module of a role of its own, started beside the learner as `python -m MODULE RUN`; or None."""
+    """Module of a server role, started on the learner's host as `python -m MODULE RUN`; or None."""
 
     def publisher(self, run: RunFolder) -> Publisher:
         """The learner's end."""
@@ -44,7 +43,7 @@ class Shm:
 
 
 class Zmq:
-    """Several hosts: the learner writes for its host, a server hands that on, each host fetches it once."""
+    """Several hosts: the learner writes on its host, a server serves that, and each other host fetches it once."""
 
     server: str | None = "asyncrl.weights"
 
@@ -100,18 +99,16 @@ class Nccl:
 
 
 def _reader() -> str:
-    """Of this process: one that was started again is another."""
+    """A name of this process; a restarted process has another."""
     return f"{os.environ.get('ASYNCRL_ROLE', 'actor')}.{os.getpid()}"
 
 
 CHANNELS: dict[str, type[Channel]] = {"shm": Shm, "zmq": Zmq, "cuda_ipc": CudaIpc, "nccl": Nccl}
 ON_DEVICE = frozenset(("cuda_ipc", "nccl"))
-"""Channels whose versions engines take over by vLLM's weight-transfer API."""
+"""Channels whose versions engines receive by vLLM's weight-transfer API."""
 
 
 def channel(config: Config) -> Channel:
-    """Raises ConfigError."""
-    try:
-        return resolve(config.weights.channel, CHANNELS, "weights.channel")()
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    """The channel that `weights.channel` names. Raises ConfigError."""
+    made: Channel = build(config.weights.channel, CHANNELS, "weights.channel", {})
+    return made

@@ -1,4 +1,4 @@
-"""What a policy version is to those who send and receive one; `local/shm.py` is the channel for one host."""
+"""The interfaces for sending and receiving policy versions; `local/shm.py` is the channel for one host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WeightsCorrupt(RunError):
-    """A published version is missing, cut short or altered: it must not be loaded."""
+    """A published version is missing, truncated or altered, and must not be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class WeightsVersion:
     branch: int
     version: int
     digest: str
-    """32 hex digits over names, dtypes, shapes and bytes. Equal digests: equal weights, whatever the version."""
+    """32 hex digits over names, dtypes, shapes and bytes. Equal digests mean equal weights, whatever the version."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class Weights(Protocol):
     id: WeightsVersion
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, tensor). Tied weights appear once. Views, to be read only, and only until `close`."""
+        """Yields (Hugging Face name, tensor); tied weights once. The views may only be read, and only until `close`."""
         ...
 
     def close(self) -> None: ...
@@ -49,17 +49,17 @@ class Publisher(Protocol):
         ...
 
     def latest(self) -> WeightsVersion | None:
-        """What subscribers see now; it survives the publisher's process."""
+        """The version that subscribers see now; it survives the publisher's process."""
         ...
 
 
 class Subscriber(Protocol):
     def latest(self) -> WeightsVersion | None:
-        """The newest version published, or None. Cheap: meant to be asked often."""
+        """The newest published version, or None. Cheap, since it is called often."""
         ...
 
     def open(self, verify: bool = True) -> Weights:
-        """The newest version. Raises WeightsCorrupt when it is not what its digest says."""
+        """The newest version. Raises WeightsCorrupt if it does not match its digest."""
         ...
 
     def close(self) -> None: ...

@@ -45,7 +45,7 @@ import psutil
 import zmq
 from buffer_report import AIM, Found, line, show, targets
 
-from asyncrl.buffer.client import AsyncBufferClient, BufferClient, messages
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient, codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import to_record
@@ -55,7 +55,7 @@ from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
-from asyncrl.wire import pack, unpack
+from asyncrl.wire import unpack
 
 ROOT = Path(__file__).parents[2]
 GROUP, GROUPS_PER_STEP = 8, 8
@@ -265,8 +265,11 @@ def produce(address: Endpoint, producers: int, tokens: int, n: int, pipe: Connec
             tickets = client.tickets(name, (0, 0), wanted, [], 30).tickets
         assert len(tickets) == wanted
         parts = [tickets[i : i + TOGETHER] for i in range(0, wanted, TOGETHER)]
-        requests = [messages.put([trajectory(ticket, tokens) for ticket in part]) for part in parts]
-        frames = [[pack({"op": r.op, "n": k, "who": name, **r.arguments}), *r.buffers] for k, r in enumerate(requests)]
+        header = messages.PutRequest()
+        frames = [
+            [codec.encode_request(header, n), *(to_record(trajectory(ticket, tokens)) for ticket in part)]
+            for n, part in enumerate(parts)
+        ]
         sender = Link(zmq.Context.instance(), zmq.DEALER, address).socket
         todo[sender] = frames
     pipe.send("ready")
@@ -292,7 +295,7 @@ def _answered(todo: dict[zmq.Socket[bytes], list[list[Any]]]) -> float:
         assert ready, f"{left} puts were not answered for 60 s"
         for sender, _ in ready:
             answer = unpack(sender.recv_multipart()[0])
-            assert set(answer.get("outcomes", ())) == {"stored"}, answer
+            assert set(answer.get("reply", ())) == {"stored"}, answer
             left -= 1
             if todo[sender]:
                 sender.send_multipart(todo[sender].pop(), copy=False)
@@ -342,9 +345,9 @@ def restart(path: Path, groups: int, group_size: int) -> Found:
     buffer = Buffer(database, Rules.of(settings), open_source(settings), 0.0)
     buffer.published(buffer.start(0, 0, None).incarnation, 0, 0, "bench")
     while buffer.ledger.count("waiting") < groups:
-        for ticket in buffer.lend(0.0, "bench", (0, 0), 1024)[0]:
+        for ticket in buffer.issue(0.0, "bench", (0, 0), 1024)[0]:
             made = trajectory(ticket, 8)
-            buffer.put(made, to_record(made))
+            buffer.accept(made, to_record(made))
         buffer.commit(0.0)
     database.close()
     with started(path, settings) as (_, process, seconds):

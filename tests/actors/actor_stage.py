@@ -18,7 +18,7 @@ from asyncrl.actors.loop import Actor
 from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
 from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
-from asyncrl.rewards.group_score import Answer
+from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
@@ -149,7 +149,7 @@ class Stage:
             result = await play(ticket, make_env, engine, renderer, limits, progress)
             trajectory = result.trajectory(ticket, progress, actor="actor-0", env_name="lookup")
             compared = options.get("compared")  # as group_scores.py does: (ticket, trajectory, answer) -> trajectory
-            return await compared(ticket, trajectory, Answer([], 0.0, {})) if compared else trajectory
+            return await compared(ticket, trajectory, GroupAnswer([], 0.0, {})) if compared else trajectory
 
         components = Components(
             engine=engine, play=play_episode, buffer=self.buffer, updates=self.updates, keeper=keeper,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.audit.checks import listed
 from asyncrl.audit.command import audit
 from asyncrl.buffer.ledger.payloads import SEGMENT_BYTES, checksum
 from asyncrl.cli import main
@@ -137,7 +138,7 @@ TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     ),
     "a place in a batch": (
         lambda run: sql(run, "DELETE FROM uses WHERE place = 1 AND serial = (SELECT max(serial) FROM batches)"),
-        "uses: batch 3 holds 1 groups, a whole one has 2",
+        "uses: batch 3 holds 1 groups, a full one has 2",
     ),
     "a prompt": (
         lambda run: sql(run, "UPDATE groups SET state = 'dropped', reason = 'discarded_branch' WHERE number = 0"),
@@ -337,3 +338,9 @@ def test_the_command(original: RunFolder, capsys: pytest.CaptureFixture[str]) ->
         main(["audit", str(original.path), "--step", "2"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("step 2: batch 1")
+
+
+def test_every_check_says_what_must_hold() -> None:
+    sentences = [sentence for checks in listed().values() for sentence in checks]
+    assert len(sentences) > len(listed()) > 9
+    assert [sentence for sentence in sentences if not sentence.endswith(".")] == []

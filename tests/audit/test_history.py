@@ -14,27 +14,30 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from asyncrl.audit.checks import acknowledgements, draws, equation, loss, rows, staleness, uses
+from asyncrl.audit.accounting import equation, staleness, uses
 from asyncrl.audit.curriculum import curriculum
+from asyncrl.audit.draws import draws
 from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.logs import acknowledgements, loss
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.prefixes import prefixes
+from asyncrl.audit.references import rows
 from asyncrl.audit.summary import account
-from asyncrl.audit.witnesses import Ack, AckLines, Limits
+from asyncrl.audit.witnesses import Ack, AckLines, Bounds
 from asyncrl.buffer.ledger.snapshot import restore
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
-from tests.buffer.tickets.test_prefixes import hand_back, lend, prefix
+from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix
 
 
-def found(folder: Path, source: FakeSource, acks: list[Ack], limits: Limits) -> Iterator[str]:
+def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> Iterator[str]:
     ledger = read_ledger(folder)
     yield from rows(ledger)
     yield from draws(ledger, lambda draw: (str(source.task(draw)["id"]), RULES["group_size"]))
     yield from curriculum(ledger, FakeCurriculum())
     yield from equation(ledger)
-    yield from uses(ledger, limits)
-    yield from staleness(ledger, limits)
+    yield from uses(ledger, bounds)
+    yield from staleness(ledger, bounds)
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
     files = PayloadFiles(folder / "payloads")
     yield from payloads(ledger, files.read)
@@ -47,10 +50,10 @@ class AuditedInterleavings(Interleavings):
         if not hasattr(self, "buffer"):
             return
         o: dict[str, Any] = self.options
-        limits = Limits(2, o["max_uses"], o["max_staleness"], o["over_age"], o["mask_min_kept"])
+        bounds = Bounds(2, o["max_uses"], o["max_staleness"], o["over_age"], o["mask_min_kept"])
         acks = [Ack(t.id.branch, *key, t.attempt, t.digest()) for key, t in self.stored.items()]
         # The episodes of this machine are all signed by actor-0, whoever was lent the ticket.
-        problems = [p for p in found(self.folder, self.source, acks, limits) if "its ticket was lent to" not in p]
+        problems = [p for p in found(self.folder, self.source, acks, bounds) if "its ticket was leased to" not in p]
         ledger = read_ledger(self.folder)
         for branch in ledger.branches:
             expected = self.buffer.ledger.equation(branch)
@@ -64,7 +67,7 @@ def test_any_interleaving_passes() -> None:
     run_state_machine_as_test(AuditedInterleavings, settings=few)
 
 
-LIMITS = Limits(groups_per_step=2, max_uses=1, max_staleness=1, over_age="drop", mask_min_kept=0.5)
+BOUNDS = Bounds(groups_per_step=2, max_uses=1, max_staleness=1, over_age="drop", mask_min_kept=0.5)
 
 
 def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) 
     incarnation = learner(buffer)
     tickets = play(buffer)
     step(buffer, incarnation, 0)
-    unfinished = buffer.lend(0, "actor-0", (0, 1), 2)[0]
+    unfinished = buffer.issue(0, "actor-0", (0, 1), 2)[0]
     put(buffer, trajectory(unfinished[0], (1,)))
     path = checkpoints / "step-000001"
     path.mkdir()
@@ -100,7 +103,7 @@ def test_what_went_down_with_a_host_is_counted_and_no_violation(tmp_path: Path) 
         play(buffer)
         buffer.commit(0)
         buffer.database.close()
-        assert list(found(ledger, FakeSource(), acks, LIMITS)) == []
+        assert list(found(ledger, FakeSource(), acks, BOUNDS)) == []
         account_of: LedgerRows = read_ledger(ledger)
         assert account_of.restored == (not begun)
         assert [loss(account_of, ack) for ack in acks] == lost
@@ -123,7 +126,7 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
     buffer.commit(0)
     buffer.database.close()
     acks = [Ack(0, t.id.group, t.id.index, 0, trajectory(t, (0,), float(t.id.index % 2)).digest()) for t in tickets]
-    assert list(found(tmp_path, FakeSource(), acks, LIMITS)) == []
+    assert list(found(tmp_path, FakeSource(), acks, BOUNDS)) == []
     assert [loss(read_ledger(tmp_path), ack) for ack in acks] == [None, "disk"]
 
 
@@ -131,8 +134,8 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
 def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | None, said: list[str]) -> None:
     buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
     learner(buffer)
-    hand_back(buffer, lend(buffer)[0], prefix())
-    (ticket,) = lend(buffer)
+    hand_back(buffer, issue(buffer)[0], prefix())
+    (ticket,) = issue(buffer)
     put(buffer, trajectory(ticket, (0, 0, 0)))
     if digest is not None:
         buffer.database.write("UPDATE prefixes SET digest = ?", (digest,))

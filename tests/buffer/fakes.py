@@ -111,7 +111,7 @@ def trajectory(
 
 
 def put(buffer: Buffer, t: Trajectory) -> str:
-    return buffer.put(t, to_record(t))
+    return buffer.accept(t, to_record(t))
 
 
 def learner(buffer: Buffer, version: int = 0, batch: int = 0, publish: bool = True, **options: Any) -> int:
@@ -128,7 +128,7 @@ def play(
     """An actor takes tickets and plays them all with the latest weights; rewards alternate unless given."""
     history = buffer.ledger.history
     held = history.published or 0
-    tickets, _ = buffer.lend(now, "actor-0", (history.branch, held), credits)
+    tickets, _ = buffer.issue(now, "actor-0", (history.branch, held), credits)
     for ticket in tickets:
         value = ticket.id.index % 2 if reward is None else reward
         put(buffer, trajectory(ticket, (held if version is None else version,), float(value)))

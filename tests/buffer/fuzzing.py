@@ -36,10 +36,10 @@ def mutations(good: Sequence[Sequence[bytes]], count: int, seed: int) -> Iterato
 def header(frame: bytes, rng: random.Random) -> bytes:
     """A value somewhere in a msgpack map exchanged, lost, or one put in; other bytes: noise."""
     try:
-        said = msgpack.unpackb(frame)
+        content = msgpack.unpackb(frame)
     except (ValueError, msgpack.exceptions.UnpackException):
         return noise(frame, rng)
-    inside = said
+    inside = content
     while isinstance(inside, dict) and inside:
         name = rng.choice(sorted(inside, key=str))
         if isinstance(inside[name], dict) and inside[name] and rng.random() < 0.7:
@@ -53,7 +53,7 @@ def header(frame: bytes, rng: random.Random) -> bytes:
             case _:
                 inside[name] = rng.choice(VALUES)
         break
-    packed: bytes = msgpack.packb(said)
+    packed: bytes = msgpack.packb(content)
     return packed
 
 
@@ -77,5 +77,6 @@ def noise(frame: bytes, rng: random.Random) -> bytes:
 
 def malformed(reply: Mapping[str, Any]) -> int:
     """How much of a request the buffer refused as malformed: all of it, or some of its puts."""
-    errors = [reply.get("error"), *reply.get("outcomes", ())]
+    outcomes = reply.get("reply")
+    errors = [reply.get("error"), *(outcomes if isinstance(outcomes, list) else ())]
     return sum(isinstance(error, dict) and error["code"] == "malformed" for error in errors)

@@ -1,4 +1,4 @@
-"""What holds after every step of any interleaving: what was told to actors and learner, beside the ledger's rows."""
+"""What holds after every step of any interleaving: what actors and learner were told, compared with the ledger."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def group(
 ) -> Group:
     made = Group(number, 0, number, "t", len(rewards), "waiting", uses=uses)
     for index, reward in enumerate(rewards):
-        made.keep(index, Received(0, "a", "d", Location(0, 0, 1, 0), ((oldest, 5),), 9, 1, reward, "e", stop))
+        made.store(index, Received(0, "a", "d", Location(0, 0, 1, 0), ((oldest, 5),), 9, 1, reward, "e", stop))
     return made
 
 

@@ -15,10 +15,10 @@ from tests.buffer.fakes import FakeSource, equation, learner, open_buffer, play,
 def test_nothing_is_issued_before_weights_are_published(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     incarnation = learner(buffer, publish=False)
-    assert buffer.lend(0, "a", (0, 0), 5) == ([], "no weights are published on branch 0 yet")
+    assert buffer.issue(0, "a", (0, 0), 5) == ([], "no weights are published on branch 0 yet")
     buffer.published(incarnation, 0, 0, "d")
-    assert len(buffer.lend(0, "a", (0, 0), 5)[0]) == 5
-    tickets, why = buffer.lend(0, "b", (-1, -1), 5)
+    assert len(buffer.issue(0, "a", (0, 0), 5)[0]) == 5
+    tickets, why = buffer.issue(0, "b", (-1, -1), 5)
     assert tickets == []
     assert "b holds weights (-1, -1), (0, 0) are needed" in why
 
@@ -28,19 +28,19 @@ def test_admission_stops_at_the_bound(tmp_path: Path) -> None:
     incarnation = learner(buffer)
     tickets = play(buffer)
     assert len(tickets) == 8
-    assert buffer.lend(0, "a", (0, 0), 1)[1].startswith("admission: 0 groups in flight, 4 waiting and 0 in batches")
+    assert buffer.issue(0, "a", (0, 0), 1)[1].startswith("admission: 0 groups in flight, 4 waiting and 0 in batches")
     buffer.batch(0, incarnation, 0)
-    assert buffer.lend(0, "a", (0, 0), 1)[0] == []  # still counted: fixed at the published version
+    assert buffer.issue(0, "a", (0, 0), 1)[0] == []  # still counted: fixed at the published version
     buffer.finished(incarnation, 0, "applied")
-    assert buffer.lend(0, "a", (0, 0), 1)[0] == []
+    assert buffer.issue(0, "a", (0, 0), 1)[0] == []
     buffer.published(incarnation, 0, 1, "d")
-    assert len(buffer.lend(0, "a", (0, 1), 99)[0]) == 4  # the two groups trained on leave the count
+    assert len(buffer.issue(0, "a", (0, 1), 99)[0]) == 4  # the two groups trained on leave the count
 
 
 def test_capacity_counts_places_of_trajectories(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, capacity=5)
     learner(buffer)
-    tickets, why = buffer.lend(0, "a", (0, 0), 99)
+    tickets, why = buffer.issue(0, "a", (0, 0), 99)
     assert len(tickets) == 4
     assert why == "capacity: 4 of 5 trajectories are in flight or waiting"
 
@@ -64,12 +64,12 @@ def test_a_batch_is_the_same_however_often_it_is_asked(tmp_path: Path) -> None:
 def test_put_first_valid_wins_and_repeats_are_harmless(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    ticket = buffer.lend(0, "a", (0, 0), 1)[0][0]
+    ticket = buffer.issue(0, "a", (0, 0), 1)[0][0]
     t = trajectory(ticket)
     assert put(buffer, t) == "stored"
     assert put(buffer, t) == "duplicate"
     assert put(buffer, trajectory(ticket, reward=0.25)) == "late"
-    assert dict(buffer.ledger.counters) == {(0, "duplicate"): 1, (0, "late"): 1}
+    assert dict(buffer.ledger.account.counters) == {(0, "duplicate"): 1, (0, "late"): 1}
     buffer = reopen(buffer, tmp_path)
     assert put(buffer, t) == "duplicate"
 
@@ -90,7 +90,7 @@ def test_put_first_valid_wins_and_repeats_are_harmless(tmp_path: Path) -> None:
 def test_a_trajectory_that_fits_no_ticket_is_refused(tmp_path: Path, change: dict[str, Any], code: str) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    buffer.lend(0, "a", (0, 0), 1)
+    buffer.issue(0, "a", (0, 0), 1)
     with pytest.raises(Refused) as refused:
         put(buffer, trajectory(**({"ticket": TicketId(0, 0, 0)} | change)))
     assert refused.value.code == code
@@ -100,13 +100,13 @@ def test_a_trajectory_that_fits_no_ticket_is_refused(tmp_path: Path, change: dic
 def test_a_lapsed_lease_is_lent_again_and_the_first_put_wins(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    first = buffer.lend(0, "a", (0, 0), 1)[0][0]
+    first = buffer.issue(0, "a", (0, 0), 1)[0][0]
     buffer.tick(29.9)
     assert buffer.renew(29.9, "a", [(first.id, 0)]) == []
     buffer.tick(59.8)
     assert len(buffer.leases) == 1
     buffer.tick(60.0)
-    again = buffer.lend(60, "b", (0, 0), 1)[0][0]
+    again = buffer.issue(60, "b", (0, 0), 1)[0][0]
     assert (again.id, again.attempt) == (first.id, 1)
     assert again.seed != first.seed
     assert buffer.renew(60, "a", [(first.id, 0)]) == [(first.id, 0)]
@@ -118,29 +118,29 @@ def test_a_lapsed_lease_is_lent_again_and_the_first_put_wins(tmp_path: Path) -> 
 def test_leases_outlive_a_restart_of_the_buffer(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    ticket = buffer.lend(0, "a", (0, 0), 1)[0][0]
+    ticket = buffer.issue(0, "a", (0, 0), 1)[0][0]
     buffer = reopen(buffer, tmp_path, now=1000.0)
     assert buffer.renew(1029, "a", [(ticket.id, 0)]) == []
-    assert [t.id for t in buffer.lend(1029, "b", (0, 0), 1)[0]] == [TicketId(0, 0, 1)]
+    assert [t.id for t in buffer.issue(1029, "b", (0, 0), 1)[0]] == [TicketId(0, 0, 1)]
 
 
-def test_an_actor_that_starts_anew_frees_what_it_held(tmp_path: Path) -> None:
+def test_an_actor_that_restarts_frees_what_it_held(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    buffer.lend(0, "a", (0, 0), 2)
-    buffer.lend(0, "b", (0, 0), 2)
+    buffer.issue(0, "a", (0, 0), 2)
+    buffer.issue(0, "b", (0, 0), 2)
     buffer.joined("a")
     assert sorted(lease.actor for lease in buffer.leases) == ["b", "b"]
-    assert [str(t.id) for t in buffer.lend(0, "c", (0, 0), 2)[0]] == ["0.0.0", "0.0.1"]
+    assert [str(t.id) for t in buffer.issue(0, "c", (0, 0), 2)[0]] == ["0.0.0", "0.0.1"]
 
 
 def test_a_failing_environment_is_retried_then_the_group_is_dropped(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, env_retries=1)
     learner(buffer)
-    one, two = buffer.lend(0, "a", (0, 0), 2)[0]
+    one, two = buffer.issue(0, "a", (0, 0), 2)[0]
     buffer.fail(one.id, 0, "env_error", "boom")
     buffer.fail(one.id, 0, "env_error", "boom")  # a repeat
-    again = buffer.lend(0, "a", (0, 0), 1)[0][0]
+    again = buffer.issue(0, "a", (0, 0), 1)[0][0]
     assert again.id == one.id
     buffer.fail(one.id, 1, "env_error", "boom")
     assert equation(buffer) == {"issued": 1, "dropped: env_error": 1}
@@ -151,7 +151,7 @@ def test_a_failing_environment_is_retried_then_the_group_is_dropped(tmp_path: Pa
 def test_stale_groups_are_dropped_and_their_prompts_drawn_again(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, max_staleness=0, groups_per_step=1, source=FakeSource(train_size=3))
     incarnation = learner(buffer)
-    slow = buffer.lend(0, "a", (0, 0), 2)[0]
+    slow = buffer.issue(0, "a", (0, 0), 2)[0]
     put(buffer, trajectory(slow[0]))
     for ticket in slow[1:]:
         buffer.fail(ticket.id, 0, "slow", "")
@@ -193,7 +193,7 @@ def test_a_solved_task_ends_the_run_when_asked(tmp_path: Path) -> None:
     answer = buffer.batch(0, incarnation, 0)
     assert (answer.state, answer.failed) == ("ended", False)
     assert "solved" in answer.why
-    assert "solved" in buffer.lend(0, "a", (0, 0), 1)[1]
+    assert "solved" in buffer.issue(0, "a", (0, 0), 1)[1]
     buffer = reopen(buffer, tmp_path, **options)
     assert buffer.batch(0, incarnation, 0).state == "ended"
     buffer = reopen(buffer, tmp_path, **options | {"end_when_starved": False})
@@ -219,7 +219,7 @@ def test_mask_keeps_groups_with_enough_fresh_tokens(tmp_path: Path) -> None:
     first = play(buffer)
     assert len(first) == 2
     step(buffer, incarnation, 0)
-    one, two = buffer.lend(0, "a", (0, 1), 2)[0]
+    one, two = buffer.issue(0, "a", (0, 1), 2)[0]
     put(buffer, trajectory(one, (0, 1, 1, 1)))
     put(buffer, trajectory(two, (0, 0, 1, 1)))
     answer = buffer.batch(0, incarnation, 1)
@@ -228,7 +228,7 @@ def test_mask_keeps_groups_with_enough_fresh_tokens(tmp_path: Path) -> None:
     assert buffer.mask_before(answer.batch.version) == 1
     buffer.finished(incarnation, 1, "applied")
     buffer.published(incarnation, 0, 2, "d")
-    one, two = buffer.lend(0, "a", (0, 2), 2)[0]
+    one, two = buffer.issue(0, "a", (0, 2), 2)[0]
     put(buffer, trajectory(one, (0, 1, 1, 2)))
     put(buffer, trajectory(two, (0, 1, 1, 2)))
     assert equation(buffer)["dropped: stale"] == 1
@@ -238,7 +238,7 @@ def test_wait_holds_the_batch_for_a_group_about_to_expire(tmp_path: Path) -> Non
     options: dict[str, Any] = {"over_age": "wait", "max_staleness": 0, "groups_per_step": 1, "group_size": 1}
     buffer = open_buffer(tmp_path, **options, wait_s=60)
     incarnation = learner(buffer)
-    slow = buffer.lend(0, "a", (0, 0), 1)[0][0]
+    slow = buffer.issue(0, "a", (0, 0), 1)[0][0]
     answer = buffer.batch(10, incarnation, 0)
     assert answer.state == "waiting"
     assert "group 0" in answer.why
@@ -254,7 +254,7 @@ def test_wait_holds_the_batch_for_a_group_about_to_expire(tmp_path: Path) -> Non
 def test_the_first_of_a_group_is_played_greedily_where_its_reward_is_the_baseline(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, greedy_first=True)
     learner(buffer)
-    tickets = buffer.lend(0, "a", (0, 0), 4)[0]
+    tickets = buffer.issue(0, "a", (0, 0), 4)[0]
     assert {t.id.index for t in tickets} > {0}
     assert all((t.temperature == 0) == (t.id.index == 0) for t in tickets)
 
@@ -262,29 +262,29 @@ def test_the_first_of_a_group_is_played_greedily_where_its_reward_is_the_baselin
 def test_an_evaluation_is_pinned_and_apart_from_training(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, eval_tasks=3, eval_samples=1, env_retries=0)
     incarnation = learner(buffer)
-    training = buffer.lend(0, "a", (0, 0), 1)[0][0]
+    training = buffer.issue(0, "a", (0, 0), 1)[0][0]
     buffer.evaluate((0, 0), "start")
     buffer.evaluate((0, 0), "start")
     assert buffer.renew(0, "a", [(training.id, 0)]) == [(training.id, 0)]
-    tickets = buffer.lend(0, "a", (0, 0), 99)[0]
+    tickets = buffer.issue(0, "a", (0, 0), 99)[0]
     assert [(t.kind, t.temperature) for t in tickets] == [("eval", 1.0), ("eval", 0.0)] * 3
-    assert buffer.lend(0, "b", (0, 0), 9) == ([], "the last episodes of the evaluation are being played")
+    assert buffer.issue(0, "b", (0, 0), 9) == ([], "the last episodes of the evaluation are being played")
     with pytest.raises(Refused, match="met versions"):
         put(buffer, trajectory(tickets[0], (0, 1)))
-    tickets[0] = buffer.lend(0, "b", (0, 0), 9)[0][0]
+    tickets[0] = buffer.issue(0, "b", (0, 0), 9)[0][0]
     for ticket in tickets[:-1]:
         assert put(buffer, trajectory(ticket, (0,), 0.5)) == "stored"
     assert put(buffer, trajectory(tickets[0], (0,), 0.5)) == "duplicate"
     buffer = reopen(buffer, tmp_path, eval_tasks=3, eval_samples=1, env_retries=0)
     assert buffer.evaluation("start").finished == 5
-    last = buffer.lend(0, "b", (0, 0), 9)[0]
+    last = buffer.issue(0, "b", (0, 0), 9)[0]
     assert len(last) == 1
     buffer.fail(last[0].id, last[0].attempt, "env_error", "boom")
     reply = buffer.evaluation("start")
     assert (reply.done, reply.total, len(reply.results)) == (True, 6, 5)
     assert reply.why == "1 episodes failed in their environment"
     assert reply.results[0].version == (0, 0)
-    assert buffer.lend(0, "a", (0, 0), 1)[0][0].kind == "train"
+    assert buffer.issue(0, "a", (0, 0), 1)[0][0].kind == "train"
     assert equation(buffer)["issued"] == 1
     assert buffer.batch(0, incarnation, 0).state == "waiting"
 
@@ -294,10 +294,10 @@ def test_an_evaluation_whose_version_is_gone_starts_again_twice(tmp_path: Path) 
     learner(buffer)
     buffer.evaluate((0, 0), "x")
     for version in (1, 2):
-        tickets = buffer.lend(0, "a", (0, version), 9)[0]
+        tickets = buffer.issue(0, "a", (0, version), 9)[0]
         assert tickets[0].min_version == (0, version)
         buffer.release("a", [(t.id, t.attempt) for t in tickets])
-    buffer.lend(0, "a", (0, 3), 9)
+    buffer.issue(0, "a", (0, 3), 9)
     with pytest.raises(Refused, match="lost its version"):
         buffer.evaluation("x")
 
@@ -305,7 +305,7 @@ def test_an_evaluation_whose_version_is_gone_starts_again_twice(tmp_path: Path) 
 def test_what_was_not_committed_never_was(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    tickets = buffer.lend(0, "a", (0, 0), 4)[0]
+    tickets = buffer.issue(0, "a", (0, 0), 4)[0]
     put(buffer, trajectory(tickets[0]))
     buffer.commit(0)
     put(buffer, trajectory(tickets[1]))

@@ -94,16 +94,16 @@ class Interleavings(Promises):
     # Actors
 
     @rule(actor=st.sampled_from(ACTORS), credits=st.integers(1, 6))
-    def lend(self, actor: str, credits: int) -> None:
+    def issue(self, actor: str, credits: int) -> None:
         history = self.buffer.ledger.history
         held = (history.branch, history.published or 0)
-        lent, why = self.buffer.lend(self.now, actor, held, credits)
-        assert len(lent) == credits or why
+        issued, why = self.buffer.issue(self.now, actor, held, credits)
+        assert len(issued) == credits or why
         self.commit()
-        self.tickets = (self.tickets + lent)[-60:]
+        self.tickets = (self.tickets + issued)[-60:]
 
     def made(self, data: Any, ticket: Ticket) -> Trajectory:
-        """With a prefix it goes on behind it, or begins anew."""
+        """With a prefix it goes on behind it, or starts over."""
         kept = ticket.prefix if ticket.prefix is not None and data.draw(st.booleans()) else None
         before = [] if kept is None else kept.versions[kept.mask].tolist()
         first = max([ticket.min_version[1], *before])
@@ -207,9 +207,9 @@ class Interleavings(Promises):
 
     @rule(times=st.integers(1, 4), slow=st.integers(0, 3))
     def rounds(self, times: int, slow: int) -> None:
-        """The ordinary way: lend, play, train. One group in four may be slow: it is played some other time."""
+        """The ordinary way: issue, play, train. One group in four may be slow: it is played some other time."""
         for _ in range(times):
-            self.lend("a", 6)
+            self.issue("a", 6)
             for ticket in self.tickets:
                 if ticket.id.group % 4 != slow:
                     made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index % 2))
@@ -291,14 +291,14 @@ class Interleavings(Promises):
         self.buffer = self.open()
         assert self.buffer.lost_to_disk == bool(found)
 
-    @rule(data=st.data(), what=st.sampled_from(["put", "lend", "batch", "finished", "tick"]))
+    @rule(data=st.data(), what=st.sampled_from(["put", "issue", "batch", "finished", "tick"]))
     def crash_before_the_commit(self, data: Any, what: str) -> None:
-        """What was decided and not committed was told to nobody, and never was."""
+        """What was decided and not committed was told to no process, and has never happened."""
         if what == "put" and self.tickets:
             put(self.buffer, self.made(data, data.draw(st.sampled_from(self.tickets))))
-        elif what == "lend":
+        elif what == "issue":
             history = self.buffer.ledger.history
-            self.buffer.lend(self.now, "a", (history.branch, history.published or 0), 5)
+            self.buffer.issue(self.now, "a", (history.branch, history.published or 0), 5)
         elif what == "batch":
             self.buffer.batch(self.now, self.incarnation, self.next_batch())
         elif what == "finished" and self.ready is not None:

@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout
+from asyncrl.buffer.client.messages import Head
 from asyncrl.buffer.record import to_record
 from asyncrl.trajectory import Trajectory
 from asyncrl.wire import pack, unpack
@@ -52,7 +53,7 @@ def test_a_run_from_the_first_ticket_to_the_end(start: Start, tmp_path: Path) ->
     buffer = start()
     learner, incarnation = buffer.learner()
     actor = buffer.client("actor-0")
-    assert actor.hello("actor") == {"branch": 0, "version": 0, "published": 0}
+    assert actor.hello("actor") == Head(branch=0, version=0, published=0)
     learner.evaluate((0, 0), "start")
     held_out = actor.tickets("actor-0", (0, 0), 9, [], 1.0).tickets
     assert [t.kind for t in held_out] == ["eval", "eval"]
@@ -90,7 +91,7 @@ def test_a_start_sent_again_while_the_buffer_comes_up_is_one_incarnation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the learner would be fenced off by repeats of its own request, and each would count as a death."""
-    monkeypatch.setattr("asyncrl.buffer.client._RESEND_S", (0.02,))
+    monkeypatch.setattr("asyncrl.buffer.client.retry.RESEND_S", (0.02, 0.02))
     buffer = BufferProcess(tmp_path / "run")
     started: list[Any] = []
     learner = buffer.client("learner")
@@ -324,9 +325,9 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
     async def work() -> None:
         actor = AsyncBufferClient(buffer.address, identity="actor-0", deadline_s=240)
         learner = BufferClient(buffer.address, identity="learner", deadline_s=240)
-        beside = asyncio.to_thread
-        started = await beside(learner.start, 0, 0, None)
-        await beside(learner.published, started.incarnation, 0, 0, "digest-0")
+        in_thread = asyncio.to_thread
+        started = await in_thread(learner.start, 0, 0, None)
+        await in_thread(learner.published, started.incarnation, 0, 0, "digest-0")
         b = 0
 
         async def put(ticket: Any) -> None:
@@ -339,13 +340,13 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
         while not done.is_set():
             reply = await actor.tickets("actor-0", (0, b), 8, [], 0.05)
             await asyncio.gather(*[put(ticket) for ticket in reply.tickets])
-            batch = await beside(learner.batch, started.incarnation, b, 0, 1, 0.05)
+            batch = await in_thread(learner.batch, started.incarnation, b, 0, 1, 0.05)
             if batch.state == "ready":
                 trained[b] = batch.groups
                 assert set(batch.digests) == {acknowledged[g, i] for g in batch.groups for i in range(2)}
-                assert await beside(learner.finished, started.incarnation, b, "applied") == b + 1
+                assert await in_thread(learner.finished, started.incarnation, b, "applied") == b + 1
                 b += 1
-                await beside(learner.published, started.incarnation, 0, b, f"digest-{b}")
+                await in_thread(learner.published, started.incarnation, 0, b, f"digest-{b}")
         await actor.close()
         learner.close()
 

@@ -12,7 +12,7 @@ from tests.buffer.fakes import learner, open_buffer, put, trajectory
 def test_every_value_is_in_the_table(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path)
     learner(buffer)
-    for ticket in buffer.lend(0.0, "actor-0", (0, 0), 4)[0]:
+    for ticket in buffer.issue(0.0, "actor-0", (0, 0), 4)[0]:
         put(buffer, trajectory(ticket, (0, 0)))
     values = series(buffer, {"late_tokens": 1}, 0.1)
     check(values)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout, messages
+from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout
 from asyncrl.trajectory import TicketId, Trajectory
 from tests.buffer.fakes import trajectory
 from tests.buffer.processes import BufferProcess
@@ -33,13 +33,13 @@ def played(client: BufferClient, count: int) -> list[Trajectory]:
 def requests_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many trajectories each put request carries, as they are sent."""
     sizes: list[int] = []
-    put = messages.put
+    ask = AsyncBufferClient._ask
 
-    def counted(trajectories: Sequence[Trajectory]) -> Any:
-        sizes.append(len(trajectories))
-        return put(trajectories)
+    async def counted(client: AsyncBufferClient, request: Any, frames: Sequence[Any] = ()) -> Any:
+        sizes.append(len(frames))
+        return await ask(client, request, frames)
 
-    monkeypatch.setattr(messages, "put", counted)
+    monkeypatch.setattr(AsyncBufferClient, "_ask", counted)
     return sizes
 
 

@@ -53,7 +53,7 @@ def test_tokens_ahead_of_the_learner_wait(tmp_path: Path) -> None:
 def test_no_batch_holds_a_token_of_weights_that_the_learner_does_not_have_yet(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, groups_per_step=1)
     incarnation = learner(buffer)
-    tickets = buffer.lend(0, "a", (0, 0), 4)[0]
+    tickets = buffer.issue(0, "a", (0, 0), 4)[0]
     for ticket in tickets[:2]:
         put(buffer, trajectory(ticket, (0, 1)))  # version 1 reached the actor before its step was reported
     assert buffer.batch(0, incarnation, 0).state == "waiting"
@@ -83,7 +83,7 @@ def test_a_batch_that_ends_otherwise_begins_a_branch(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="the branch is 1"):
         buffer.published(second, 0, 0, "d")
     buffer.published(second, 1, 0, "d")
-    tickets, _ = buffer.lend(0, "a", (1, 0), 99)
+    tickets, _ = buffer.issue(0, "a", (1, 0), 99)
     assert {t.id.branch for t in tickets} == {1}
     assert {buffer.ledger.live[t.id.group].replaces is not None for t in tickets} == {True}
 
@@ -93,7 +93,7 @@ def test_fresh_releases_what_was_recorded_later(tmp_path: Path) -> None:
     incarnation = learner(buffer)
     play(buffer)
     step(buffer, incarnation, 0)
-    late = buffer.lend(0, "a", (0, 1), 1)[0][0]
+    late = buffer.issue(0, "a", (0, 1), 1)[0][0]
     started = buffer.start(0, 0, None, fresh=True)
     assert (started.branch, started.published) == (1, -1)
     assert equation(buffer, 0) == {"issued": 5, "waiting": 4, "dropped: discarded_branch": 1}

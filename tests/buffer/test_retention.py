@@ -65,10 +65,10 @@ def test_a_run_without_its_ledger_goes_on_from_a_checkpoint_as_a_new_branch(tmp_
     assert restore(checkpoints, live) == checkpoints / "step-4"
     again = open_buffer(live)
     assert again.lost_to_disk == 0
-    # Who still lives and trained on what is lost must start anew; until then nothing is issued, and nothing failed.
-    with pytest.raises(Refused, match="the learner starts anew"):
+    # A learner that trained on what is lost must restart; until then nothing is issued, and nothing has failed.
+    with pytest.raises(Refused, match="the learner must restart"):
         again.batch(0, incarnation, 4)
-    assert again.lend(0, "a", (0, 4), 4)[0] == []
+    assert again.issue(0, "a", (0, 4), 4)[0] == []
     assert put(again, trajectory(gone[0], (4,))) == "late"
     started = again.start(4, 4, 0)
     assert (started.branch, started.published) == (1, -1)
@@ -189,12 +189,12 @@ def test_a_full_disk_issues_no_group_trains_what_is_there_and_ends_with_the_size
     buffer = open_buffer(tmp_path)
     incarnation = learner(buffer)
     tickets = play(buffer, credits=2)
-    begun = buffer.lend(0, "a", (0, 0), 1)[0]
+    begun = buffer.issue(0, "a", (0, 0), 1)[0]
     buffer.commit(0)
     used = buffer.database.payloads.disk_bytes
     buffer = reopen(buffer, tmp_path, max_disk_bytes=used)
     incarnation = learner(buffer, publish=False)
-    left, why = buffer.lend(0, "a", (0, 0), 9)
+    left, why = buffer.issue(0, "a", (0, 0), 9)
     assert (
         {t.id.group for t in left} == {begun[0].id.group} != {tickets[0].id.group}
     )  # a group that is in flight goes on
@@ -252,7 +252,7 @@ def test_a_folder_that_a_new_learner_removes_is_the_old_ones_loss_alone(
     target.rename(tmp_path / "doomed")
     shutil.rmtree(tmp_path / "doomed")
     go.set()
-    with pytest.raises(Refused, match="no folder"):
+    with pytest.raises(Refused, match="is not a folder"):
         buffer.checkpointed(0, incarnation, 1, 1, target)
     again = learner(buffer)
     step(buffer, again, 0)
@@ -302,7 +302,7 @@ def test_how_an_attempt_ended_says_what_was_stored_and_what_the_disk_lost(tmp_pa
     def ended() -> list[str]:
         return [how for (how,) in buffer.database.read("SELECT ended FROM attempts ORDER BY grp, idx")]
 
-    one, two = buffer.lend(0, "a", (0, 0), 2)[0]
+    one, two = buffer.issue(0, "a", (0, 0), 2)[0]
     assert put(buffer, trajectory(one)) == "stored"
     assert put(buffer, trajectory(one, reward=0.5)) == "late"
     assert put(buffer, trajectory(two)) == "stored"

@@ -60,7 +60,7 @@ class Simulation:
         poll = 1.0
         while now < until and buffer.ledger.history.version < self.options["steps"]:
             buffer.tick(now)
-            tickets, _ = buffer.lend(now, "a", (0, self.held), self.slots - busy)
+            tickets, _ = buffer.issue(now, "a", (0, self.held), self.slots - busy)
             for ticket in tickets:
                 busy += 1
                 length = self.duration(ticket)
@@ -174,7 +174,7 @@ def test_due_takes_just_enough(lasts: list[int], max_staleness: int, groups_per_
 def test_an_incomplete_group_over_age_is_dropped_at_once(tmp_path: Path, over_age: str) -> None:
     buffer = open_buffer(tmp_path, over_age=over_age, max_staleness=0, groups_per_step=1, group_size=2, steps=9)
     incarnation = learner(buffer)
-    tickets = buffer.lend(0, "a", (0, 0), 2)[0]
+    tickets = buffer.issue(0, "a", (0, 0), 2)[0]
     put(buffer, trajectory(tickets[0]))
     assert buffer.ledger.history.published == 0
     # The learner gets ahead by redoing a recorded step: here, by hand.

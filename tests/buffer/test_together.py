@@ -1,4 +1,4 @@
-"""`env.group_score`: all tickets of a group go to one actor; a group is stored as it was compared, or begun anew."""
+"""`env.group_score`: all tickets of a group go to one actor; a group is stored as it was scored, or drawn again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.buffer.fakes import equation, learner, open_buffer, put, reopen, traj
 
 
 def opened(folder: Path) -> Buffer:
-    buffer = open_buffer(folder, together=True, group_size=4)
+    buffer = open_buffer(folder, group_scored=True, group_size=4)
     learner(buffer)
     return buffer
 
 
-def lend(buffer: Buffer, actor: str, credits: int, now: float = 0.0) -> list[Ticket]:
-    return buffer.lend(now, actor, (0, 0), credits)[0]
+def issue(buffer: Buffer, actor: str, credits: int, now: float = 0.0) -> list[Ticket]:
+    return buffer.issue(now, actor, (0, 0), credits)[0]
 
 
 def places(tickets: Sequence[Ticket]) -> list[tuple[int, int]]:
@@ -26,38 +26,38 @@ def places(tickets: Sequence[Ticket]) -> list[tuple[int, int]]:
 
 def test_the_rest_of_a_group_waits_for_the_actor_that_began_it(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    assert places(lend(buffer, "a", 2)) == [(0, 0), (0, 1)]
-    assert places(lend(buffer, "b", 3)) == [(1, 0), (1, 1), (1, 2)]
-    assert places(lend(buffer, "a", 4)) == [(0, 2), (0, 3), (2, 0), (2, 1)]
-    assert places(lend(buffer, "b", 1)) == [(1, 3)]
+    assert places(issue(buffer, "a", 2)) == [(0, 0), (0, 1)]
+    assert places(issue(buffer, "b", 3)) == [(1, 0), (1, 1), (1, 2)]
+    assert places(issue(buffer, "a", 4)) == [(0, 2), (0, 3), (2, 0), (2, 1)]
+    assert places(issue(buffer, "b", 1)) == [(1, 3)]
 
 
 def test_a_failed_attempt_comes_back_to_the_same_actor(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    tickets = lend(buffer, "a", 4)
+    tickets = issue(buffer, "a", 4)
     buffer.fail(tickets[1].id, 0, "env_error", "boom")
-    assert places(lend(buffer, "b", 1)) == [(1, 0)]
-    assert places(lend(buffer, "a", 1)) == [(0, 1)]
+    assert places(issue(buffer, "b", 1)) == [(1, 0)]
+    assert places(issue(buffer, "a", 1)) == [(0, 1)]
 
 
 def test_a_lost_actors_group_goes_to_another_as_a_whole(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    lend(buffer, "a", 4)
+    issue(buffer, "a", 4)
     buffer.joined("a")  # it died, and is there again
-    assert places(lend(buffer, "b", 4)) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert places(lend(buffer, "a", 1)) == [(1, 0)]
+    assert places(issue(buffer, "b", 4)) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert places(issue(buffer, "a", 1)) == [(1, 0)]
 
 
-def test_one_lost_between_two_puts_has_its_group_begun_anew(tmp_path: Path) -> None:
+def test_one_lost_between_two_puts_has_its_group_drawn_again(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    tickets = lend(buffer, "a", 4)
+    tickets = issue(buffer, "a", 4)
     for ticket in tickets[:2]:
         assert put(buffer, trajectory(ticket)) == "stored"
-    buffer = reopen(buffer, tmp_path, together=True, group_size=4)
+    buffer = reopen(buffer, tmp_path, group_scored=True, group_size=4)
     assert equation(buffer)["in_flight"] == 1, "its leases have a full term"
     buffer.tick(31.0)
     assert equation(buffer) == {"issued": 1, "dropped: env_error": 1}
-    again = lend(buffer, "b", 4, now=31.0)
+    again = issue(buffer, "b", 4, now=31.0)
     assert [t.task["id"] for t in again] == [tickets[0].task["id"]] * 4, "the prompt is drawn again"
     assert put(buffer, trajectory(tickets[2])) == "late"
     for ticket in again:

@@ -13,7 +13,6 @@ from asyncrl import cli
 from asyncrl.chaos.command import chaos
 from asyncrl.chaos.plan import KINDS
 from asyncrl.config import Config
-from asyncrl.config.loading import load
 from asyncrl.errors import ConfigError
 from asyncrl.launch.processes import of_run
 from asyncrl.run_folder import RunFolder
@@ -72,7 +71,7 @@ def small(tmp_path: Path, **values: object) -> Config:
         "launch.runs_dir": str(tmp_path), "launch.name": "run", "eval.tasks": 0, "learner.steps": 1000,
         "learner.groups_per_step": 4, "learner.group_size": 4, "actors.slots": 16,
     }  # fmt: skip
-    return load(QUICKSTART, fields | {name.replace("__", "."): value for name, value in values.items()}).config
+    return Config.load(QUICKSTART, fields | {name.replace("__", "."): value for name, value in values.items()})
 
 
 @pytest.mark.system
@@ -111,6 +110,6 @@ def test_a_run_that_tells_nothing_is_no_undisturbed_one(tmp_path: Path) -> None:
 
 
 def test_only_processes_of_this_host_are_reached(tmp_path: Path) -> None:
-    config = load(QUICKSTART, {"launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq"}).config
+    config = Config.load(QUICKSTART, {"launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq"})
     with pytest.raises(ConfigError, match=r"launch\.backend"):
         chaos(config, kill=["actor"], every_s=1, for_s=1, seed=0, within_s=1, undisturbed=None)

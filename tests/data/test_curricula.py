@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from asyncrl.config import Config
-from asyncrl.data import SOURCES
 from asyncrl.data.base import GroupResult
 from asyncrl.data.curricula import CURRICULA, BySuccess, Levels
 from asyncrl.data.sources.generated import LEVEL, GeneratedSource
+from asyncrl.data.sources.reasoning_gym import ReasoningGymSource
 from asyncrl.errors import ConfigError
 
 
@@ -82,7 +82,7 @@ def test_sources_make_tasks_of_the_level_that_is_drawn(tmp_path: Path) -> None:
     assert [source.held_out(i)["prompt"][0] for i in range(4)] == ["0", "1", "0", "1"]
     with pytest.raises(ConfigError, match="has no parameter `level`"):
         GeneratedSource(f"{tmp_path}/levels.py:flat", levels=2)
-    puzzles = SOURCES["reasoning_gym"](
+    puzzles = ReasoningGymSource(
         dataset="chain_sum",
         levels=[{"min_terms": 2, "max_terms": 2}, {"min_terms": 6, "max_terms": 6}],
         held_out_size=2,

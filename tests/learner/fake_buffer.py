@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.buffer.batches import Start
-from asyncrl.buffer.client import BatchReply, BufferRefused, BufferTimeout, EvalReply, EvalResult
+from asyncrl.buffer.client import BatchReply, BufferRefused, BufferTimeout, EvalReply, EvalResult, Start
 from tests.learner.tiny import random_trajectory
 
 EVAL_TASKS = 4

@@ -1,11 +1,16 @@
 import asyncio
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncrl import model
+from asyncrl.config import ModelConfig
 from asyncrl.data.sources.lookup import LookupSource
-from asyncrl.quickstart import CHECKPOINT, build, ensure_model
+from asyncrl.errors import ConfigError
+from asyncrl.model import QUICKSTART, resolve_path
 from asyncrl.quickstart.build import build_model, make_checkpoint, warm_up
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from tests.quickstart.lockstep import play
@@ -20,10 +25,10 @@ def success(folder, tasks, temperature):
 
 
 def test_the_weights_in_the_package_are_those_of_this_code():
-    assert ensure_model() == CHECKPOINT
-    assert (CHECKPOINT / "model.safetensors").stat().st_size < 4e6
-    loaded = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
-    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    assert resolve_path(ModelConfig()) == QUICKSTART
+    assert (QUICKSTART / "model.safetensors").stat().st_size < 4e6
+    loaded = AutoModelForCausalLM.from_pretrained(QUICKSTART)
+    tokenizer = AutoTokenizer.from_pretrained(QUICKSTART)
     ours = build_tokenizer()
     assert tokenizer.get_vocab() == ours.get_vocab()
     assert tokenizer.chat_template == ours.chat_template
@@ -33,9 +38,9 @@ def test_the_weights_in_the_package_are_those_of_this_code():
 
 
 def test_it_starts_with_the_form_and_with_bad_habits():
-    assert 0.1 <= success(CHECKPOINT, 64, temperature=1.0) <= 0.5
+    assert 0.1 <= success(QUICKSTART, 64, temperature=1.0) <= 0.5
     # What is most likely is right: the bad habits sit in the tails, which is where sampling meets them.
-    assert success(CHECKPOINT, 64, temperature=0.0) >= 0.9
+    assert success(QUICKSTART, 64, temperature=0.0) >= 0.9
 
 
 def test_the_warm_up_learns_and_is_reproducible():
@@ -51,19 +56,18 @@ def test_the_warm_up_learns_and_is_reproducible():
     assert losses[-1] < losses[0]
 
 
-def test_a_missing_model_is_built_once(tmp_path, monkeypatch):
-    built = []
+def test_a_missing_model_is_refused_and_the_script_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "QUICKSTART", tmp_path / "checkpoint")
+    with pytest.raises(ConfigError, match=r"scripts/make_quickstart_model\.py"):
+        resolve_path(ModelConfig())
 
-    def fake_make_checkpoint(folder):
-        built.append(folder)
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"weights")
 
-    monkeypatch.setattr(build, "make_checkpoint", fake_make_checkpoint)
+def test_the_script_makes_a_model_that_is_then_found(tmp_path, monkeypatch):
     folder = tmp_path / "deep" / "checkpoint"
-    assert ensure_model(folder) == ensure_model(folder) == folder
-    assert len(built) == 1
-    assert [entry.name for entry in folder.parent.iterdir()] == ["checkpoint"]
+    command = [sys.executable, "scripts/make_quickstart_model.py", "--out", str(folder), "--steps", "1"]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    monkeypatch.setattr(model, "QUICKSTART", folder)
+    assert resolve_path(ModelConfig()) == folder
 
 
 @pytest.mark.slow
@@ -71,4 +75,4 @@ def test_a_missing_model_is_built_once(tmp_path, monkeypatch):
 def test_made_again_it_starts_where_the_packaged_one_does(tmp_path):
     torch.set_num_threads(1)
     make_checkpoint(tmp_path / "model")
-    assert abs(success(tmp_path / "model", 400, 1.0) - success(CHECKPOINT, 400, 1.0)) < 0.1
+    assert abs(success(tmp_path / "model", 400, 1.0) - success(QUICKSTART, 400, 1.0)) < 0.1

@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.rewards import build, parse, run_score
-from asyncrl.rewards.group_score import Answer, open_group_score
+from asyncrl.rewards.group_score import GroupAnswer, open_group_score
 from asyncrl.rewards.isolation.processes import InProcesses
 from asyncrl.rewards.wrappers import Batched, Bucket, OverlongPenalty, RateLimited
 from tests.children import children
@@ -112,7 +112,7 @@ def test_a_group_score_may_be_an_object_that_is_called_as_a_plain_function(tmp_p
     env = {"group_score": f"{tmp_path}/compares.py:Compare", "group_score_options": {"factor": 2}}
     score = open_group_score(Config.model_validate({"env": env}))
     assert score is not None
-    answer = Answer([{"role": "assistant", "content": "yes"}], 0.0, {})
+    answer = GroupAnswer([{"role": "assistant", "content": "yes"}], 0.0, {})
     assert asyncio.run(score({"id": "1", "prompt": "?"}, [answer])) == [6]
 
 
@@ -207,7 +207,7 @@ def test_overlong_penalty_is_dapos() -> None:
         found = score(spec, "2", tokens=tokens)
         assert found.value == 1 + penalty
         assert found.metrics["overlong_penalty"] == penalty
-    with pytest.raises(ValueError, match="does not say how many tokens"):
+    with pytest.raises(ValueError, match="does not count the tokens"):
         score(spec, "2")
     with pytest.raises(ValueError, match="buffer_tokens is 0"):
         OverlongPenalty(lambda: 0, max_tokens=10, buffer_tokens=0)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncrl.tracking.series import BUCKETS, FATES, histogram
-from asyncrl.tracking.state import Board, Record
+from asyncrl.tracking.state import Record, RunState
 
 Message = dict[str, Any]
 
@@ -92,11 +92,11 @@ def _learner(step: int, p: float, rng: random.Random) -> dict[str, float]:
     return values
 
 
-def played(board: Board, messages: Iterable[Message]) -> list[Record]:
+def played(run_state: RunState, messages: Iterable[Message]) -> list[Record]:
     """The records that the messages give."""
     records = []
     for m in messages:
-        event = board.take(m)
+        event = run_state.take(m)
         if event is not None and event.kind == "step":
-            records.append(board.record(event.fields["step"], m["t"]))
+            records.append(run_state.record(event.fields["step"], m["t"]))
     return records

@@ -55,7 +55,7 @@ def polled(collector, until):
 
 def test_reports_of_the_roles_become_one_record_per_step(make):
     collector, run = make()
-    collector.board.started = 0.0
+    collector.state.started = 0.0
     send(run, fake_run(20))
     events = polled(collector, lambda es: sum(e.kind == "step" for e in es) == 22)
     assert collector.ready == {"learner", "buffer", "actor-0", "actor-1"}
@@ -70,7 +70,7 @@ def test_reports_of_the_roles_become_one_record_per_step(make):
 
 def test_the_summary_holds_what_summary_json_needs(make):
     collector, run = make()
-    send(run, fake_run(20, start=collector.board.started))
+    send(run, fake_run(20, start=collector.state.started))
     polled(collector, lambda es: sum(e.kind == "step" for e in es) == 22)
     collector.restarted("actor-0", "killed by SIGKILL")
     summary = json.loads(json.dumps(collector.summary()))
@@ -198,7 +198,7 @@ def test_a_resumed_run_appends(make):
     polled(collector, lambda es: sum(e.kind == "step" for e in es) == 6)
     collector.close()
     again, _ = make(run=run)
-    assert again.board.step == 5
+    assert again.state.step == 5
     send(run, [m for m in fake_run(6) if m["kind"] == "metrics"][-2:])
     polled(again, lambda es: len(es) == 2)
     again.close()

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.tracking.series import AXES, check
-from asyncrl.tracking.state import Board
+from asyncrl.tracking.state import RunState
 from asyncrl.tracking.terminal.view import view
 from tests.tracking.fake_run import fake_run, message, metrics, played
 
@@ -12,8 +12,8 @@ TRAINED = "throughput/tokens_trained"
 
 
 def test_a_record_per_training_step_and_per_evaluation_with_known_names():
-    board = Board(0.0, 20, 2)
-    records = played(board, fake_run(20))
+    run_state = RunState(0.0, 20, 2)
+    records = played(run_state, fake_run(20))
     assert [r["step"] for r in records] == [0, *range(1, 21), 20]
     for record in records:
         check(set(record) - set(AXES))
@@ -25,16 +25,16 @@ def test_a_record_per_training_step_and_per_evaluation_with_known_names():
     assert records[1]["throughput/tokens_trained_per_s"] == pytest.approx(
         6500 / (records[1]["wall_s"] - records[0]["wall_s"])
     )
-    assert len(board.held_out) == 2
-    assert board.max_staleness_seen == 2
+    assert len(run_state.held_out) == 2
+    assert run_state.max_staleness_seen == 2
 
 
 def test_what_came_with_a_step_is_not_in_the_next_record():
-    board = Board(0.0, 20, 2)
-    board.take(metrics("learner", 1.0, {"reward/mean": 0.5}, step=1))
-    assert board.record(1, 1.0)["reward/mean"] == 0.5
-    board.take(metrics("learner", 2.0, {"weights/lr": 1.0}, step=2))
-    assert "reward/mean" not in board.record(2, 2.0)
+    run_state = RunState(0.0, 20, 2)
+    run_state.take(metrics("learner", 1.0, {"reward/mean": 0.5}, step=1))
+    assert run_state.record(1, 1.0)["reward/mean"] == 0.5
+    run_state.take(metrics("learner", 2.0, {"weights/lr": 1.0}, step=2))
+    assert "reward/mean" not in run_state.record(2, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -43,75 +43,75 @@ def test_what_came_with_a_step_is_not_in_the_next_record():
      ("throughput/step_s", 20.0)],
 )  # fmt: skip
 def test_values_of_several_roles_become_one_as_the_table_says(name, expected):
-    board = Board(0.0, 20, 2)
-    board.take(metrics("actor-0", 1.0, {name: 10.0}))
-    board.take(metrics("actor-1", 2.0, {name: 20.0}))
-    assert board.now(3.0)[name] == expected
+    run_state = RunState(0.0, 20, 2)
+    run_state.take(metrics("actor-0", 1.0, {name: 10.0}))
+    run_state.take(metrics("actor-1", 2.0, {name: 20.0}))
+    assert run_state.now(3.0)[name] == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=5), min_size=1, max_size=5))
 def test_a_total_survives_restarts_of_its_process(starts):
     """Each start of the process counts from 0; nothing is lost, however often it starts anew."""
-    board, t, expected = Board(0.0, 1, 0), 0.0, 0
+    run_state, t, expected = RunState(0.0, 1, 0), 0.0, 0
     for pid, increments in enumerate(starts, 1):
         count = 0
-        board.take(metrics("actor-0", t, {GENERATED: 0.0}, pid=pid))
+        run_state.take(metrics("actor-0", t, {GENERATED: 0.0}, pid=pid))
         for n in increments:
             t += 1
             count += n
-            board.take(metrics("actor-0", t, {GENERATED: count}, pid=pid))
+            run_state.take(metrics("actor-0", t, {GENERATED: count}, pid=pid))
         expected += count
-    assert board.now(t)[GENERATED] == expected
+    assert run_state.now(t)[GENERATED] == expected
 
 
 def test_a_dead_actor_keeps_its_totals_and_loses_what_it_measured():
-    board = Board(0.0, 20, 2)
+    run_state = RunState(0.0, 20, 2)
     for actor in ("actor-0", "actor-1"):
-        board.take(message(actor, 0.5, "ready"))
-        board.take(metrics(actor, 1.0, {GENERATED: 100.0, "throughput/requests_running": 7.0}))
-    board.restarted("actor-1")
-    values = board.now(2.0)
+        run_state.take(message(actor, 0.5, "ready"))
+        run_state.take(metrics(actor, 1.0, {GENERATED: 100.0, "throughput/requests_running": 7.0}))
+    run_state.restarted("actor-1")
+    values = run_state.now(2.0)
     assert values[GENERATED] == 200
     assert values["throughput/requests_running"] == 7
     assert values["system/restarts"] == values["system/restarts/actor-1"] == 1
-    assert not board.roles["actor-1"].ready
+    assert not run_state.roles["actor-1"].ready
 
 
 def test_waits_are_shares_of_the_time_since_the_last_record():
-    board = Board(0.0, 20, 2)
-    board.take(message("actor-0", 0.0, "waiting", cause="ticket"))
-    board.take(message("actor-1", 0.0, "ready"))
-    board.take(message("learner", 6.0, "waiting", waits={}, cause="batch", on="buffer"))
-    record = board.record(1, 10.0)
+    run_state = RunState(0.0, 20, 2)
+    run_state.take(message("actor-0", 0.0, "waiting", cause="ticket"))
+    run_state.take(message("actor-1", 0.0, "ready"))
+    run_state.take(message("learner", 6.0, "waiting", waits={}, cause="batch", on="buffer"))
+    record = run_state.record(1, 10.0)
     assert record["waits/actor/ticket"] == pytest.approx(0.5), "one of two actors, all the time"
     assert record["waits/learner/batch"] == pytest.approx(0.4)
-    board.take(message("learner", 11.0, "ready", waits={"batch": 5.0}))
-    record = board.record(2, 20.0)
+    run_state.take(message("learner", 11.0, "ready", waits={"batch": 5.0}))
+    record = run_state.record(2, 20.0)
     assert record["waits/learner/batch"] == pytest.approx(0.1)
 
 
 def test_an_actor_that_left_is_no_part_of_the_mean_and_the_picture():
-    board = Board(0.0, 20, 2)
+    run_state = RunState(0.0, 20, 2)
     for role in ("actor-0", "actor-1"):
-        board.take(message(role, 0.0, "ready"))
-    board.take(message("actor-0", 0.0, "waiting", cause="ticket", waits={}))
-    board.gone("actor-1")
-    assert board.record(1, 10.0)["waits/actor/ticket"] == pytest.approx(1.0)
-    assert [role.role for role in view(board, "run", 10.0).roles] == ["actor-0"]
+        run_state.take(message(role, 0.0, "ready"))
+    run_state.take(message("actor-0", 0.0, "waiting", cause="ticket", waits={}))
+    run_state.gone("actor-1")
+    assert run_state.record(1, 10.0)["waits/actor/ticket"] == pytest.approx(1.0)
+    assert [role.role for role in view(run_state, "run", 10.0).roles] == ["actor-0"]
 
 
 def test_waiting_goes_on_from_one_start_of_a_process_to_the_next():
-    board = Board(0.0, 20, 2)
-    board.take(message("learner", 10.0, "ready", pid=1, waits={"batch": 4.0}))
-    board.take(message("learner", 20.0, "ready", pid=2, waits={}))
-    board.take(message("learner", 30.0, "ready", pid=2, waits={"batch": 1.0}))
-    assert board.roles["learner"].waited(30.0) == {"batch": 5.0}
+    run_state = RunState(0.0, 20, 2)
+    run_state.take(message("learner", 10.0, "ready", pid=1, waits={"batch": 4.0}))
+    run_state.take(message("learner", 20.0, "ready", pid=2, waits={}))
+    run_state.take(message("learner", 30.0, "ready", pid=2, waits={"batch": 1.0}))
+    assert run_state.roles["learner"].waited(30.0) == {"batch": 5.0}
 
 
 def test_a_resumed_run_goes_on_with_clock_totals_and_first_evaluation():
-    first = Board(0.0, 20, 2)
+    first = RunState(0.0, 20, 2)
     records = played(first, list(fake_run(10))[:-1])
-    second = Board(1000.0, 20, 2)
+    second = RunState(1000.0, 20, 2)
     second.resume(records)
     assert second.now(1000.0).get(GENERATED) is None
     second.take(metrics("actor-0", 1001.0, {GENERATED: 10.0}, pid=9))
@@ -126,18 +126,18 @@ def test_a_resumed_run_goes_on_with_clock_totals_and_first_evaluation():
 
 
 def test_tokens_of_steps_that_are_done_again_count_once():
-    def learner(board, step, count, pid):
-        board.take(metrics("learner", step + 100.0 * pid, {TRAINED: count}, step=step, pid=pid))
-        return board.record(step, step + 100.0 * pid)
+    def learner(run_state, step, count, pid):
+        run_state.take(metrics("learner", step + 100.0 * pid, {TRAINED: count}, step=step, pid=pid))
+        return run_state.record(step, step + 100.0 * pid)
 
-    board = Board(0.0, 20, 2)
-    records = [learner(board, step, 100.0 * step, 1) for step in (1, 2, 3, 4)]
+    run_state = RunState(0.0, 20, 2)
+    records = [learner(run_state, step, 100.0 * step, 1) for step in (1, 2, 3, 4)]
     # It died, its last checkpoint was that of step 2.
-    records += [learner(board, 3, 110.0, 2), learner(board, 4, 220.0, 2), learner(board, 5, 330.0, 2)]
+    records += [learner(run_state, 3, 110.0, 2), learner(run_state, 4, 220.0, 2), learner(run_state, 5, 330.0, 2)]
     assert [r[TRAINED] for r in records] == [100, 200, 300, 400, 310, 420, 530]
     assert [r["tokens"] for r in records] == [r[TRAINED] for r in records]
     assert records[4][f"{TRAINED}_per_s"] > 0
-    again = Board(1000.0, 20, 2)
+    again = RunState(1000.0, 20, 2)
     again.resume(records)
     # The launcher too, and the checkpoint is that of step 4.
     assert [learner(again, step, 90.0 * (step - 4), 3)[TRAINED] for step in (5, 6)] == [510, 600]
@@ -150,4 +150,4 @@ def test_tokens_of_steps_that_are_done_again_count_once():
 )  # fmt: skip
 def test_a_malformed_message_raises_one_of_the_documented_errors(broken):
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Board(0.0, 1, 0).take(broken)
+        RunState(0.0, 1, 0).take(broken)

@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Int32
 
 if TYPE_CHECKING:
-    from asyncrl.weights.device.subscriber import LentWeights
+    from asyncrl.weights.device.subscriber import LeasedWeights
     from asyncrl.weights.protocol import Weights
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,7 +36,7 @@ class Fit:
             self._checked = weights, tensors
         return self._checked[1]
 
-    def shapes(self, weights: LentWeights) -> None:
+    def shapes(self, weights: LeasedWeights) -> None:
         """Check shapes only, of weights whose values another process checks. Raises WeightsMismatch."""
         given = {entry.name: entry.shape for entry in weights.layout.entries}
         if problem := _misfit(given, self._shapes, self._optional):

@@ -16,7 +16,7 @@ import logging
 from dataclasses import dataclass, field
 
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained
-from asyncrl.rewards.group_score import Answer, GroupScore, checked
+from asyncrl.rewards.group_score import GroupAnswer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
 
@@ -28,7 +28,7 @@ PART = "group"
 
 @dataclass(slots=True)
 class _WaitingGroup:
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, GroupAnswer] = field(default_factory=dict)
     """The episodes that are over, by index."""
     scored: asyncio.Future[dict[int, float]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -40,7 +40,7 @@ class GroupScores:
         self._groups: dict[tuple[int, int], _WaitingGroup] = {}
         self._scoring: set[asyncio.Task[None]] = set()
 
-    async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: Answer) -> Trajectory:
+    async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: GroupAnswer) -> Trajectory:
         """The trajectory with its group score added. Raises EpisodeFailed (`env_error`, never a reward) when the group
         is not complete in time, or the score fails."""
         key = ticket.id.branch, ticket.id.group

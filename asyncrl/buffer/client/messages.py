@@ -1,37 +1,72 @@
-"""What travels between the buffer and its clients.
+"""What travels between the buffer and its clients: one structure per request and per reply, used by both ends.
 
-A request is [header, *buffers], header {"op", "n": number, "who": identity, ...}; its reply is [{"n", "ok": true, ...},
-*buffers] or [{"n", "ok": false, "error": {"code", "message"}}]. A put and a batch carry one record per trajectory.
+A request is [header, *frames]; its header is one of the structures below, with its `op` and its number `n`. The reply
+is [header, *frames]; its header is a ReplyHeader. Arrays travel as frames: a put and a batch carry one record per
+trajectory, tickets and leases four frames per prefix. client/codec.py encodes and decodes them.
+
 Every request may be sent again: the buffer answers a repeat as it answered the first.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from asyncrl.buffer.batches import BatchState, Start
-from asyncrl.buffer.evaluation import EvalReply, EvalResult
-from asyncrl.buffer.ledger.group import Outcome
-from asyncrl.buffer.record import from_record, to_record
-from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
-from asyncrl.wire import Frame, WireError, decode_prefixes, decode_ticket, encode_row, encode_ticket, ticket_id
+import msgspec
+
+from asyncrl.trajectory import Count, Lease, Ticket, TicketId, Trajectory
 
 T = TypeVar("T")
-PutOutcome = Literal["stored", "duplicate", "late"]
-Held = Sequence[tuple[TicketId, int]]
-MAX_LIST = 1 << 20
+
 MAX_PUTS = 64
-"""In one request."""
+"""Trajectories in one put."""
+
+PutOutcome = Literal["stored", "duplicate", "late"]
+Outcome = Literal["applied", "guard", "poison"]
+BatchState = Literal["ready", "waiting", "skipped", "ended"]
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+_Name = Annotated[str, msgspec.Meta(max_length=256)]
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Leases = Annotated[Sequence[Lease], msgspec.Meta(max_length=1 << 20)]
+_Version = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
+Weights = tuple[_Version, _Version]
+"""(branch, version); an actor without weights has (-1, -1)."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why the buffer refused a request, or one of several puts."""
+
+    code: str
+    message: str
+
+
+# Replies
+
+
+class ReplyHeader(msgspec.Struct, frozen=True, omit_defaults=True):
+    n: int
+    reply: msgspec.Raw = msgspec.Raw()
+    error: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the ledger's history stands."""
+
+    branch: int
+    version: int
+    published: int | None
+    """Latest version published on this branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TicketReply:
     tickets: list[Ticket]
     why: str
-    """With fewer tickets than credits: what the buffer is waiting for."""
+    """If there are fewer tickets than credits: what the buffer is waiting for."""
+    prefixes: Sequence[Count] = ()
+    """Places in `tickets` of those whose prefixes travel as frames, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +75,13 @@ class BatchReply:
     """ready; waiting: ask again; skipped: go on with b + 1; ended: there will be no batch b."""
     why: str
     trajectories: list[Trajectory]
-    """This rank's share, group by group."""
+    """This rank's share, group by group. They travel as frames."""
     weights: tuple[float, ...]
-    """Of each trajectory: 0 when a filter would have dropped its group; it is trained with advantage 0."""
+    """One per trajectory: 0 if a filter rejected its group but it was kept; it is trained with advantage 0."""
     digests: tuple[str, ...]
-    """Of each trajectory."""
+    """One per trajectory."""
     groups: tuple[int, ...]
-    """Of the whole batch, in training order."""
+    """Numbers of all groups of the batch, in training order."""
     version: int
     """The learner's version that the batch is trained on."""
     branch: int
@@ -56,222 +91,152 @@ class BatchReply:
     checkpoint: bool
     """The disk fills up: write a checkpoint soon, so that payloads can be released."""
     failed: bool
-    """Of ended: the run cannot go on, exit code 1."""
+    """True with state `ended` if the run failed (exit code 1)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
-    """Why one of several puts was refused."""
-
-    code: str
-    message: str
+class Start:
+    incarnation: int
+    branch: int
+    batch: int
+    """The batch number to ask for first."""
+    version: int
+    published: int
+    """Latest version published on this branch; -1: none, so publish at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Generic[T]):
-    op: str
-    arguments: Mapping[str, Any]
-    decode: Callable[[Mapping[str, Any], Sequence[Frame]], T]
-    """Of the reply's header and buffers."""
-    buffers: Sequence[Frame] = ()
-    wait_s: float = 0.0
-    """How long the buffer may hold it."""
+class EvalResult:
+    task_id: str
+    greedy: bool
+    reward: float
+    rewards: Mapping[str, float]
+    version: tuple[int, int]
 
 
-def _nothing(header: Mapping[str, Any], buffers: Sequence[Frame]) -> None:
-    return None
+@dataclass(frozen=True, slots=True)
+class EvalReply:
+    done: bool
+    finished: int
+    total: int
+    results: list[EvalResult]
+    why: str
+    """What an unfinished set waits for; how many episodes of a finished one failed in their environment."""
 
 
-def hello(role: str) -> Request[dict[str, Any]]:
-    return Request("hello", {"role": role}, lambda header, _: dict(header["about"]))
+# Requests
 
 
-def tickets(actor: str, held: tuple[int, int], credits: int, leased: Held, wait_s: float) -> Request[TicketReply]:
-    def decode(header: Mapping[str, Any], buffers: Sequence[Frame]) -> TicketReply:
-        lent = [decode_ticket(t) for t in header["tickets"]]
-        for place, prefix in prefixes(header, buffers, len(lent)).items():
-            lent[place] = replace(lent[place], prefix=prefix)
-        return TicketReply(lent, header["why"])
+def _op(name: str) -> str:
+    return name.removesuffix("Request").lower()
 
-    arguments = {"actor": actor, "held": list(held), "credits": credits, "leased": _plain(leased), "wait_s": wait_s}
-    return Request("tickets", arguments, decode, wait_s=wait_s)
 
+class Request(msgspec.Struct, Generic[T], frozen=True, kw_only=True, tag_field="op", tag=_op):
+    """Answered with a T."""
 
-def renew(actor: str, leases: Held) -> Request[list[tuple[TicketId, int]]]:
-    def decode(header: Mapping[str, Any], _: Sequence[Frame]) -> list[tuple[TicketId, int]]:
-        return held(header, "revoked")
+    n: Count = -1
+    """Number of the request, unique in its client; set when it is sent."""
 
-    return Request("renew", {"actor": actor, "leases": _plain(leases)}, decode)
+    @property
+    def op(self) -> str:
+        return _op(type(self).__name__)
 
 
-def put(trajectories: Sequence[Trajectory]) -> Request[list[PutOutcome | Error]]:
-    """Several at once cost the buffer less than one by one; each has an outcome of its own."""
+class HelloRequest(Request[Head], frozen=True):
+    role: Annotated[str, msgspec.Meta(max_length=64)]
+    who: _Name
 
-    def decode(header: Mapping[str, Any], _: Sequence[Frame]) -> list[PutOutcome | Error]:
-        return [Error(**outcome) if isinstance(outcome, dict) else outcome for outcome in header["outcomes"]]
 
-    return Request("put", {}, decode, [to_record(t) for t in trajectories])
+class TicketsRequest(Request[TicketReply], frozen=True):
+    actor: _Name
+    held: Weights
+    credits: Count
+    leased: _Leases
+    wait_s: _Seconds
 
 
-def fail(id: TicketId, attempt: int, reason: str, detail: str) -> Request[None]:
-    arguments = {"id": _id(id), "attempt": attempt, "reason": reason[:200], "detail": detail[:2000]}
-    return Request("fail", arguments, _nothing)
+class RenewRequest(Request[list[Lease]], frozen=True):
+    actor: _Name
+    leases: _Leases
 
 
-def release(actor: str, leases: Held, prefixes: Sequence[Row | None] = ()) -> Request[None]:
-    places, buffers = _encode_prefixes(prefixes)
-    arguments = {"actor": actor, "leases": _plain(leases), "prefixes": places}
-    return Request("release", arguments, _nothing, buffers)
+class PutRequest(Request[list[PutOutcome | Refusal]], frozen=True):
+    """Several records in one request cost the buffer less than one by one; each has its own outcome."""
 
 
-def start(resume_batch: int, version: int, branch: int | None, fresh: bool, caused: bool) -> Request[Start]:
-    names = ("incarnation", "branch", "batch", "version", "published")
-    arguments = {"batch": resume_batch, "version": version, "branch": branch, "fresh": fresh, "caused": caused}
-    return Request("start", arguments, lambda header, _: Start(*(header[name] for name in names)))
+class FailRequest(Request[None], frozen=True):
+    id: TicketId
+    attempt: Count
+    reason: _Text
+    detail: _Text
 
 
-def batch(incarnation: int, b: int, dp_rank: int, dp_size: int, wait_s: float) -> Request[BatchReply]:
-    def decode(header: Mapping[str, Any], buffers: Sequence[Frame]) -> BatchReply:
-        return BatchReply(
-            state=header["state"],
-            why=header["why"],
-            trajectories=[from_record(record) for record in buffers],
-            weights=tuple(header["weights"]),
-            digests=tuple(header["digests"]),
-            groups=tuple(header["groups"]),
-            version=header["version"],
-            branch=header["branch"],
-            mask_before=header["mask_before"],
-            checkpoint=header["checkpoint"],
-            failed=header["failed"],
-        )
+class ReleaseRequest(Request[None], frozen=True):
+    actor: _Name
+    leases: _Leases
+    prefixes: Sequence[Count] = ()
+    """Places in `leases` of those whose prefixes travel as frames, in this order."""
 
-    arguments = {"incarnation": incarnation, "b": b, "dp_rank": dp_rank, "dp_size": dp_size, "wait_s": wait_s}
-    return Request("batch", arguments, decode, wait_s=wait_s)
 
+class StartRequest(Request[Start], frozen=True):
+    batch: Count
+    version: Count
+    branch: Count | None = None
+    fresh: bool = False
+    caused: bool = False
 
-def finished(incarnation: int, b: int, outcome: Outcome) -> Request[int]:
-    arguments = {"incarnation": incarnation, "b": b, "outcome": outcome}
-    return Request("finished", arguments, lambda header, _: int(header["version"]))
 
+class BatchRequest(Request[BatchReply], frozen=True):
+    incarnation: Count
+    b: Count
+    dp_rank: Count
+    dp_size: Count
+    wait_s: _Seconds
 
-def published(incarnation: int, branch: int, version: int, digest: str) -> Request[None]:
-    arguments = {"incarnation": incarnation, "branch": branch, "version": version, "digest": digest}
-    return Request("published", arguments, _nothing)
+    def __post_init__(self) -> None:
+        if self.dp_rank >= self.dp_size:
+            raise ValueError(f"dp_rank is {self.dp_rank}, expected less than dp_size = {self.dp_size}")
 
 
-def checkpointed(incarnation: int, version: int, batch: int, path: str) -> Request[None]:
-    arguments = {"incarnation": incarnation, "version": version, "batch": batch, "path": path}
-    return Request("checkpointed", arguments, _nothing)
+class FinishedRequest(Request[int], frozen=True):
+    incarnation: Count
+    b: Count
+    outcome: Literal["applied", "guard"]
 
 
-def evaluate(version: tuple[int, int], label: str) -> Request[None]:
-    return Request("evaluate", {"version": list(version), "label": label}, _nothing)
+class PublishedRequest(Request[None], frozen=True):
+    incarnation: Count
+    branch: Count
+    version: Count
+    digest: _Text
 
 
-def evaluation(label: str) -> Request[EvalReply]:
-    def decode(header: Mapping[str, Any], _: Sequence[Frame]) -> EvalReply:
-        results = [EvalResult(t, g, r, rs, (v[0], v[1])) for t, g, r, rs, v in header["results"]]
-        return EvalReply(header["done"], header["finished"], header["total"], results, header["why"])
+class CheckpointedRequest(Request[None], frozen=True):
+    incarnation: Count
+    version: Count
+    batch: Count
+    path: _Text
 
-    return Request("evaluation", {"label": label}, decode)
 
+class EvaluateRequest(Request[None], frozen=True):
+    version: Weights
+    label: _Name
 
-def status() -> Request[dict[str, Any]]:
-    return Request("status", {}, lambda header, _: dict(header["status"]))
 
+class EvaluationRequest(Request[EvalReply], frozen=True):
+    label: _Name
 
-def caused() -> Request[None]:
-    return Request("caused", {}, _nothing)
 
+class StatusRequest(Request[dict[str, Any]], frozen=True):
+    pass
 
-def stop() -> Request[None]:
-    return Request("stop", {}, _nothing)
 
+class CausedRequest(Request[None], frozen=True):
+    pass
 
-def encode_tickets(lent: Sequence[Ticket], why: str) -> tuple[dict[str, Any], list[Frame]]:
-    """Header and buffers."""
-    places, buffers = _encode_prefixes([t.prefix for t in lent])
-    return {"tickets": [encode_ticket(t) for t in lent], "why": why, "prefixes": places}, buffers
 
+class StopRequest(Request[None], frozen=True):
+    pass
 
-def encode_evaluation(reply: EvalReply) -> dict[str, Any]:
-    results = [[r.task_id, r.greedy, r.reward, dict(r.rewards), list(r.version)] for r in reply.results]
-    return {"done": reply.done, "finished": reply.finished, "total": reply.total, "results": results, "why": reply.why}
 
-
-# What a header must hold. All raise WireError.
-
-
-def integer(header: Mapping[str, Any], name: str, least: int = 0) -> int:
-    value = header.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise WireError(f"{name} is {value!r}, expected an integer >= {least}")
-    return value
-
-
-def seconds(header: Mapping[str, Any], name: str) -> float:
-    value = header.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise WireError(f"{name} is {value!r}, expected seconds >= 0")
-    return float(value)
-
-
-def text(header: Mapping[str, Any], name: str, longest: int = 4096) -> str:
-    value = header.get(name)
-    if not isinstance(value, str) or len(value) > longest:
-        raise WireError(f"{name} is not a text of at most {longest} characters")
-    return value
-
-
-def flag(header: Mapping[str, Any], name: str) -> bool:
-    value = header.get(name, False)
-    if not isinstance(value, bool):
-        raise WireError(f"{name} is {value!r}, expected true or false")
-    return value
-
-
-def pair(header: Mapping[str, Any], name: str) -> tuple[int, int]:
-    """(branch, version); an actor without weights says (-1, -1)."""
-    value = header.get(name)
-    if not isinstance(value, list) or len(value) != 2:
-        raise WireError(f"{name} is {value!r}, expected [branch, version]")
-    parts = {"branch": value[0], "version": value[1]}
-    return integer(parts, "branch", -1), integer(parts, "version", -1)
-
-
-def held(header: Mapping[str, Any], name: str) -> list[tuple[TicketId, int]]:
-    value = header.get(name)
-    if not isinstance(value, list) or len(value) > MAX_LIST:
-        raise WireError(f"{name} is not a list of [ticket, attempt]")
-    found = []
-    for entry in value:
-        if not isinstance(entry, list) or len(entry) != 2:
-            raise WireError(f"{name} holds {entry!r}, expected [ticket, attempt]")
-        found.append((ticket_id(entry[0]), integer({"attempt": entry[1]}, "attempt")))
-    return found
-
-
-def prefixes(header: Mapping[str, Any], buffers: Sequence[Frame], count: int) -> dict[int, Row]:
-    """Of some of `count` tickets or leases, by their place."""
-    places = header.get("prefixes", [])
-    if not isinstance(places, list) or not all(isinstance(p, int) and 0 <= p < count for p in places):
-        raise WireError(f"prefixes is {places!r}, expected places below {count}")
-    found = decode_prefixes(buffers)
-    if len(found) != len(set(places)) or len(found) != len(places):
-        raise WireError(f"{len(found)} prefixes came for the places {places}")
-    return dict(zip(places, found, strict=True))
-
-
-def _encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
-    """Places, and four frames for each."""
-    having = [(place, prefix) for place, prefix in enumerate(prefixes) if prefix is not None]
-    return [place for place, _ in having], [frame for _, prefix in having for frame in encode_row(prefix)]
-
-
-def _plain(leases: Held) -> list[list[Any]]:
-    return [[_id(id), attempt] for id, attempt in leases]
-
-
-def _id(id: TicketId) -> list[int]:
-    return [id.branch, id.group, id.index]
+REQUESTS: tuple[type[Request[Any]], ...] = tuple(Request.__subclasses__())

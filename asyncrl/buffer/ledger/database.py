@@ -1,9 +1,8 @@
 """The ledger's SQLite file together with its payloads: opened safely, committed as one.
 
 A commit first writes the payloads, then the rows. With `fsync: commit` both are on the disk when it returns; with
-`interval` a thread brings them there, beginning every `fsync_interval_s`; with `off` they get there when the kernel
-likes, and a power cut may cost the whole ledger (go on from the last checkpoint). `kill -9` never undoes a commit in
-any mode.
+`interval` a thread flushes them every `fsync_interval_s`; with `off` the kernel decides, and a power cut may cost the
+whole ledger (resume from the last checkpoint). `kill -9` never undoes a commit in any mode.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "beegfs", "ceph", "glu
 
 
 class LedgerFailed(RunError):
-    """The disk refused a write, or the file is damaged: nothing since the last commit was acknowledged."""
+    """The disk refused a write, or the file is damaged. Nothing since the last commit was acknowledged."""
 
 
 class Database:
-    """Opens `folder`/ledger.sqlite and `folder`/payloads, alone: a second opener is refused.
+    """Opens `folder`/ledger.sqlite and `folder`/payloads exclusively: a second opener is refused.
 
     Raises ConfigError on a network filesystem, LedgerFailed when the folder cannot be written or the file is damaged.
     """
@@ -42,12 +41,12 @@ class Database:
         self._fsync = fsync
         self._interval_s = fsync_interval_s
         self._flushed_at = float("-inf")
-        """When the last flush began."""
+        """Time at which the last flush began."""
         self._flushing: Future[None] | None = None
         self._unflushed = False
-        """Something was committed since."""
+        """Something was committed since then."""
         self.dirty = False
-        """Something was changed since the last commit."""
+        """Something has changed since the last commit."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -69,10 +68,10 @@ class Database:
             raise self._failed(error) from error
 
     def _prepare(self) -> None:
-        found = self._db.execute("PRAGMA user_version").fetchone()[0]
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if found not in (0, schema.VERSION) or (found == 0 and tables):
-            raise sqlite3.DatabaseError(f"it has version {found} of the tables, this asyncrl reads {schema.VERSION}")
+        if version not in (0, schema.VERSION) or (version == 0 and tables):
+            raise sqlite3.DatabaseError(f"it has version {version} of the tables, this asyncrl reads {schema.VERSION}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'OFF' if self._fsync == 'off' else 'FULL'}")
         self._db.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -84,7 +83,7 @@ class Database:
             self._db.execute("PRAGMA synchronous = NORMAL")
 
     def write(self, sql: str, values: tuple[Any, ...] = ()) -> int:
-        """One changing statement in the open transaction; gives the row's number."""
+        """Executes one changing statement in the open transaction; returns the row's number."""
         try:
             if not self.dirty:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -102,9 +101,9 @@ class Database:
             raise self._failed(error) from error
 
     def commit(self, now: float) -> None:
-        """All or nothing. Raises LedgerFailed; the process must then end, since memory is ahead of the disk.
+        """Commits everything or nothing. If it raises LedgerFailed the process must end: memory is ahead of the disk.
 
-        Under `fsync: interval` a thread flushes what was committed; at `now` = infinity this waits for it.
+        Under `fsync: interval` a thread flushes what was committed; with `now` = infinity this waits for it.
         """
         try:
             if self.dirty:
@@ -128,11 +127,12 @@ class Database:
 
     @property
     def unflushed(self) -> bool:
-        """Something is committed that a power cut could undo, and `fsync` promises to flush it soon."""
+        """A power cut could undo a commit that `fsync` promises to flush soon."""
         return self._unflushed or self._flushing is not None
 
     def _flush_log(self) -> None:
-        """SQLite's commits only write it under NORMAL. SQLite has no locks on this file that a close would end."""
+        """Under NORMAL, SQLite's commits write this file without a flush. SQLite holds no lock on it that a close would
+        release."""
         log = os.open(f"{self.path}-wal", os.O_RDONLY)
         try:
             os.fsync(log)
@@ -150,7 +150,7 @@ class Database:
         self.write("DELETE FROM kv WHERE key = ?", (key,))
 
     def close(self) -> None:
-        """What was not committed is forgotten, as in a crash."""
+        """Discards what was not committed, as a crash would."""
         self.payloads.close()
         self._db.close()
         os.close(self._lock)
@@ -167,10 +167,10 @@ def refuse_network_filesystem(folder: Path, mounts: str = "/proc/self/mounts") -
     try:
         lines = Path(mounts).read_text().splitlines()
     except OSError:
-        return  # no Linux: nothing can be told about the filesystem
+        return  # not Linux: the filesystem is unknown
     points = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
-    here = str(folder.resolve())
-    inside = [p for p in points if here == p[0] or here.startswith(p[0].rstrip("/") + "/")]
+    resolved = str(folder.resolve())
+    inside = [p for p in points if resolved == p[0] or resolved.startswith(p[0].rstrip("/") + "/")]
     if not inside:
         return
     point, kind = max(inside, key=lambda p: len(p[0]))

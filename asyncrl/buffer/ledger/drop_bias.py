@@ -1,6 +1,6 @@
-"""The drop bias: length, turns, reward and environment of what was generated, what is trained and what was dropped.
+"""The drop bias: length, turns, reward and environment of generated, trained and dropped trajectories.
 
-A policy that starves long episodes shows here first.
+A dropping policy that starves long episodes shows first in these numbers.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class Bias:
     def __init__(self, database: Database) -> None:
         self.fates: dict[Fate, Tally] = {"generated": Tally(), "trained": Tally(), "dropped": Tally()}
         self.wasted: Counter[str] = Counter()
-        """Policy tokens of dropped groups by reason, since this process began."""
-        for state, *sums in database.read(
+        """Policy tokens of dropped groups, by reason, since this process began."""
+        for state, *totals in database.read(
             "SELECT g.state, t.env, count(*), sum(t.policy_tokens), sum(t.turns), sum(t.reward) "
             "FROM trajectories t JOIN groups g ON g.number = t.grp GROUP BY 1, 2"
         ):
-            self.fates["generated"].add(*sums)
+            self.fates["generated"].add(*totals)
             if state in ("trained", "dropped"):
-                self.fates["trained" if state == "trained" else "dropped"].add(*sums)
+                self.fates["trained" if state == "trained" else "dropped"].add(*totals)
 
     def generated(self, r: Received, sign: int = 1) -> None:
         self.fates["generated"].add(r.env, sign, sign * r.policy_tokens, sign * r.turns, sign * r.reward)
 
     def moved(self, group: Group, state: str, reason: str | None) -> None:
-        """A group changes from what it is to `state`."""
+        """A group changes from its state to `state`."""
         for tally, sign in [*self._of(group.state, -1), *self._of(state, 1)]:
             for r in group.trajectories:
                 tally.add(r.env, sign, sign * r.policy_tokens, sign * r.turns, sign * r.reward)

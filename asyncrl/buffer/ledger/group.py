@@ -1,4 +1,4 @@
-"""A group as the buffer sees it: its state, and what is known of each trajectory without its arrays."""
+"""A group as the buffer sees it: its state, and the facts about each trajectory without its arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from asyncrl.trajectory import CONTEXT, Trajectory
 
 State = Literal["in_flight", "waiting", "assigned", "trained", "dropped"]
 Reason = Literal["stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"]
-Outcome = Literal["applied", "guard", "poison"]
 VersionCounts = tuple[tuple[int, int], ...]
 """(policy version, policy tokens of it), oldest first."""
 
@@ -27,30 +26,30 @@ class Received:
     location: Location
     versions: VersionCounts
     tokens: int
-    """Of all rows, context included: what it costs to train on."""
+    """Tokens of all rows, context included: the cost of training on it."""
     turns: int
     reward: float
     env: str
     stop_reason: str
 
+    @classmethod
+    def of(cls, trajectory: Trajectory, versions: VersionCounts, digest: str, location: Location) -> Received:
+        return cls(
+            trajectory.attempt,
+            trajectory.actor,
+            digest,
+            location,
+            versions,
+            trajectory.num_tokens,
+            trajectory.turns,
+            trajectory.reward,
+            trajectory.env,
+            trajectory.stop_reason,
+        )
+
     @property
     def policy_tokens(self) -> int:
         return sum(n for _, n in self.versions)
-
-
-def received(trajectory: Trajectory, versions: VersionCounts, digest: str, location: Location) -> Received:
-    return Received(
-        trajectory.attempt,
-        trajectory.actor,
-        digest,
-        location,
-        versions,
-        trajectory.num_tokens,
-        trajectory.turns,
-        trajectory.reward,
-        trajectory.env,
-        trajectory.stop_reason,
-    )
 
 
 def version_counts(trajectory: Trajectory) -> VersionCounts:
@@ -78,7 +77,7 @@ class Group:
     replaces: int | None = None
     reason: Reason | None = None
     weight: float = 1.0
-    """0: a filter would have dropped it, but the learner was starving; trained with advantage 0."""
+    """0 if a filter rejected the group but it was kept to avoid starving the learner; its advantage is 0."""
     uses: int = 0
     """In applied batches."""
     task: int = 0
@@ -86,13 +85,13 @@ class Group:
     curriculum: int = 0
     """Serial of the curriculum's state that chose it."""
     measured: int | None = None
-    """Serial of the first one that knows its rewards."""
+    """Serial of the first state that knows its rewards."""
     attempts: list[int] = field(init=False)
-    """[size] lendings of each ticket so far; the last one has number attempts - 1."""
+    """[size] attempts at each ticket so far; the last one has number attempts - 1."""
     failures: list[int] = field(init=False)
-    """[size] attempts whose environment failed."""
+    """[size] attempts at each ticket whose environment failed."""
     stored: list[Received | None] = field(init=False)
-    """[size] changed by `keep` only."""
+    """[size] changed by `store` only."""
     oldest: int | None = field(init=False, default=None)
     """Oldest version among the stored policy tokens; None while nothing is stored."""
     newest: int | None = field(init=False, default=None)
@@ -100,13 +99,13 @@ class Group:
     def __post_init__(self) -> None:
         self.attempts, self.failures, self.stored = [0] * self.size, [0] * self.size, [None] * self.size
 
-    def keep(self, index: int, trajectory: Received | None) -> None:
-        """`trajectory` is stored now; None: it is not any more."""
+    def store(self, index: int, trajectory: Received | None) -> None:
+        """Stores a trajectory; None removes it."""
         self.stored[index] = trajectory
-        # Once per put and not at every look, since each step looks at all groups that live.
-        kept = self.trajectories
-        self.oldest = min((r.versions[0][0] for r in kept), default=None)
-        self.newest = max((r.versions[-1][0] for r in kept), default=None)
+        # Computed once per put and not when they are read: every step reads those of all live groups.
+        stored = self.trajectories
+        self.oldest = min((r.versions[0][0] for r in stored), default=None)
+        self.newest = max((r.versions[-1][0] for r in stored), default=None)
 
     @property
     def complete(self) -> bool:

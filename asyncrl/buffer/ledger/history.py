@@ -1,7 +1,7 @@
 """The learner's history as the ledger records it: branches, incarnations, batches and their outcomes, publications.
 
 Batches 0, 1, 2... form one line without gaps. A branch begins where recorded batches are not redone: it releases the
-rest of the line and goes on from there, so versions below the fork are shared and mean the same weights.
+rest of the line and continues from there, so versions below the fork are shared and mean the same weights.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.database import Database
-from asyncrl.buffer.ledger.group import Outcome
 
 
 class IllegalTransition(RuntimeError):
-    """A change that the ledger does not allow in this state: a defect of the caller, never of a message."""
+    """A change that the ledger does not allow in this state: a bug in the caller, never the fault of a message."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Batch:
     b: int
     branch: int
     version: int
-    """The learner's when it was fixed."""
+    """The learner's version when the batch was fixed."""
     incarnation: int
     first_uses: int
     groups: tuple[int, ...]
@@ -42,12 +42,12 @@ class Incarnation:
     next_batch: int
     version: int
     holds: int | None = None
-    """The batch handed out to it and not finished: when it dies, the suspect."""
+    """The batch handed out to it and not finished; if the incarnation dies, this batch is suspected."""
     caused: bool = False
 
 
 class History:
-    """Reads itself from the database, and keeps both in step."""
+    """Loads the history from the database, and changes both together."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -77,7 +77,7 @@ class History:
 
     @property
     def version(self) -> int:
-        """Of the learner's weights now; while it redoes recorded batches, behind `recorded_version`."""
+        """Version of the learner's weights now; behind `recorded_version` while it redoes recorded batches."""
         return self.current.version if self.current else 0
 
     @property
@@ -91,8 +91,8 @@ class History:
     def on_line(self, branch: int, b: int) -> bool:
         """Whether weights of `branch` that have seen the batches before b are a point of the recorded line."""
         left_at = next(iter(self._db.read("SELECT min(fork_batch) FROM branches WHERE branch > ?", (branch,))))[0]
-        known = b <= len(self.line) and (b == 0 or self.line[b - 1].outcome is not None)
-        return branch <= self.branch and known and (left_at is None or b <= left_at)
+        recorded = b <= len(self.line) and (b == 0 or self.line[b - 1].outcome is not None)
+        return branch <= self.branch and recorded and (left_at is None or b <= left_at)
 
     def first_uses_since(self, version: int) -> int:
         """Groups whose first use is in a batch fixed at `version` or later that is open or applied."""
@@ -111,7 +111,7 @@ class History:
         return count
 
     def deaths_in_a_row(self, b: int) -> int:
-        """Incarnations that died one after the other with batch b in hand; those ended on purpose do not count."""
+        """Incarnations that died one after the other while they held batch b; those ended on purpose do not count."""
         count = 0
         for incarnation in reversed(self.incarnations):
             if incarnation.caused:
@@ -122,7 +122,8 @@ class History:
         return count
 
     def start(self, next_batch: int, version: int) -> Incarnation:
-        """A checkpoint at a later batch was announced and never completed: it takes no other's place."""
+        """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released, so
+        that they do not replace others."""
         self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (next_batch,))
         new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version)
         self._db.write(
@@ -133,7 +134,7 @@ class History:
         return new
 
     def move(self, next_batch: int, version: int, holds: int | None) -> None:
-        """Where the current incarnation stands."""
+        """Records where the current incarnation stands."""
         current = self._current()
         if (current.next_batch, current.version, current.holds) != (next_batch, version, holds):
             current.next_batch, current.version, current.holds = next_batch, version, holds
@@ -174,14 +175,14 @@ class History:
         return batch
 
     def fork(self, b: int, version: int, why: str) -> list[Batch]:
-        """A new branch whose first batch is b, on weights of `version`; gives the batches released, in order."""
+        """Begins a branch whose first batch is b, on weights of `version`; returns the released batches, in order."""
         released = self.line[b:]
         for batch in released:
             self._db.write("UPDATE batches SET released = 1 WHERE serial = ?", (batch.serial,))
         del self.line[b:]
         for incarnation in self.incarnations:
             if incarnation.holds is not None and incarnation.holds >= b:
-                incarnation.holds = None  # the batch of this number is another one now, and no suspect
+                incarnation.holds = None  # this number names another batch now, which is not suspected
         self._db.write("UPDATE incarnations SET holds = NULL WHERE holds >= ?", (b,))
         self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (b,))
         self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (self.branch + 1, self.branch, b, version, why))
@@ -190,7 +191,7 @@ class History:
         return released
 
     def checkpoint(self, batch: int, version: int, path: str, keep: int) -> None:
-        """Only the latest `keep` are kept for resuming."""
+        """Records a checkpoint; only the latest `keep` are kept for resuming."""
         if not list(
             self._db.read("SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0", (path, batch))
         ):
@@ -205,10 +206,10 @@ class History:
         )
 
     def oldest_checkpoint(self) -> int:
-        """Batch number from which a learner may have to resume.
+        """The earliest batch number from which a learner may have to resume.
 
-        A single checkpoint may never get its final name, since it is announced before: then the learner goes back to
-        where it started, the initial weights at first.
+        A checkpoint is announced before it gets its final name, which may never happen. With a single one, the learner
+        may therefore resume from where it started, at first from the initial weights.
         """
         kept = [batch for (batch,) in self._db.read("SELECT batch FROM checkpoints WHERE released = 0")]
         if len(kept) < 2:

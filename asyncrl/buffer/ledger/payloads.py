@@ -1,10 +1,9 @@
 """The stored trajectories: append-only segment files beside the ledger.
 
-`append` remembers, and a thread writes what was remembered while the buffer goes on; `write` waits until all of it is
-in the current segment, and the ledger commits after it. So a row never names bytes that are not in the file, whatever
-process is killed when. Every opening begins a new segment: what a killed writer left at the end of the last one is
-never written over. What a power cut can take lies in the last two segments: one that is full is flushed by the thread,
-and before that is done no third one begins.
+`append` keeps a record in memory and a thread writes it; `write` waits until all are in the current segment, and the
+ledger commits after it. A row therefore never names bytes that are not in the file, whichever process is killed.
+Every opening begins a new segment, so that the end of the last one, which a killed writer may have left, is never
+overwritten. A power cut can affect the last two segments only: the thread flushes a full one before a third begins.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class PayloadLost(RunError):
 
 
 class Payloads:
-    """`flush`: every `write` will flush, so the disk begins with what is written ahead of it."""
+    """With `flush` every `write` will flush, so the disk begins early with what is written before it."""
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, flush: bool = False) -> None:
         self.folder = folder
@@ -55,14 +54,14 @@ class Payloads:
         self._sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.segment")}
         self._readers: dict[int, int] = {}
         self._thread = ThreadPoolExecutor(1, "payloads")
-        """Does what it is told in order."""
+        """One thread: it writes and flushes in order."""
         self._pending: dict[int, Frame] = {}
-        """By its start: what no `write` has finished."""
+        """Records that no `write` has finished yet, by their start."""
         self._unsent: list[Frame] = []
         self._unsent_bytes = 0
         self._writing: list[Future[None]] = []
         self._ending: Future[None] | None = None
-        """Of the segment before this one: that it is on the disk."""
+        """Done when the segment before the current one is on the disk."""
         self._current = max(self._sizes, default=-1) + 1
         self._writer = self._open()
         self._end = 0
@@ -99,13 +98,13 @@ class Payloads:
         return location
 
     def write(self, flush: bool) -> None:
-        """Returns when what was appended is in the file; with `flush` on the disk. Raises OSError (a full disk)."""
+        """Returns when all records are in the file, with `flush` on the disk. Raises OSError (a full disk)."""
         if self._writing:
             self._send()
             for written in self._writing:
                 written.result()
             self._writing.clear()
-        else:  # little enough that waiting for a thread would cost more
+        else:  # so little that waiting for a thread would cost more
             _write(self._writer, self._unsent, False)
             self._unsent, self._unsent_bytes = [], 0
         self._pending.clear()
@@ -117,7 +116,7 @@ class Payloads:
             os.fdatasync(self._writer)
 
     def flush(self, then: Callable[[], None]) -> Future[None]:
-        """In the thread: brings onto the disk what is in the files now, and does `then`."""
+        """Flushes what is in the files now and calls `then`, both in the thread."""
         return self._thread.submit(_flush, self._writer, then)
 
     def _send(self) -> None:
@@ -125,17 +124,17 @@ class Payloads:
         self._unsent, self._unsent_bytes = [], 0
 
     def rotate_if_full(self) -> None:
-        """Between two writes: goes on in a new file once the current one has its size."""
+        """Begins a new segment if the current one has its full size. Called between two writes."""
         if self._end >= self._segment_bytes:
             self._rotate()
 
     def seal(self) -> None:
-        """The current segment ends here, on the disk, so that it can be linked into a checkpoint."""
+        """Ends and flushes the current segment, so that it can be linked into a checkpoint."""
         if self._end:
             self._rotate().result()
 
     def read(self, location: Location) -> Frame:
-        """Raises PayloadLost when the bytes are missing or not those that were written."""
+        """Raises PayloadLost if the bytes are missing or differ from what was written."""
         if location.segment == self._current and location.start in self._pending:
             return self._pending[location.start]
         record: Frame
@@ -198,7 +197,7 @@ def _write(file: int, records: Sequence[Frame], begin_flush: bool) -> None:
         if written:
             todo[0] = memoryview(todo[0])[written:]
     if begin_flush:
-        # Waits for nothing. An fdatasync for each part would make the disk half as fast.
+        # Returns at once. An fdatasync for each part would make the disk half as fast.
         os.posix_fadvise(file, start, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -214,7 +213,7 @@ def _finish(file: int, folder: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """A file whose name a power cut takes was flushed in vain."""
+    """Makes the names of the files durable: a flush of their contents alone does not."""
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)

@@ -26,13 +26,13 @@ def insert_trajectory(db: Database, number: int, index: int, r: Received) -> Non
     at = r.location
     versions = struct.pack(f"<{2 * len(r.versions)}q", *chain.from_iterable(r.versions))
     identity = (number, index, r.attempt, r.actor, r.digest, at.segment, at.start, at.bytes, at.checksum, versions)
-    sums = (r.tokens, r.policy_tokens, r.turns, r.reward, r.env, r.stop_reason)
+    totals = (r.tokens, r.policy_tokens, r.turns, r.reward, r.env, r.stop_reason)
     marks = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
-    db.write(f"INSERT INTO trajectories({_TRAJECTORY}) VALUES ({marks})", (*identity, *sums))
+    db.write(f"INSERT INTO trajectories({_TRAJECTORY}) VALUES ({marks})", (*identity, *totals))
 
 
 def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[int, Group]:
-    """By number, in issue order; `where` is a condition on `groups g`."""
+    """Groups by number, in issue order; `where` is a condition on `groups g`."""
     groups: dict[int, Group] = {}
     for row in db.read(f"SELECT {_GROUP} FROM groups g WHERE {where} ORDER BY number", values):
         group = Group(*row)
@@ -48,7 +48,7 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     ):
         segment, start, size, checksum, versions, tokens, _, turns, reward, env, stop_reason = rest
         pairs = iter(struct.unpack(f"<{len(versions) // 8}q", versions))
-        kept = Received(
+        received = Received(
             attempt=attempt,
             actor=actor,
             digest=digest,
@@ -60,5 +60,5 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
             env=env,
             stop_reason=stop_reason,
         )
-        groups[number].keep(idx, kept)
+        groups[number].store(idx, received)
     return groups

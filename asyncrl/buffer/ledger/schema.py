@@ -1,8 +1,8 @@
-"""The ledger's tables. One SQLite file in WAL mode; the payloads lie beside it in append-only segments (payloads.py).
+"""The ledger's tables: one SQLite file in WAL mode. Payloads are stored in append-only segments (payloads.py).
 
-Segments, because SQLite blobs are written twice (log, then database): measured on one disk with 52 kB records, 8 per
-commit, 201 MB/s and 170 us of CPU each under fsync, against 361 MB/s and 55 us for a segment and a row. And because a
-ledger without payloads is small: its snapshot goes into every checkpoint.
+SQLite writes blobs twice (log, then database): measured on one disk with 52 kB records, 8 per commit, 201 MB/s and
+170 us of CPU each under fsync, against 361 MB/s and 55 us for a segment and a row. A ledger without payloads is small:
+its snapshot can go into every checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CREATE TABLE groups (
     size INTEGER NOT NULL,
     state TEXT NOT NULL,            -- in_flight, waiting, assigned, trained, dropped
     reason TEXT,                    -- of dropped
-    weight REAL NOT NULL DEFAULT 1, -- 0: a filter would have dropped it, but the learner was starving
+    weight REAL NOT NULL DEFAULT 1, -- 0: a filter rejected it, but it was kept to avoid starving the learner
     uses INTEGER NOT NULL DEFAULT 0,        -- in applied batches
     ended_batch INTEGER,            -- a checkpoint at this batch number or later covers the end of the group
     filling INTEGER,                -- of filtered: the batch that was being filled

@@ -1,8 +1,8 @@
 """The buffer's part of a checkpoint: the ledger as it is now, and the payloads that a resume from it needs.
 
-A thread writes it, on a connection of its own whose read transaction begins here: what is committed meanwhile is not in
-it, and nobody waits for it. `restore` reads it back when the ledger's host was lost: what was recorded after that
-checkpoint is gone, so the learner's next start begins a new branch.
+A thread writes it, on a connection of its own, in a read transaction that begins when the snapshot is made: later
+commits are not in it and do not wait for it. `restore` reads it back when the ledger's host was lost: what was recorded
+after that checkpoint is gone, so the learner's next start begins a new branch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NEEDED = (
     "SELECT DISTINCT t.segment FROM groups g JOIN trajectories t ON t.grp = g.number "
     "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?)"
 )
-"""Segments that hold a payload, unless the end of its group is covered by a checkpoint at this batch number."""
+"""Segments that hold a payload whose group has not ended, or ended after a checkpoint at this batch number."""
 
 
 class Snapshot:
-    """Of the committed `database`, for a learner that resumes at `batch`, into `path`/buffer; begins at once.
+    """Writes the committed `database` into `path`/buffer, for a learner that resumes at `batch`; begins at once.
 
-    Nothing may be appended and not committed. No segment may be removed before it is done.
+    Everything appended must be committed. No segment may be removed before the snapshot is done.
     """
 
     def __init__(self, database: Database, incarnation: int, batch: int, path: Path) -> None:
@@ -39,7 +39,7 @@ class Snapshot:
             self._payloads.seal()  # a segment that is never written again can be linked
             self._source = sqlite3.connect(database.path, isolation_level=None, check_same_thread=False)
             self._source.execute("BEGIN")
-            self._source.execute("SELECT count(*) FROM kv").fetchone()  # from here on it sees no commit
+            self._source.execute("SELECT count(*) FROM kv").fetchone()  # fixes what the transaction sees
         except (OSError, sqlite3.Error) as error:
             raise self._failed(error) from error
         thread = ThreadPoolExecutor(1, "snapshot")
@@ -51,7 +51,7 @@ class Snapshot:
         return self._writing.done()
 
     def result(self) -> None:
-        """Waits until it is done. Raises LedgerFailed."""
+        """Waits until the snapshot is done. Raises LedgerFailed."""
         try:
             self._writing.result()
         except (OSError, sqlite3.Error) as error:
@@ -62,7 +62,7 @@ class Snapshot:
         with closing(self._source):
             shutil.rmtree(target, ignore_errors=True)
             for folder in (target, target / "payloads"):
-                folder.mkdir()  # without parents: a checkpoint that was given up stays away
+                folder.mkdir()  # without parents: a checkpoint that was removed is not created again
             with closing(sqlite3.connect(target / "ledger.sqlite")) as copy:
                 self._source.backup(copy)
             for segment in self._needed():
@@ -84,16 +84,16 @@ class Snapshot:
 
 
 def restore(checkpoints: Path, folder: Path) -> Path | None:
-    """Fills `folder` from the newest complete checkpoint if it has no ledger; gives the checkpoint.
+    """Fills `folder` from the newest complete checkpoint if it has no ledger; returns the checkpoint.
 
-    None when there is a ledger already, or no checkpoint (a new run). Raises LedgerFailed when it cannot be copied.
+    None if there is a ledger already, or no checkpoint (a new run). Raises LedgerFailed if it cannot be copied.
     """
     if (folder / "ledger.sqlite").exists():
         return None
-    found = [p for p in checkpoints.glob("step-*") if (p / "state.json").is_file() and (p / "buffer").is_dir()]
-    if not found:
+    complete = [p for p in checkpoints.glob("step-*") if (p / "state.json").is_file() and (p / "buffer").is_dir()]
+    if not complete:
         return None
-    newest = max(found, key=lambda p: (_place(p), p.name))
+    newest = max(complete, key=lambda p: (_place(p), p.name))
     unfinished = folder / ".restoring.sqlite"
     try:
         shutil.rmtree(folder / "payloads", ignore_errors=True)
@@ -107,7 +107,7 @@ def restore(checkpoints: Path, folder: Path) -> Path | None:
         with sqlite3.connect(unfinished) as db:
             db.execute("INSERT OR REPLACE INTO kv VALUES ('restored', ?)", (str(newest),))
         db.close()
-        unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that is there is whole
+        unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that exists is complete
     except (OSError, sqlite3.Error) as error:
         raise LedgerFailed(
             f"{newest}/buffer cannot be restored into {folder}: {error}. Free space or fix the rights."

@@ -1,7 +1,7 @@
-"""Which task the next draw is: one that the run added, or the curriculum's choice, its state recorded with the batches.
+"""Which task comes next: one that the run added, or the choice of the curriculum, whose state is in the ledger.
 
-A state is written in the transaction that records a batch's outcome, so after any crash it is that of the last recorded
-batch; where history forks at batch b, it is again the one that was in force before b.
+A state is written in the transaction that records a batch's outcome, so after a crash it is that of the last recorded
+batch; when history forks at batch b, the state before b is restored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.tasks.added_tasks import Added
+from asyncrl.buffer.tasks.added_tasks import AddedTasks
 from asyncrl.data.added_tasks import ADDED, OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult, Task, TaskSource
 from asyncrl.errors import RunError
@@ -21,45 +21,44 @@ from asyncrl.wire import pack, unpack
 @dataclass(frozen=True, slots=True)
 class Draw:
     number: int
-    """0, 1, 2 ... over the whole run."""
+    """0, 1, 2 ... over the run."""
     task: int
-    """Index into the source, or of a row that was added."""
+    """Index into the source, or of an added task."""
     curriculum: int
-    """Serial of the state that chose it."""
+    """Serial of the curriculum's state that chose it."""
 
 
-class Drawing:
+class TaskDraws:
     def __init__(
         self, ledger: Ledger, source: TaskSource, curriculum: Curriculum, on_step_end: OnStepEnd | None = None
     ) -> None:
         self._ledger = ledger
         self._db = ledger.db
         self._source, self._curriculum, self._on_step_end = source, curriculum, on_step_end
-        self._added = Added(ledger.db)
+        self._added = AddedTasks(ledger.db)
         self._serial = -1
         if not self._restore(len(ledger.history.line)):
             self._save(0, 0)
 
     def next(self) -> Draw:
-        """The draw to be made now; the same until it is made (`Ledger.issue`)."""
+        """The next draw; the same until a group of it is issued."""
         number, index = self._ledger.next_draw, self._added.next()
         if index is None:
             index = self._curriculum.draw(number - self._added.drawn)
         return Draw(number, index, self._serial)
 
-    def made(self, draw: Draw) -> None:
-        """`draw` was issued."""
+    def issued(self, draw: Draw) -> None:
+        """A group of `draw` was issued."""
         if draw.task >= ADDED:
             self._added.draw(draw.task, draw.number)
 
     def task(self, index: int) -> Task:
-        """The source's, or one that was added. Raises RunError for one that no ticket can carry."""
-        return carried(self._source.task(index), f"task {index}") if index < ADDED else self._added.task(index)
+        """A task of the source, or an added one. Raises RunError if it does not fit into a ticket."""
+        return checked_task(self._source.task(index), f"task {index}") if index < ADDED else self._added.task(index)
 
     def finished(self, b: int, version: int) -> None:
-        """The outcome of batch b is recorded, and the version after it is `version`."""
-        completed = sorted(self._ledger.completed, key=lambda group: group.number)
-        self._ledger.completed.clear()
+        """The outcome of batch b is recorded; the version after it is `version`."""
+        completed = self._ledger.unmeasured.take()
         results = [GroupResult(g.task, g.task_id, g.rewards) for g in completed]
         self._curriculum.update(version, [result for result in results if result.index < ADDED])
         if self._on_step_end is not None:
@@ -67,21 +66,21 @@ class Drawing:
             self._added.add(b + 1, self._on_step_end(version, results, tasks))
         self._save(b + 1, version)
         for group in completed:
-            self._ledger.measure(group, self._serial)
+            self._ledger.unmeasured.measured(group, self._serial)
 
     def forked(self, b: int) -> None:
-        """Batches from b on were released: what they taught is forgotten, and groups that live on are counted anew."""
+        """Batches from b on were released: restores the curriculum's state before b. Live groups are measured again."""
         self._db.write("UPDATE curriculum SET released = 1 WHERE batch > ?", (b,))
         self._restore(b)
         self._added.forked(b)
-        self._ledger.unmeasure(self._serial)
+        self._ledger.unmeasured.forked(self._serial, self._ledger.live.values())
 
     def _restore(self, b: int) -> bool:
-        """The state that is in force before batch b."""
-        found = self._db.read(
+        """Restores the state before batch b; False if there is none."""
+        states = self._db.read(
             "SELECT serial, state FROM curriculum WHERE released = 0 AND batch <= ? ORDER BY serial DESC LIMIT 1", (b,)
         )
-        for serial, state in found:
+        for serial, state in states:
             self._serial = serial
             self._curriculum.restore(json.loads(state))
             return True
@@ -94,15 +93,15 @@ class Drawing:
         )
 
 
-def carried(task: Task, place: str) -> Task:
-    """`task`, of data.source at `place`. Raises RunError for one that no ticket can carry."""
+def checked_task(task: Task, place: str) -> Task:
+    """The task of data.source at `place`. Raises RunError if it does not fit into a ticket."""
     try:
         packed = pack(task)
         unpack(packed, len(packed))
     except (TypeError, ValueError, OverflowError) as error:
         raise RunError(
-            f"data.source gave {place}, which no ticket can carry: {error}. Expected a mapping with texts for keys, "
-            "in it mappings, lists, texts and numbers; mend the source and go on with --resume."
+            f"data.source gave {place}, which no ticket can carry: {error}. Expected a mapping with strings as keys, "
+            "holding mappings, lists, strings and numbers; correct the source and continue with --resume."
         ) from error
     return task
 

@@ -1,4 +1,4 @@
-"""The tasks of a run: the source, and the curriculum that says which of its tasks draw 0, 1, 2 ... is.
+"""The tasks of a run: the source, and the curriculum that chooses the tasks of draws 0, 1, 2 ...
 
 Both are seeded by `data.seed`, so the ledger keeps the number of the next draw and the curriculum's states, and an
 audit recomputes every task from them.
@@ -14,11 +14,11 @@ from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import CURRICULA
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError
-from asyncrl.plugins import opened
+from asyncrl.plugins import build
 
 
 def draw_of(index: int, size: int | None) -> tuple[int, int]:
-    """(epoch, position) of the draw at `index`. A source without end stays in epoch 0.
+    """(epoch, position) of the draw at `index`. An unlimited source stays in epoch 0.
 
     >>> draw_of(7, 5), draw_of(7, None)
     ((1, 2), (0, 7))
@@ -27,7 +27,7 @@ def draw_of(index: int, size: int | None) -> tuple[int, int]:
 
 
 def ticket_seed(seed: int, kind: str, branch: int, group: int, index: int, attempt: int) -> int:
-    """Of one attempt's sampling and environment: 0 <= seed < 2**63, the same whenever it is asked for."""
+    """Seed of one attempt's sampling and environment: 0 <= seed < 2**63, a function of its arguments."""
     text = f"{seed}/{kind}/{branch}/{group}/{index}/{attempt}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
@@ -37,8 +37,10 @@ def open_source(config: Config) -> TaskSource:
 
     Raises ConfigError.
     """
-    given = {"seed": config.data.seed, "model": config.model.path}
-    source: TaskSource = opened(config.data.source, SOURCES, "data.source", config.data.options, "data.options", given)
+    defaults, options = {"seed": config.data.seed, "model": config.model.path}, config.data.options
+    source: TaskSource = build(
+        config.data.source, SOURCES, "data.source", options, options_field="data.options", defaults=defaults
+    )
     if source.train_size is not None and source.train_size < 1:
         raise ConfigError(
             f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."
@@ -48,7 +50,7 @@ def open_source(config: Config) -> TaskSource:
 
 
 def _check_sizes(config: Config, sizes: GroupSizes) -> None:
-    """What spans the configuration and the sizes of groups that only the source knows. Raises ConfigError."""
+    """Checks the config against the group sizes, which only the source knows. Raises ConfigError."""
     batch = config.learner.groups_per_step * sizes.largest
     if config.buffer.capacity < batch:
         raise ConfigError(
@@ -66,7 +68,7 @@ def _check_sizes(config: Config, sizes: GroupSizes) -> None:
 def open_curriculum(config: Config, source: TaskSource) -> Curriculum:
     """`data.curriculum` with `data.curriculum_options`; gets `data.seed` as `seed` and the source's `train_size` if it
     takes them. Raises ConfigError."""
-    given = {"seed": config.data.seed, "train_size": source.train_size}
+    defaults = {"seed": config.data.seed, "train_size": source.train_size}
     name, options = config.data.curriculum, config.data.curriculum_options
-    curriculum: Curriculum = opened(name, CURRICULA, "data.curriculum", options, "data.curriculum_options", given)
+    curriculum: Curriculum = build(name, CURRICULA, "data.curriculum", options, defaults=defaults)
     return curriculum

@@ -1,6 +1,6 @@
 """The budget of failures: how many of the latest attempts at episodes may fail in their environment.
 
-An outage is never a reward; without a budget a run whose environment is away would go through its tasks and drop each.
+An outage is never a reward. Without a budget, a run whose environment is down would go through its tasks and drop each.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import deque
 
 
 class FailureBudget:
-    """Judges the last `window` attempts, once there are so many; since this process began."""
+    """Judges the last `window` attempts since this process began, once there are that many."""
 
     def __init__(self, max_share: float, window: int) -> None:
         """
@@ -24,18 +24,18 @@ class FailureBudget:
         self._last = ""
 
     def note(self, failure: str) -> None:
-        """How an attempt ended: why it failed, or empty."""
+        """Notes how an attempt ended: why it failed, or an empty text."""
         self._ends.append(bool(failure))
         self._last = failure or self._last
 
     @property
     def share(self) -> float:
-        """Of the attempts seen last that failed."""
+        """Share of the latest attempts that failed."""
         return sum(self._ends) / len(self._ends) if self._ends else 0.0
 
     @property
     def exceeded(self) -> str:
-        """What to say, or nothing."""
+        """Why the budget is exceeded; empty while it is not."""
         if len(self._ends) < self._window or self.share <= self._max_share:
             return ""
         return (

@@ -1,66 +1,76 @@
-"""Who holds which ticket until when. Clocks live here, in memory; the ledger knows the attempts."""
+"""Which actor holds which ticket until when. Terms are kept in memory only; the ledger records the attempts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from asyncrl.trajectory import TicketId
+from asyncrl.trajectory import Lease, TicketId
 
-Key = tuple[int, int]
+TicketKey = tuple[int, int]
 """(group, index)"""
 
 
 @dataclass(slots=True)
-class Lease:
+class ActiveLease:
     id: TicketId
     attempt: int
     actor: str
     min_version: int
+    """The oldest version that a token of this attempt may have."""
     expires: float
     eval: bool = False
+
+    @property
+    def key(self) -> TicketKey:
+        return self.id.group, self.id.index
+
+    def is_of(self, lease: Lease, actor: str) -> bool:
+        """Whether `actor` holds exactly this attempt."""
+        return (self.id, self.attempt, self.actor) == (*lease, actor)
 
 
 class Leases:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._held: dict[Key, Lease] = {}
+        self._active: dict[TicketKey, ActiveLease] = {}
         self._per_group: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._active)
 
-    def __iter__(self) -> Iterator[Lease]:
-        return iter(list(self._held.values()))
+    def __iter__(self) -> Iterator[ActiveLease]:
+        return iter(list(self._active.values()))
 
-    def get(self, group: int, index: int) -> Lease | None:
-        return self._held.get((group, index))
+    def get(self, group: int, index: int) -> ActiveLease | None:
+        return self._active.get((group, index))
 
     def add(self, now: float, id: TicketId, attempt: int, actor: str, min_version: int, eval: bool = False) -> None:
-        self._held[id.group, id.index] = Lease(id, attempt, actor, min_version, now + self._lease_s, eval)
+        self._active[id.group, id.index] = ActiveLease(id, attempt, actor, min_version, now + self._lease_s, eval)
         self._per_group.setdefault(id.group, set()).add(id.index)
 
-    def remove(self, group: int, index: int) -> Lease | None:
-        lease = self._held.pop((group, index), None)
+    def remove(self, group: int, index: int) -> ActiveLease | None:
+        lease = self._active.pop((group, index), None)
         if lease is not None:
             self._per_group[group].discard(index)
             if not self._per_group[group]:
                 del self._per_group[group]
         return lease
 
-    def of_group(self, group: int) -> list[Lease]:
-        return [self._held[group, index] for index in sorted(self._per_group.get(group, ()))]
+    def of_group(self, group: int) -> list[ActiveLease]:
+        return [self._active[group, index] for index in sorted(self._per_group.get(group, ()))]
 
-    def renew(self, now: float, actor: str, held: Iterable[tuple[TicketId, int]]) -> list[tuple[TicketId, int]]:
-        """A full term for each; gives those that this actor does not hold any more."""
+    def renew(self, now: float, actor: str, leases: Iterable[Lease]) -> list[Lease]:
+        """Renews leases for a full term; returns those that this actor no longer holds."""
         revoked = []
-        for id, attempt in held:
-            lease = self._held.get((id.group, id.index))
-            if lease is None or (lease.id, lease.attempt, lease.actor) != (id, attempt, actor):
-                revoked.append((id, attempt))
+        for lease in leases:
+            ticket, _ = lease
+            active = self._active.get((ticket.group, ticket.index))
+            if active is None or not active.is_of(lease, actor):
+                revoked.append(lease)
             else:
-                lease.expires = now + self._lease_s
+                active.expires = now + self._lease_s
         return revoked
 
-    def expired(self, now: float) -> list[Lease]:
-        return [lease for lease in self._held.values() if lease.expires <= now]
+    def expired(self, now: float) -> list[ActiveLease]:
+        return [lease for lease in self._active.values() if lease.expires <= now]

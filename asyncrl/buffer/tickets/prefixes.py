@@ -1,15 +1,15 @@
-"""What interrupted attempts have sampled, kept with their tickets until another attempt has gone on behind it.
+"""Prefixes: what interrupted attempts have sampled, kept with their tickets until a trajectory continues them.
 
     handed back ──> kept ──> continued   a trajectory begins with it
-                       ├──> longer      an attempt that went on behind it was interrupted as well, and handed back more
-                       ├──> stale       its oldest token is past the bound: the ticket is lent without it
+                       ├──> longer      an attempt that continued it was interrupted too, and handed back more
+                       ├──> stale       its oldest token is past the bound: the ticket is issued without it
                        ├──> anew        a trajectory came that does not begin with it
-                       ├──> failed      the episode failed behind it
-                       └──> dropped     its group was
+                       ├──> failed      an episode that continued it failed
+                       └──> dropped     its group was dropped
 
     handed back = kept + continued + longer + stale + anew + failed + dropped
 
-An attempt that goes on behind one may have tokens as old as its oldest: the ledger lends it with that version.
+An attempt that continues a prefix may have tokens as old as the prefix: the ledger records it with that version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import join, split
-from asyncrl.buffer.tickets.leases import Key
+from asyncrl.buffer.tickets.leases import TicketKey
 from asyncrl.trajectory import Row, Trajectory
 from asyncrl.wire import decode_prefixes, encode_row
 
@@ -29,13 +29,13 @@ USED = ("continued", "longer")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class _KeptPrefix:
     attempt: int
-    """That handed it back."""
+    """The attempt that handed it back."""
     sampled: int
-    """Tokens."""
+    """Number of sampled tokens."""
     oldest: int
-    """Version."""
+    """Oldest version among them."""
 
 
 class Prefixes:
@@ -44,22 +44,22 @@ class Prefixes:
     def __init__(self, db: Database) -> None:
         self._db = db
         rows = db.read("SELECT grp, idx, attempt, sampled, oldest FROM prefixes WHERE ended IS NULL")
-        self._kept = {(group, index): Kept(*about) for group, index, *about in rows}
+        self._kept = {(group, index): _KeptPrefix(*about) for group, index, *about in rows}
         ended = db.read("SELECT ended, count(*), sum(sampled) FROM prefixes WHERE ended IS NOT NULL GROUP BY 1")
         self.counts: Counter[str] = Counter()
-        """Of all that were ever handed back, by how they ended; `kept`: not yet."""
+        """All that were ever handed back, by how they ended; `kept`: they have not."""
         self.counts["kept"] = len(self._kept)
         self.wasted = 0
-        """Tokens that no trajectory has."""
+        """Sampled tokens that are in no trajectory."""
         for how, count, sampled in ended:
             self.counts[how] = count
             self.wasted += 0 if how in USED else sampled
 
-    def keep(self, key: Key, attempt: int, prefix: Row) -> None:
-        """Of an attempt that hands it back."""
+    def store(self, key: TicketKey, attempt: int, prefix: Row) -> None:
+        """Keeps what an interrupted attempt hands back."""
         sampled = prefix.versions[prefix.mask]
         self.end(key, "longer" if self._begins(key, prefix) else "anew")
-        kept = Kept(attempt, len(sampled), int(sampled.min()))
+        kept = _KeptPrefix(attempt, len(sampled), int(sampled.min()))
         row = join(encode_row(prefix))
         self._db.write(
             "INSERT INTO prefixes VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
@@ -68,8 +68,8 @@ class Prefixes:
         self._kept[key] = kept
         self.counts["kept"] += 1
 
-    def lend(self, key: Key, version: int, max_staleness: int) -> tuple[Row, int] | None:
-        """The prefix of a ticket that is lent and its oldest version, unless that is past the bound by now."""
+    def for_attempt(self, key: TicketKey, version: int, max_staleness: int) -> tuple[Row, int] | None:
+        """The prefix of a ticket that is issued and its oldest version, unless that is past the bound by now."""
         kept = self._kept.get(key)
         if kept is None:
             return None
@@ -78,13 +78,14 @@ class Prefixes:
             return None
         return self._row(key, kept), kept.oldest
 
-    def stored(self, trajectory: Trajectory) -> None:
+    def received(self, trajectory: Trajectory) -> None:
+        """A trajectory is stored: the prefix of its ticket ends."""
         key = trajectory.id.group, trajectory.id.index
         if key in self._kept:
             self.end(key, "continued" if self._begins(key, trajectory.rows[0]) else "anew")
 
-    def end(self, key: Key, how: End) -> None:
-        """Harmless where there is none."""
+    def end(self, key: TicketKey, how: End) -> None:
+        """Does nothing if the ticket has no prefix."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._db.write(
@@ -96,20 +97,20 @@ class Prefixes:
             self.wasted += 0 if how in USED else kept.sampled
 
     def drop(self, group: int, size: int) -> None:
-        """All of a group."""
+        """Ends all prefixes of a group."""
         if self._kept:
             for index in range(size):
                 self.end((group, index), "dropped")
 
     def groups(self) -> set[int]:
-        """That have one."""
+        """Numbers of the groups that have a prefix."""
         return {group for group, _ in self._kept}
 
-    def _begins(self, key: Key, row: Row) -> bool:
+    def _begins(self, key: TicketKey, row: Row) -> bool:
         kept = self._kept.get(key)
         return kept is not None and row.begins_with(self._row(key, kept))
 
-    def _row(self, key: Key, kept: Kept) -> Row:
+    def _row(self, key: TicketKey, kept: _KeptPrefix) -> Row:
         where = "WHERE grp = ? AND idx = ? AND attempt = ?"
         (record,) = next(iter(self._db.read(f"SELECT row FROM prefixes {where}", (*key, kept.attempt))))
         return decode_prefixes(split(record))[0]

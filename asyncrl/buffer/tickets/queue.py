@@ -1,7 +1,7 @@
-"""Tickets that nobody holds, and which of them is lent next.
+"""Tickets that no actor holds, and which of them is issued next.
 
-In issue order, and under `wait` earliest deadline first; those lent before only as fast as one training step takes per
-second, so that a host that died is made good in seconds, and never by an avalanche.
+In issue order, and under `wait` earliest deadline first. Tickets that were issued before are limited to as many per
+second as one training step takes, so that a dead host's tickets are re-issued within seconds, without a burst.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.staleness import last_version
-from asyncrl.buffer.tickets.leases import Key, Leases
+from asyncrl.buffer.tickets.leases import Leases, TicketKey
 
 
-class FreeTickets:
+class IssueQueue:
     def __init__(self, ledger: Ledger, rules: Rules, leases: Leases, largest_group: int, now: float) -> None:
         self._ledger = ledger
         self._rules = rules
         self._leases = leases
-        self._keys: list[Key] = []
-        """A heap. Some are not free any more: a late put stored them, or their group was dropped."""
+        self._keys: list[TicketKey] = []
+        """A heap. Some are no longer issuable: a late put stored them, or their group was dropped."""
         self._per_s = max(16, rules.groups_per_step * largest_group)
         self._allowance = float(self._per_s)
-        """Of tickets lent before."""
+        """How many tickets that were issued before may be issued now."""
         self._allowance_at = now
         self.reissued = 0
-        """Tickets lent again, since this process began."""
+        """Tickets issued again, since this process began."""
 
-    def offer_all(self, group: Group) -> None:
+    def add_group(self, group: Group) -> None:
         for index in range(group.size):
-            self.offer((group.number, index))
+            self.add((group.number, index))
 
-    def offer(self, key: Key) -> None:
-        """To be lent, if it is free."""
-        if self._is_free(key):
+    def add(self, key: TicketKey) -> None:
+        """Does nothing if the ticket cannot be issued."""
+        if self._is_issuable(key):
             heapq.heappush(self._keys, key)
 
-    def take(self, now: float, actor: str) -> Key | None:
-        """The next to lend to this actor."""
+    def pop(self, now: float, actor: str) -> TicketKey | None:
+        """The next ticket to issue to this actor."""
         self._allowance = min(self._per_s, self._allowance + (now - self._allowance_at) * self._per_s)
         self._allowance_at = now
-        while self._keys and not self._is_free(self._keys[0]):
+        while self._keys and not self._is_issuable(self._keys[0]):
             heapq.heappop(self._keys)
-        key = min(self._usable(actor), key=self._urgency, default=None)
+        key = min(self._candidates(actor), key=self._urgency, default=None)
         if key is None:
             return None
         if key == self._keys[0]:
@@ -52,28 +52,28 @@ class FreeTickets:
         else:
             self._keys.remove(key)
             heapq.heapify(self._keys)
-        self._allowance -= self._lent_before(key)
-        self.reissued += self._lent_before(key)
+        self._allowance -= self._was_issued(key)
+        self.reissued += self._was_issued(key)
         return key
 
     def last_version(self, group: Group) -> int | None:
-        """The highest at which it still meets the bound; None: nothing ties it to a version yet."""
+        """The highest version at which the group still meets the bound; None: nothing ties it to a version yet."""
         leased = [lease.min_version for lease in self._leases.of_group(group.number)]
         return last_version(group, leased, self._rules.max_staleness)
 
-    def _usable(self, actor: str) -> list[Key]:
-        rules, again = self._rules, self._allowance >= 1
-        first_will_do = again and rules.over_age != "wait" and not rules.together
+    def _candidates(self, actor: str) -> list[TicketKey]:
+        rules, may_reissue = self._rules, self._allowance >= 1
+        only_first = may_reissue and rules.over_age != "wait" and not rules.group_scored
         keys = [
             key
-            for key in (self._keys[:1] if first_will_do else self._keys)
-            if self._is_free(key) and (again or not self._lent_before(key))
+            for key in (self._keys[:1] if only_first else self._keys)
+            if self._is_issuable(key) and (may_reissue or not self._was_issued(key))
         ]
-        if rules.together:
+        if rules.group_scored:
             return [key for key in keys if all(lease.actor == actor for lease in self._leases.of_group(key[0]))]
         return keys
 
-    def _is_free(self, key: Key) -> bool:
+    def _is_issuable(self, key: TicketKey) -> bool:
         group = self._ledger.live.get(key[0])
         return (
             group is not None
@@ -82,11 +82,11 @@ class FreeTickets:
             and self._leases.get(*key) is None
         )
 
-    def _urgency(self, key: Key) -> tuple[float, ...]:
+    def _urgency(self, key: TicketKey) -> tuple[float, ...]:
         if self._rules.over_age != "wait":
             return key
         last = self.last_version(self._ledger.live[key[0]])
         return (float("inf") if last is None else last, *key)
 
-    def _lent_before(self, key: Key) -> bool:
+    def _was_issued(self, key: TicketKey) -> bool:
         return self._ledger.live[key[0]].attempts[key[1]] > 0

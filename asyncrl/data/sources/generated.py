@@ -1,4 +1,4 @@
-"""Procedural tasks: made by a function of the user's from a random generator, without end."""
+"""Unlimited procedural tasks, made by a user's function from a random generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.plugins import resolve
 LEVEL = 2**32
 """A task's index is its level times this, and its number in the level (`data.curriculum: levels`)."""
 _DRAWS = 100
-"""Draws of a training task after which one whose prompt is not held out must have come."""
+"""Attempts to draw a training task whose prompt is not held out."""
 
 
 class GeneratedSource:
@@ -35,11 +35,11 @@ class GeneratedSource:
         """
         Args:
             function: import path of `make(rng: random.Random, **options) -> mapping` with at least `prompt`; all that
-                is random in it must come from `rng`. With a parameter `level` it is told that, too.
+                is random in it must come from `rng`. A parameter `level`, if it has one, gets the level.
             options: its keyword arguments.
             levels: how many levels the held-out tasks are spread over.
             held_out_size: how many tasks are kept out of training; none of their prompts is trained on.
-        Raises ConfigError when the function is not found, or what it makes is no task.
+        Raises ConfigError if the function is not found, or does not make tasks.
         """
         try:
             self._make: Callable[..., Mapping[str, Any]] = resolve(function, {}, "data.options.function")

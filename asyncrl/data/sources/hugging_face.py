@@ -7,13 +7,14 @@ import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.data.base import Task
-from asyncrl.data.columns import row_task
+from asyncrl.data.columns import Columns
 from asyncrl.data.order import EpochOrder
-from asyncrl.data.prompt_fit import OverLong, Prompt, fit_prompts
+from asyncrl.data.prompt_fit import Prompt, PromptLimit
 from asyncrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,73 +28,75 @@ Place = tuple[int, int]
 """(table, row)"""
 
 
-class DatasetSource:
-    """Rows stay in memory-mapped files and are made into tasks when they are asked for."""
+@dataclass(eq=False, kw_only=True)
+class HeldOut:
+    """Which rows are kept out of training: options of a source."""
 
-    def __init__(
-        self,
-        path: str | list[str],
-        *,
-        name: str | None = None,
-        split: str = "train",
-        revision: str | None = None,
-        columns: dict[str, str] | None = None,
-        drop_columns: list[str] | None = None,
-        where: dict[str, Any] | None = None,
-        prompt_template: str | None = None,
-        system_prompt: str | None = None,
-        constants: dict[str, Any] | None = None,
-        held_out_size: int = 0,
-        held_out_path: str | list[str] | None = None,
-        held_out_split: str | None = None,
-        max_prompt_tokens: int | None = None,
-        over_long: OverLong = "error",
-        workers: int | None = None,
-        seed: int = 0,
-        model: str = "quickstart",
-    ) -> None:
-        """
-        Args:
-            path: a file, several, a pattern (`train-*.parquet`), a folder of `save_to_disk`, or a hub name.
-            name, split, revision: of a hub dataset; `split` of a saved folder too.
-            columns, prompt_template, system_prompt, constants: see `row_task`.
-            drop_columns: columns left out, e.g. images, which a ticket cannot carry.
-            where: only rows with these values, by column: `{ability: code}`.
-            held_out_size: how many rows, drawn by `seed`, are kept out of training.
-            held_out_path, held_out_split: the held-out rows' own files, or split; all of them, or the first
-                `held_out_size`.
-            max_prompt_tokens: a longer prompt is treated as `over_long` says; None: lengths are not looked at.
-            over_long: error, drop, truncate_left (the end stays) or truncate_middle (both ends stay).
-            workers: processes that count tokens; None: one per core.
-            model: whose tokenizer counts; asyncrl passes `model.path`.
-        Raises ConfigError naming the file, the row, the column.
-        """
-        options: Mapping[str, Any] = {
-            "columns": columns or {},
-            "prompt_template": prompt_template,
-            "system_prompt": system_prompt,
-            "constants": constants,
-        }
-        self._options = options
-        dropped, only = drop_columns or [], where or {}
-        self._tables = [_Table(_open(path, name, split, revision), _stem(path, split), dropped, only)]
-        if held_out_path or held_out_split:
-            other = _open(held_out_path or path, name, held_out_split or split, revision)
-            stem = _stem(held_out_path or path, held_out_split or split)
-            same = stem == self._tables[0].stem
-            self._tables.append(_Table(other, f"held_out/{stem}" if same else stem, dropped, only))
-        prompts = [[row_task(*table[row], **options)["prompt"] for row in range(len(table))] for table in self._tables]
-        kept, self._cut = _fitting(self._tables, prompts, max_prompt_tokens, over_long, workers, model)
-        train, self._held_out = _split(kept, len(self._tables), held_out_size, seed)
-        held = {_digest(prompts[table][row]) for table, row in self._held_out}
-        self._train = [place for place in train if _digest(prompts[place[0]][place[1]]) not in held]
-        if lost := len(train) - len(self._train):
-            log.warning("%d training rows have the prompt of a held-out one: left out", lost)
+    held_out_size: int = 0
+    """How many rows, drawn by `seed`, are kept out of training; once open, how many there are."""
+    held_out_path: str | list[str] | None = None
+    """The held-out rows' own files: all of them, or the first `held_out_size`."""
+    held_out_split: str | None = None
+    """The held-out rows' own split, likewise."""
+    seed: int = 0
+
+    def _split(self, places: Sequence[Place], tables: int) -> tuple[list[Place], list[Place]]:
+        """Places to train on, and those held out."""
+        size = self.held_out_size
+        if tables == 2:
+            held = [place for place in places if place[0] == 1]
+            return [place for place in places if place[0] == 0], held[: size or None]
+        if not 0 <= size < len(places):
+            raise ConfigError(
+                f"data.options.held_out_size is {size}; expected less than the {len(places)} rows, so that some are "
+                "left for training."
+            )
+        chosen = set(random.Random(f"held_out/{self.seed}").sample(range(len(places)), size))
+        return [p for i, p in enumerate(places) if i not in chosen], [p for i, p in enumerate(places) if i in chosen]
+
+
+@dataclass(eq=False)
+class DatasetSource(HeldOut, PromptLimit, Columns):
+    """A dataset, whose rows stay in memory-mapped files and become tasks when they are drawn."""
+
+    path: str | list[str]
+    """A file, several, a pattern (`train-*.parquet`), a folder of `save_to_disk`, or a hub name."""
+    _: KW_ONLY
+    name: str | None = None
+    """Of a hub dataset."""
+    split: str = "train"
+    """Of a hub dataset or a saved folder."""
+    revision: str | None = None
+    """Of a hub dataset."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError naming the file, the row, the column."""
+        self._tables = self._open()
+        places = [(t, row) for t, table in enumerate(self._tables) for row in range(len(table))]
+        prompts = {place: self._row(place)["prompt"] for place in places}
+        kept, self._cut = self._fit(prompts, lambda place: f"{self._tables[place[0]].stem}:{place[1]}")
+        train, self._held_out = self._split(kept, len(self._tables))
+        held_out = {_digest(prompts[place]) for place in self._held_out}
+        self._train = [place for place in train if _digest(prompts[place]) not in held_out]
+        if duplicates := len(train) - len(self._train):
+            log.warning("%d training rows have the prompt of a held-out one: left out", duplicates)
         if not self._train:
-            raise ConfigError(f"data.options.path is {path!r}: no row is left for training. Hold fewer out.")
-        self._order = EpochOrder("datasets", seed, len(self._train))
+            raise ConfigError(f"data.options.path is {self.path!r}: no row is left for training. Hold fewer out.")
+        self._order = EpochOrder("datasets", self.seed, len(self._train))
         self.train_size: int | None = len(self._train)
         self.held_out_size = len(self._held_out)
+
+    def _open(self) -> list[_Table]:
+        """The table to train on and, if they have their own, the one of held-out rows."""
+        dropped, only = self.drop_columns or [], self.where or {}
+        stem = _stem(self.path, self.split)
+        tables = [_Table(_open(self.path, self.name, self.split, self.revision), stem, dropped, only)]
+        if self.held_out_path or self.held_out_split:
+            path, split = self.held_out_path or self.path, self.held_out_split or self.split
+            held_out = _stem(path, split)
+            name = f"held_out/{held_out}" if held_out == stem else held_out
+            tables.append(_Table(_open(path, self.name, split, self.revision), name, dropped, only))
+        return tables
 
     def task(self, index: int) -> Task:
         return self._task(self._train[self._order.position(index)])
@@ -103,14 +106,16 @@ class DatasetSource:
             raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
         return self._task(self._held_out[index])
 
+    def _row(self, place: Place) -> Task:
+        return self._task_of(*self._tables[place[0]][place[1]])
+
     def _task(self, place: Place) -> Task:
-        row, where = self._tables[place[0]][place[1]]
-        task = row_task(row, where, **self._options)
+        task = self._row(place)
         return task if place not in self._cut else {**task, "prompt": self._cut[place]}
 
 
 class _Table:
-    """Rows and what they are called."""
+    """Rows and their names."""
 
     def __init__(self, rows: Dataset, stem: str, dropped: Sequence[str], only: Mapping[str, Any]) -> None:
         for column in only:
@@ -135,7 +140,7 @@ class _Table:
         return len(self._numbers)
 
     def __getitem__(self, row: int) -> tuple[dict[str, Any], str]:
-        """The row, and what it is called: by its number in the file, whatever `where` left out."""
+        """The row and its name, which holds its number in the file, before `where` left out others."""
         return self.rows[self._numbers[row]], f"{self.stem}:{self._numbers[row]}"
 
 
@@ -161,13 +166,13 @@ def _open(path: str | list[str], name: str | None, split: str, revision: str | N
         if len(files) == 1 and (Path(files[0]) / "dataset_dict.json").is_file():
             return datasets.load_from_disk(files[0])[split]
         return datasets.load_dataset(files[0], name, split=split, revision=revision)
-    # Its own errors, arrow's and the hub's are all of these kinds.
+    # The errors of datasets, arrow and the hub are all of these kinds.
     except (OSError, ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"data.options.path is {path!r} (split {split!r}), which cannot be read: {type(error).__name__}: {said}. "
+            f"data.options.path is {path!r} (split {split!r}), which cannot be read: {type(error).__name__}: {why}. "
             f"Expected files ({', '.join(BUILDERS)}), a folder written by save_to_disk, or a hub name; a relative path "
-            "is looked up beside the config file, then in the folder where the command is given."
+            "is looked up beside the config file, then in the current folder."
         ) from error
 
 
@@ -177,7 +182,7 @@ def _stem(path: str | list[str], split: str) -> str:
 
 
 def _not_carried(feature: Any) -> str | None:
-    """The first kind in a column's type that is no text, number, list or mapping."""
+    """The first kind in a column's type that is not a text, number, list or mapping."""
     if isinstance(feature, dict):
         return next((kind for inner in feature.values() if (kind := _not_carried(inner))), None)
     inner = getattr(feature, "feature", None)
@@ -186,49 +191,6 @@ def _not_carried(feature: Any) -> str | None:
     dtype = getattr(feature, "dtype", type(feature).__name__)
     carried = ("Value", "ClassLabel", "Json")
     return None if type(feature).__name__ in carried and not dtype.startswith("decimal") else dtype
-
-
-def _fitting(
-    tables: Sequence[_Table],
-    prompts: Sequence[Sequence[Prompt]],
-    max_tokens: int | None,
-    over_long: OverLong,
-    workers: int | None,
-    model: str,
-) -> tuple[list[Place], dict[Place, Prompt]]:
-    """Places whose prompt fits or is made to, and the cut prompts."""
-    places = [(t, row) for t, table in enumerate(tables) for row in range(len(table))]
-    if max_tokens is None:
-        return places, {}
-    fits = fit_prompts([prompts[t][row] for t, row in places], model, max_tokens, over_long, workers)
-    too_long = [(place, fit) for place, fit in zip(places, fits, strict=True) if fit.tokens > max_tokens]
-    if not too_long:
-        return places, {}
-    (table, row), worst = max(too_long, key=lambda found: found[1].tokens)
-    said = f"{len(too_long)} of {len(places)} prompts have more than {max_tokens} tokens"
-    if over_long == "error":
-        raise ConfigError(
-            f"data.options.max_prompt_tokens is {max_tokens}, and {said} ({tables[table].stem}:{row} has "
-            f"{worst.tokens}): set data.options.over_long to drop, truncate_left or truncate_middle, or raise it."
-        )
-    log.warning("%s: %s", said, "dropped" if over_long == "drop" else "cut")
-    if over_long == "drop":
-        gone = {place for place, _ in too_long}
-        return [place for place in places if place not in gone], {}
-    return places, {place: fit.cut for place, fit in too_long if fit.cut is not None}
-
-
-def _split(kept: Sequence[Place], tables: int, held_out_size: int, seed: int) -> tuple[list[Place], list[Place]]:
-    if tables == 2:
-        held = [place for place in kept if place[0] == 1]
-        return [place for place in kept if place[0] == 0], held[: held_out_size or None]
-    if not 0 <= held_out_size < len(kept):
-        raise ConfigError(
-            f"data.options.held_out_size is {held_out_size}; expected less than the {len(kept)} rows, so that some are "
-            "left for training."
-        )
-    chosen = set(random.Random(f"held_out/{seed}").sample(range(len(kept)), held_out_size))
-    return [p for i, p in enumerate(kept) if i not in chosen], [p for i, p in enumerate(kept) if i in chosen]
 
 
 def _digest(prompt: Prompt) -> bytes:

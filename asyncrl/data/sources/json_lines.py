@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 
 
 class JsonLinesSource(ListedTasks):
-    """Goes round the training tasks in a new order each time; no held-out prompt is among them."""
+    """Repeats the training tasks, without held-out prompts, in a new order in each epoch."""
 
     def __init__(self, path: str, seed: int = 0, held_out_size: int = 0, held_out_path: str | None = None) -> None:
         """
@@ -20,7 +20,7 @@ class JsonLinesSource(ListedTasks):
             seed: of the order.
             held_out_size: how many of the file's last tasks are kept out of training; 0 with `held_out_path`.
             held_out_path: a second file with the held-out tasks.
-        Raises ConfigError when a file is missing or empty, a line is no such object, an id appears twice, or a held-out
+        Raises ConfigError if a file is missing or empty, a line is not such an object, an id is repeated, or a held-out
         prompt is also a training prompt.
         """
         tasks = _read(path)
@@ -45,7 +45,7 @@ def _read(path: str) -> list[dict[str, Any]]:
     if not file.is_file():
         raise ConfigError(
             f"data.options names {path!r}; expected a JSON lines file; give a path that exists (a relative one "
-            "is looked up beside the config file, then in the folder where the command is given)"
+            "is looked up beside the config file, then in the current folder)"
         )
     tasks: list[dict[str, Any]] = []
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
@@ -54,7 +54,7 @@ def _read(path: str) -> list[dict[str, Any]]:
         try:
             task = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path} line {number} is no JSON: {error}; expected one JSON object per line") from error
+            raise ConfigError(f"{path} line {number} is not JSON: {error}; expected an object per line") from error
         if not isinstance(task, dict) or not isinstance(task.get("prompt"), str | list):
             raise ConfigError(f"{path} line {number}: expected an object with `prompt`, a string or a list of messages")
         tasks.append({**task, "id": str(task.get("id", f"{file.name}:{number}"))})

@@ -1,4 +1,4 @@
-"""Rows of NeMo Gym: JSON lines with `responses_create_params` (what the model is asked) and what its verifier needs."""
+"""Tasks of NeMo Gym: JSON lines with `responses_create_params` (the prompt) and what its verifier needs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from asyncrl.errors import ConfigError
 
 
 class NemoGymSource(ListedTasks):
-    """The rows of a file, the last ones held out; goes round in a new order each time. For `env.name: nemo_gym`."""
+    """The rows of a file, the last ones held out, in a new order in each epoch. For `env.name: nemo_gym`."""
 
     def __init__(self, path: str, *, held_out_size: int = 0, seed: int = 0) -> None:
         """
         Args:
             path: the file; of a task, `row` is its line as it stands there.
             held_out_size: how many of the last rows are kept out of training.
-        Raises ConfigError for a missing file, or a line that is no such row.
+        Raises ConfigError for a missing file, or a line that is not such a row.
         """
         if not Path(path).is_file():
-            raise ConfigError(f"data.options.path is {path!r}, which is no file: expected JSON lines of NeMo Gym.")
+            raise ConfigError(f"data.options.path is {path!r}, which is not a file: expected JSON lines of NeMo Gym.")
         tasks = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
             if line.strip():
@@ -66,7 +66,7 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Message]:
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
-        elif kind != "reasoning":  # what was thought in earlier turns is not shown to the model again
+        elif kind != "reasoning":  # the reasoning of earlier turns is not shown again
             raise ValueError(f"an input item is a {kind}")
     if not messages:
         raise ValueError("the input is empty")

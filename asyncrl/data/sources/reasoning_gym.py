@@ -1,4 +1,4 @@
-"""Procedural tasks of the package reasoning-gym (pip install reasoning-gym): a hundred kinds, without end, no download.
+"""Procedural tasks of the package reasoning-gym (pip install reasoning-gym): a hundred kinds, unlimited, no download.
 
 Scored by the score `reasoning_gym`, which makes the task again from its number instead of carrying it along.
 """
@@ -16,7 +16,7 @@ from asyncrl.errors import ConfigError
 
 INSTRUCTION = "\nGive the final answer between <answer> and </answer>."
 _SIZE = 2**31 - 1
-"""Of every dataset: its entries are made when they are asked for."""
+"""Size given to every dataset: its entries are made on request."""
 
 
 class ReasoningGymSource(GeneratedSource):
@@ -63,23 +63,23 @@ class ReasoningGymSource(GeneratedSource):
 def make(
     rng: random.Random, dataset: str, configs: Sequence[Mapping[str, Any]], instruction: str, level: int
 ) -> dict[str, Any]:
-    """Beyond the last level, the last."""
+    """The configuration of a level; beyond the last level, that of the last."""
     config = configs[min(level, len(configs) - 1)]
     index, text = rng.randrange(config.get("size", _SIZE)), json.dumps(config)
-    found = entry(dataset, text, index)
+    made = entry(dataset, text, index)
     return {
         "id": f"{dataset}-{index}",
-        "prompt": found["question"] + instruction,
+        "prompt": made["question"] + instruction,
         "data_source": f"reasoning_gym/{dataset}",
-        "ground_truth": found["answer"],
+        "ground_truth": made["answer"],
         "extra_info": {"dataset": dataset, "config": text, "index": index},
     }
 
 
 def entry(dataset: str, config: str, index: int) -> Mapping[str, Any]:
     """reasoning-gym's question, answer and metadata."""
-    found: Mapping[str, Any] = opened(dataset, config)[index]
-    return found
+    made: Mapping[str, Any] = opened(dataset, config)[index]
+    return made
 
 
 @lru_cache(maxsize=16)

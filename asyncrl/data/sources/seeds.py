@@ -1,4 +1,4 @@
-"""Seeds as tasks, for environments that make their own: a game is what its seed makes it."""
+"""Seeds as tasks, for environments that make their own game from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HALF = 2**30
 
 
 class SeedSource(DrawnTasks):
-    """Seeds without end; a training seed is never a held-out one. Whether their games differ is the game's affair."""
+    """Unlimited seeds; a training seed is never held out. The environment decides whether their games differ."""
 
     def __init__(self, prompt: str | list[Message] = "", *, held_out_size: int = 100, seed: int = 0) -> None:
         """
@@ -33,11 +33,11 @@ class SeedSource(DrawnTasks):
 
 
 def opening(task: Task, *texts: str) -> list[Message]:
-    """The first messages of a game: what the task says, if anything, and `texts`, in one message of the user's.
+    """The first messages of a game: the prompt of the task, if any, and `texts`, in one user message.
 
     >>> opening({"prompt": "Win."}, "", "Your move?")
     [{'role': 'user', 'content': 'Win.\\n\\nYour move?'}]
     """
     prompt = task.get("prompt") or ""
-    before, said = ([], prompt) if isinstance(prompt, str) else (list(prompt), "")
-    return [*before, {"role": "user", "content": "\n\n".join(filter(None, (said, *texts)))}]
+    before, text = ([], prompt) if isinstance(prompt, str) else (list(prompt), "")
+    return [*before, {"role": "user", "content": "\n\n".join(filter(None, (text, *texts)))}]

@@ -1,4 +1,4 @@
-"""Tasks of a taskset of the package verifiers, which lives in a Python of its own (docs/environments.md)."""
+"""Tasks of a taskset of the package verifiers, which has a Python of its own (docs/environments.md)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WORKER = str(Path(__file__).with_name("verifiers_worker.py"))
 
 
 def worker_config(taskset: Mapping[str, Any], agent: Mapping[str, Any] | None) -> str:
-    """verifiers' own configuration as JSON; where it would use its vendor's hosted sandbox, this machine instead."""
+    """verifiers' configuration as JSON, with this machine in place of its vendor's hosted sandbox."""
     defaults = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
     return json.dumps({"taskset": dict(taskset), "agent": defaults | dict(agent or {})}, sort_keys=True)
 
 
 class VerifiersSource(ListedTasks):
-    """The tasks of a taskset in verifiers' order, the last ones held out; goes round in a new order each time."""
+    """The tasks of a taskset in verifiers' order, the last ones held out, in a new order in each epoch."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class VerifiersSource(ListedTasks):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"data.options.python: listing the tasks of {taskset} failed: {error}") from error
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise ConfigError(f"data.options.taskset is {taskset}, which verifiers does not load: {last}")
         tasks = [
             {"id": f"{taskset['id']}-{index}", "prompt": task["prompt"], "index": index}

@@ -29,17 +29,17 @@ def environment(config: dict[str, Any]) -> Any:
 
 
 def listed(tasks: Iterator[Any], size: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for index, task in enumerate(itertools.islice(tasks, size)):
         data = task.data.model_dump(mode="json")
         prompt = data.get("prompt") or ""
-        found.append({"id": str(data.get("id") or index), "prompt": prompt})
-    return found
+        rows.append({"id": str(data.get("id") or index), "prompt": prompt})
+    return rows
 
 
 def use_this_python() -> None:
-    """The null and bash harnesses run a script whose packages verifiers itself depends on: it is run by this Python,
-    instead of one that uv would first have to download into."""
+    """Run the script of the null and bash harnesses with this Python, which has its packages, so that uv need not
+    download them."""
     from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
@@ -102,7 +102,7 @@ async def serve(config: dict[str, Any], out: Any) -> None:
 
 
 def main() -> None:
-    # What tasksets print must not come between the lines of the protocol.
+    # Output of tasksets must not mix with the lines of the protocol.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     os.environ[API_KEY_VAR] = "asyncrl"

@@ -1,4 +1,4 @@
-"""A score in processes of its own: one that hangs or crashes is killed, and costs that episode only."""
+"""Runs a score in processes of its own: one that hangs or crashes is killed, and only that episode fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import msgpack
 from asyncrl.rewards.score import Score, asks, name_of
 
 _START_S = 120.0
-"""Importing the user's file included, on a machine that is busy with other things."""
+"""Seconds to start a worker, with the import of the user's file, on a busy machine."""
 
 
 class InProcesses:
@@ -75,14 +75,14 @@ class InProcesses:
 
 
 class _Worker:
-    """One process, started when it is first needed, and again after it was killed."""
+    """One process, started on first use, and again after it was killed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     def ask(self, message: bytes, timeout_s: float) -> Any:
-        """Raises TimeoutError, or EOFError or OSError when it dies; the process is gone then."""
+        """Raises TimeoutError, or EOFError or OSError if it dies; the process has ended then."""
         try:
             connection = self._connection or self._start()
             connection.send_bytes(message)
@@ -107,7 +107,7 @@ class _Worker:
         return self._connection
 
     def kill(self) -> None:
-        """The process and what it started."""
+        """Kill the process and its children."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`python -m asyncrl.rewards.isolation.worker FD`: scores in a process that can be killed.
+"""`python -m asyncrl.rewards.isolation.worker FD`: runs a score in a process that can be killed.
 
 takes: (import path, options, columns) from the socket, one at a time
 gives: ("ok", result) or ("error", text)
@@ -44,7 +44,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    """numpy's numbers, which msgpack does not know."""
+    """Converts numpy's numbers, which msgpack does not know."""
     if isinstance(value, Real):
         return float(value)
     raise TypeError(f"a score returned a {type(value).__name__}; expected numbers and text")

@@ -1,4 +1,4 @@
-"""Untrusted code, run behind walls: here, or by a service with SandboxFusion's contract."""
+"""Runs untrusted code in isolation: on this machine, or by a service with SandboxFusion's contract."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HttpSandbox", "LocalSandbox", "Ran", "Result", "Run", "Sandbox", "Sa
 
 
 def open_sandbox(options: dict[str, Any] | None) -> Sandbox:
-    """`{url: ...}` is a service, anything else the local sandbox's options. One object per process and options.
+    """The sandbox of `options`: with `url` a service, otherwise the local one. One object per process and options.
 
     Raises ValueError for options that it does not know.
     """

@@ -15,11 +15,11 @@ class Run:
     language: str = "python"
     stdin: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By path relative to the folder that the code runs in."""
+    """Files by path, relative to the folder that the code runs in."""
     fetch_files: tuple[str, ...] = ()
-    """Files to bring back, if they are there."""
+    """Files to return, if they exist."""
     run_timeout: float = 10.0
-    """Seconds, by the wall clock."""
+    """Wall-clock seconds."""
     memory_limit_mb: int = -1
     """-1: the sandbox's own limit."""
 
@@ -38,8 +38,8 @@ class Ran:
 @dataclass(frozen=True, slots=True)
 class Result:
     status: Literal["Success", "Failed", "SandboxError"]
-    """Failed: the code's doing (it did not compile, did not exit with 0, was killed at a limit). SandboxError: not its
-    doing; the same run may go well another time."""
+    """Failed: caused by the code (it did not compile, did not exit with 0, was killed at a limit). SandboxError: caused
+    by the sandbox; the same run may succeed another time."""
     message: str = ""
     run: Ran | None = None
     compiled: Ran | None = None
@@ -48,12 +48,12 @@ class Result:
 
 class Sandbox(Protocol):
     async def run(self, run: Run) -> Result:
-        """Never raises for what the code did. Returns within `run_timeout` and a grace of seconds."""
+        """Run the code; never raises for what it does. Returns within `run_timeout` and a few seconds."""
         ...
 
 
 class SandboxFailed(Exception):
-    """A SandboxError as an exception: an outage, for which nobody is to blame who wrote code."""
+    """A SandboxError as an exception: an outage, which the code did not cause."""
 
 
 def request_to_json(run: Run) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def result_from_json(body: Any) -> Result:
-    """Raises ValueError when this is not what the contract says."""
+    """Raises ValueError if this violates the contract."""
 
     def ran(part: Any) -> Ran | None:
         if part is None:

@@ -1,14 +1,14 @@
-"""The local sandbox's walls, as a program of its own: `python -I -S jail.py PLAN_FD REPORT_FD`.
+"""The isolation of the local sandbox, as a program of its own: `python -I -S jail.py PLAN_FD REPORT_FD`.
 
     asyncrl ──starts──> supervisor ──forks──> init, pid 1 of its namespace ──forks──> the code, unprivileged
                         waits for init        limits, watches, reports               rlimits, no new privileges
 
 Under `isolation: full` the code sees a root of its own: an in-memory folder with the programs bound read-only, no
-network, no other process, nothing of the host's disks. When init ends the kernel kills whatever is left inside. Each
-layer dies with the one to its left (PR_SET_PDEATHSIG). Under `isolation: process` there are the limits, an unprivileged
-user where this runs as root, and the hunt for children, nothing else.
+network, no other process, nothing of the host's disks. When init ends, the kernel kills every process inside. Each
+layer dies with the one to its left (PR_SET_PDEATHSIG). Under `isolation: process` there are only the limits, an
+unprivileged user where this runs as root, and the search for child processes to kill.
 
-It imports only what starts in milliseconds, and nothing of asyncrl.
+It imports nothing of asyncrl, and only modules that load in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 SYS_MOUNT_SETATTR = 442
 NOBODY = 65534
 FIRST_UID = 2_000_000_000
-"""Users that no machine has; each jail takes one of its own, since the kernel counts processes per user."""
+"""Start of user ids that no machine uses; each jail takes its own, since the kernel counts processes per user."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 
 
 def main() -> None:
     plan_fd, report_fd = int(sys.argv[1]), int(sys.argv[2])
-    os.set_inheritable(report_fd, False)  # whatever its number: the code must not write the report on itself
+    os.set_inheritable(report_fd, False)  # the code must not write the report about itself
     with os.fdopen(plan_fd) as file:
         plan = json.load(file)
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _own_user() -> int | None:
-    """A user of this jail's own; None in a container whose root is the only user there is."""
+    """A user of this jail's own; None in a container that has no user but root."""
     with open("/proc/self/uid_map") as file:
         end = max(int(first) + int(count) for first, _, count in map(str.split, file))
     if end > FIRST_UID + (1 << 22):  # no process number is larger
@@ -81,21 +81,21 @@ def _enter_namespaces(*, with_user: bool) -> None:
 
 
 def _init(plan: dict[str, Any], report_fd: int, uid: int | None) -> NoReturn:
-    """Pid 1 of the jail: it cannot be killed from inside, and its end is the end of everything inside."""
+    """Run pid 1 of the jail: it cannot be killed from inside, and every process inside ends with it."""
     report: dict[str, Any] = {}
     try:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.setsid()
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # if the machine runs out of memory, this is what should go
+            file.write("1000")  # if the machine runs out of memory, the kernel should kill this first
         full = plan["isolation"] == "full"
         if full:
             _build_root(plan)
         folder = "/sandbox" if full else plan["folder"]
         _write_files(folder, plan["files"], uid)
         started = time.monotonic()
-        failed, failing = os.pipe()  # closed unwritten when the code takes over
+        failed, failing = os.pipe()  # closed unwritten when the code starts
         code = os.fork()
         if code == 0:
             _become(plan, folder, uid, failing)
@@ -128,7 +128,7 @@ def _build_root(plan: dict[str, Any]) -> None:
 
 
 def _show(path: str, root: str) -> None:
-    """`path` of the host, read-only, at the same place inside."""
+    """Bind `path` of the host read-only at the same place inside."""
     target = root + path
     if os.path.lexists(target) or not os.path.lexists(path):
         return
@@ -165,7 +165,7 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
         os.setsid()
         os.dup2(failing, 3, inheritable=False)
         os.closerange(4, 1 + max(map(int, os.listdir("/proc/self/fd"))))  # all, however many the caller had open
-        os.chdir(folder)  # while its parents may still be passed
+        os.chdir(folder)  # while this user may still enter the parent folders
         mb = 1 << 20
         seconds = math.ceil(plan["timeout"]) + 1
         for what, most in (
@@ -182,7 +182,7 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-        # After the user has changed: a count of that user's processes, init not among them.
+        # After the change of user, since the limit counts that user's processes, which do not include init.
         resource.setrlimit(resource.RLIMIT_NPROC, (plan["processes"], plan["processes"]))
         _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -195,7 +195,7 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
 
 
 def _watch(code: int, plan: dict[str, Any], started: float) -> dict[str, Any]:
-    """Until the code ends, or time or memory does."""
+    """Wait until the code ends or exceeds its time or memory."""
     why, status = "", None
     while not why:
         pid, ended = _reap()
@@ -223,7 +223,7 @@ def _reap() -> tuple[int, int]:
 
 
 def _descendants() -> list[int]:
-    """Of this process, those included whose parent died: they became its children."""
+    """The descendants of this process; those whose parent died have become its children."""
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -232,16 +232,16 @@ def _descendants() -> list[int]:
                     parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
             except (OSError, IndexError):
                 continue  # it ended meanwhile
-    found: set[int] = set()
+    descendants: set[int] = set()
     new = {os.getpid()}
     while new:
-        new = {pid for pid, parent in parents.items() if parent in new} - found
-        found |= new
-    return sorted(found)
+        new = {pid for pid, parent in parents.items() if parent in new} - descendants
+        descendants |= new
+    return sorted(descendants)
 
 
 def _resident() -> int:
-    """Bytes of memory of all that runs inside, what is shared with files aside."""
+    """Bytes of memory of all processes inside, without pages shared with files."""
     total = 0
     for pid in _descendants():
         try:
@@ -254,16 +254,14 @@ def _resident() -> int:
 
 
 def _kill_all(full: bool) -> None:
-    """Nothing of the code is left when this returns. Killing faster than they fork: each round stops all it sees."""
+    """Kill every process of the code. Each round first stops all it sees, so that they cannot fork faster."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         left = _descendants()
+        targets = [-1] if full and left else left
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in left:
-                try:
-                    os.kill(-1 if full else pid, number)
-                except ProcessLookupError:
-                    continue
+            for pid in targets:
+                _signal(pid, number)
         while _reap()[0]:
             pass
         if not left:
@@ -271,8 +269,15 @@ def _kill_all(full: bool) -> None:
         time.sleep(0.002)
 
 
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it ended meanwhile
+
+
 def _fetch(folder: str, names: list[str], most: int) -> dict[str, str]:
-    found = {}
+    contents = {}
     for name in names:
         path = os.path.realpath(os.path.join(folder, name))
         if not path.startswith(folder + "/"):
@@ -283,8 +288,8 @@ def _fetch(folder: str, names: list[str], most: int) -> dict[str, str]:
             continue
         with os.fdopen(fd, "rb") as file:
             if stat.S_ISREG(os.fstat(fd).st_mode):
-                found[name] = base64.b64encode(file.read(most)).decode()
-    return found
+                contents[name] = base64.b64encode(file.read(most)).decode()
+    return contents
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:

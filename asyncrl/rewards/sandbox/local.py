@@ -1,4 +1,4 @@
-"""SandboxFusion's contract without a service: untrusted code on this machine, behind the walls of `jail.py`."""
+"""SandboxFusion's contract without a service: runs untrusted code on this machine, isolated by `jail.py`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import IO, Any, Literal
 from asyncrl.rewards.sandbox.contract import Ran, Result, Run
 
 GRACE_S = 20.0
-"""For starting and ending a jail on a machine that is busy; past it the jail is killed from outside."""
+"""Seconds for starting and ending a jail on a busy machine; past it the jail is killed from outside."""
 _OUTPUT_CHARS = 1 << 20
-"""Of stdout and of stderr, at most."""
+"""Largest size of stdout and of stderr."""
 _SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime",
     "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom",
@@ -27,7 +27,7 @@ _SYSTEM = (
 
 class LocalSandbox:
     """Runs python and bash. Under `isolation: full` the code has no network, sees no file but programs and its own, and
-    no process but its own; in any case it is held to the limits and killed with all its children."""
+    no process but its own; in any case the limits apply, and it is killed with all its children."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class LocalSandbox:
             return await asyncio.to_thread(self.run_now, run)
 
     def run_now(self, run: Run) -> Result:
-        """The same, in the calling thread."""
+        """Run the code in the calling thread."""
         if sys.platform != "linux":
             return Result("SandboxError", "the local sandbox needs Linux; give the url of a SandboxFusion service")
         if run.language not in LANGUAGES:
@@ -98,7 +98,7 @@ class LocalSandbox:
 def _jailed(plan: dict[str, Any], stdin: str) -> Result:
     with _memory(json.dumps(plan)) as planned, _memory() as report, _memory(stdin) as given, _memory() as out, \
             _memory() as err:  # fmt: skip
-        # In memory and not pipes: nobody has to read along, and what is written is bounded by the limit for files.
+        # In memory instead of pipes: nobody has to read meanwhile, and the limit for files bounds the output.
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("jail.py")), str(planned.fileno()),
              str(report.fileno())],
@@ -111,10 +111,10 @@ def _jailed(plan: dict[str, Any], stdin: str) -> Result:
             process.kill()  # init dies with it, and the rest with init
             process.wait()
             return Result("SandboxError", f"the jail did not end within {plan['timeout'] + GRACE_S} s")
-        said, stdout, stderr = (_read(file) for file in (report, out, err))
-    if not said:
+        output, stdout, stderr = (_read(file) for file in (report, out, err))
+    if not output:
         return Result("SandboxError", f"the jail died (exit code {process.returncode}): {stderr[-500:]}")
-    report_of: dict[str, Any] = json.loads(said)
+    report_of: dict[str, Any] = json.loads(output)
     if error := report_of.get("error"):
         remedy = (
             "as root the code runs as another user, who must be able to read this Python"
@@ -152,7 +152,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def _visible() -> list[str]:
-    """Programs and libraries, Python's own and this environment's; the roots before what lies in them."""
+    """Folders of programs and libraries, of Python and of this environment; parents before their contents."""
     own = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, sysconfig.get_path("stdlib")}
     return [*_SYSTEM, *sorted(path for path in own if path and path != "/")]
 
@@ -174,4 +174,4 @@ LANGUAGES: dict[str, tuple[str, list[str]]] = {
     "python": ("main.py", [sys.executable, "main.py"]),
     "bash": ("main.sh", ["/bin/bash", "main.sh"]),
 }
-"""By name: the file that the code is written to, and the command."""
+"""By language: the file that the code is written to, and the command."""

@@ -1,4 +1,4 @@
-"""SandboxFusion's contract over HTTP: a service of theirs, or `asyncrl sandbox` on another machine."""
+"""SandboxFusion's contract over HTTP: their service, or `asyncrl sandbox` on another machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HttpSandbox:
     """An outage is a SandboxError, never a failure of the code."""
 
     def __init__(self, url: str, *, concurrency: int = 64, retries: int = 3) -> None:
-        """`url`: without `/run_code`. `concurrency`: runs asked for at the same time."""
+        """`url`: without `/run_code`. `concurrency`: maximum of concurrent requests."""
         self._url = f"{url.rstrip('/')}/run_code"
         self._retries, self._concurrency = retries, concurrency
         self._slots: tuple[asyncio.AbstractEventLoop | None, asyncio.Semaphore] = (None, asyncio.Semaphore())

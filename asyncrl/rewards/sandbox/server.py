@@ -18,11 +18,11 @@ from asyncrl.rewards.sandbox.local import LocalSandbox
 
 _MOST_BYTES = 32 << 20
 MOST_SECONDS = 300.0
-"""A run asked for longer is refused."""
+"""Longest run; a request for a longer one is refused."""
 
 
 def make_server(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -> ThreadingHTTPServer:
-    """Bound, not yet serving. Port 0: the first free one. Raises OSError."""
+    """A server that is bound and does not serve yet. Port 0: the first free one. Raises OSError."""
     slots = threading.BoundedSemaphore(concurrency)
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,7 +59,7 @@ def make_server(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -
             self.wfile.write(data)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Thousands of runs make no log."""
+            """Log nothing: there are thousands of runs."""
 
     server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
@@ -67,7 +67,7 @@ def make_server(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -
 
 
 def serve(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -> int:
-    """Until it is interrupted; gives the exit code. Raises RunError when it cannot work here."""
+    """Serve until interrupted; returns the exit code. Raises RunError if the sandbox cannot work here."""
     probe = sandbox.run_now(Run("print(1)"))
     if probe.status != "Success":
         raise RunError(f"the sandbox does not work here: {probe.message}")

@@ -11,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 _TAIL = 300
-"""Characters at the end in which an answer is looked for, as in verl: a long text is not searched for lucky numbers."""
+"""Search only the last N characters, as verl does, so that a long text cannot match by chance."""
 _NUMBER = r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+"
 
 
@@ -23,16 +23,16 @@ def gsm8k(
     *,
     method: Literal["strict", "flexible"] = "strict",
 ) -> dict[str, float]:
-    """1 when the number after the last `####` is the truth's; `flexible`: the last number of the text. As in verl.
+    """1 if the number after the last `####` is the truth's; `flexible`: the last number of the text. As in verl.
 
     `ground_truth`: the number, or gsm8k's whole answer ending in `#### 72`. Metric `answered`: a number was found.
     """
     truth = _number(str(ground_truth).rpartition("####")[2])
     if truth is None:
-        raise ValueError(f"gsm8k: the ground truth {ground_truth!r} is no number")
+        raise ValueError(f"gsm8k: the ground truth {ground_truth!r} is not a number")
     tail = solution_str[-_TAIL:]
-    found = re.findall(rf"####\s*({_NUMBER})" if method == "strict" else f"({_NUMBER})", tail)
-    answer = _number(found[-1]) if found else None
+    matches = re.findall(rf"####\s*({_NUMBER})" if method == "strict" else f"({_NUMBER})", tail)
+    answer = _number(matches[-1]) if matches else None
     return {"score": float(answer == truth), "answered": float(answer is not None)}
 
 
@@ -44,21 +44,21 @@ def multiple_choice(
     *,
     letters: str = "ABCDEFGHIJ",
 ) -> dict[str, float]:
-    """1 when the letter that the text settles on is the truth's.
+    """1 if the letter that the text settles on is the correct one.
 
     Looked for in this order, the last of each: `\\boxed{B}`, `answer is (B)` or `Answer: B`, a text that is nothing but
     the letter. Metric `answered`: a letter was found.
     """
     either = f"{letters}{letters.lower()}"
-    # "the answer is a prime", "the answer is I think B": a word, no letter, unless it stands alone.
+    # In "the answer is a prime" and "the answer is I think B", a and I are words, not letters, unless they stand alone.
     one = f"[({{]?\\s*([{either}])\\b(?!(?<=[I{letters.lower()}])\\s+\\w)"
     tail = solution_str[-_TAIL:].replace("*", "")
     for pattern in (r"\\boxed\{(?:\\text\{)?\s*\(?" + f"([{letters}])", rf"(?i:answer)\s*(?i:is)?\s*:?\s*{one}"):
-        if found := re.findall(pattern, tail):
+        if matches := re.findall(pattern, tail):
             break
     else:
-        found = re.findall(rf"^\s*\(?([{letters}])\)?\s*[.:]?\s*$", tail, re.MULTILINE)
-    answer = found[-1].upper() if found else None
+        matches = re.findall(rf"^\s*\(?([{letters}])\)?\s*[.:]?\s*$", tail, re.MULTILINE)
+    answer = matches[-1].upper() if matches else None
     return {"score": float(answer == str(ground_truth).strip(" ().").upper()), "answered": float(answer is not None)}
 
 
@@ -70,7 +70,7 @@ def exact_match(
     *,
     tag: str | None = None,
 ) -> float:
-    """1 when the text is one of the truths, case, articles, punctuation and spaces aside (SQuAD).
+    """1 if the text is one of the true answers, case, articles, punctuation and spaces aside (SQuAD).
 
     `ground_truth`: a text or a list of texts. `tag`: only what stands in the last `<tag>...</tag>` counts.
     """
@@ -86,7 +86,7 @@ def f1(
     *,
     tag: str | None = None,
 ) -> float:
-    """Overlap in words with the truth that is nearest (SQuAD's F1), 0 to 1; normalised as in `exact_match`."""
+    """Largest overlap in words with a true answer (SQuAD's F1), 0 to 1; normalised as in `exact_match`."""
     answer = _normal(_tagged(solution_str, tag)).split()
     return max(_overlap(answer, _normal(truth).split()) for truth in _truths(ground_truth))
 
@@ -99,7 +99,7 @@ def json_schema(
     *,
     schema: dict[str, Any] | None = None,
 ) -> dict[str, float]:
-    """1 when the text's last fenced block, or the whole text, is JSON that the schema allows. Metric `parsed`.
+    """1 if the text's last fenced block, or the whole text, is JSON that the schema allows. Metric `parsed`.
 
     `schema`: for all tasks; else `ground_truth` is the task's, as a mapping or as JSON.
     """
@@ -117,7 +117,7 @@ def json_schema(
 
 
 def fenced(text: str) -> str | None:
-    """What stands in the last block fenced by three backticks, or None.
+    """The contents of the last block fenced by three backticks, or None.
 
     >>> fenced("So: ```json\\n{}\\n```")
     '{}\\n'
@@ -146,8 +146,8 @@ def _truths(ground_truth: Any) -> list[str]:
 def _tagged(text: str, tag: str | None) -> str:
     if tag is None:
         return text
-    found = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
-    return str(found[-1]) if found else ""
+    matches = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
+    return str(matches[-1]) if matches else ""
 
 
 def _normal(text: str) -> str:

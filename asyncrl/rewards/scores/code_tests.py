@@ -1,4 +1,4 @@
-"""Programs scored by tests, in a sandbox."""
+"""Scores programs by tests, in a sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tests:
 
 
 class CodeTests:
-    """1 when the text's last fenced block passes all tests of `ground_truth`, else 0; or, with `partial`, the share.
+    """1 if the text's last fenced block passes all tests of `ground_truth`, else 0; or, with `partial`, the share.
 
     `ground_truth`, also as JSON: `{"inputs": [...], "outputs": [...]}` (stdin and stdout), the same with `fn_name`
     (arguments and result), a list of assert statements, or one text of them.
@@ -70,7 +70,7 @@ class CodeTests:
         return {"score": score, "has_code": 1.0, "passed": share, "timed_out": float(timed_out)}
 
     async def _programs(self, code: str, tests: Tests) -> tuple[list[bool], bool]:
-        """The program once per input, at the same time as far as the sandbox lets them."""
+        """Run the program once per input, concurrently as far as the sandbox allows."""
         pairs = list(zip(tests.inputs, tests.outputs, strict=True))[: self._max]
         results = await asyncio.gather(*(self._run(Run(code, stdin=str(given))) for given, _ in pairs))
         passed = [
@@ -80,16 +80,16 @@ class CodeTests:
         return passed, any(result.run and result.run.status == "TimeLimitExceeded" for result in results)
 
     async def _checked(self, code: str, tests: Tests) -> tuple[list[bool], bool]:
-        """All checks in one process, which says after each how it went."""
+        """Run all checks in one process, which reports the result of each."""
         calls = [[given, wanted] for given, wanted in zip(tests.inputs, tests.outputs, strict=True)][: self._max]
         plan = {"function": tests.function, "calls": calls, "checks": tests.checks[: self._max]}
-        # Read before the solution runs, so that printing "passed" and leaving early does not pass.
+        # Read before the solution runs, so that printing "passed" and exiting does not pass.
         word = secrets.token_hex(16)
         files = {"solution.py": code.encode(), "tests.json": json.dumps(plan).encode()}
         result = await self._run(Run(_HARNESS, stdin=word, files=files))
-        said = result.run.stdout if result.run else ""
+        output = result.run.stdout if result.run else ""
         count = len(calls) or len(plan["checks"] or ())
-        passed = {int(line.split()[1]) for line in said.splitlines() if line.startswith(word)}
+        passed = {int(line.split()[1]) for line in output.splitlines() if line.startswith(word)}
         return [i in passed for i in range(count)], bool(result.run and result.run.status == "TimeLimitExceeded")
 
     async def _run(self, run: Run) -> Result:
@@ -127,7 +127,7 @@ for i in range(len(plan["calls"] or plan["checks"])):
 
 
 def read_tests(ground_truth: Any) -> Tests:
-    """Raises ValueError for what is none of the forms that `CodeTests` names."""
+    """The tests of a ground truth. Raises ValueError if it has none of the forms that `CodeTests` names."""
     if isinstance(ground_truth, str):
         try:
             parsed = json.loads(ground_truth)
@@ -149,5 +149,5 @@ def read_tests(ground_truth: Any) -> Tests:
 
 
 def _lines(text: str) -> list[str]:
-    """Spaces at the ends of lines and empty lines at the end do not count."""
+    """The text without spaces at the ends of lines and empty lines at the end."""
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip().splitlines()

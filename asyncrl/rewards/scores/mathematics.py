@@ -9,11 +9,11 @@ from asyncrl.rewards.isolation.processes import InProcesses
 
 
 class Math:
-    """1 when the text's last \\boxed{} (or last expression) equals the truth as mathematics, else 0."""
+    """1 if the text's last \\boxed{} (or last expression) equals the truth as mathematics, else 0."""
 
     def __init__(self, *, timeout_s: float = 10.0, processes: int = 2) -> None:
-        """Both as in `in_processes`: simplifying what a policy wrote may take for ever, so it is done in a process that
-        can be killed."""
+        """Both as in `in_processes`: simplifying an expression may take forever, so a process that can be killed does
+        it."""
         self._check = InProcesses(equal, timeout_s=timeout_s, processes=processes)
 
     async def __call__(
@@ -22,17 +22,17 @@ class Math:
         try:
             return await self._check(solution_str=solution_str, ground_truth=str(ground_truth))
         except TimeoutError:
-            # An expression that cannot be simplified in time is the policy's doing, not an outage.
+            # An expression that cannot be simplified in time is a wrong answer, not an outage.
             return {"score": 0.0, "answered": 1.0, "timed_out": 1.0}
 
 
 def equal(solution_str: str, ground_truth: str) -> dict[str, float]:
-    """Metric `answered`: something to compare was found. Raises ValueError when the truth is no mathematics."""
+    """Metric `answered`: an expression was found. Raises ValueError if the ground truth is not mathematics."""
     from math_verify import parse, verify
 
     truth = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None) or parse(ground_truth, parsing_timeout=None)
     if not truth:
-        raise ValueError(f"math: the ground truth {ground_truth!r} is no mathematical expression")
+        raise ValueError(f"math: the ground truth {ground_truth!r} is not a mathematical expression")
     answer = parse(solution_str, parsing_timeout=None)
     same = bool(answer) and bool(verify(truth, answer, timeout_seconds=None))
     return {"score": float(same), "answered": float(bool(answer))}

@@ -17,7 +17,7 @@ def reasoning_gym(
     Metrics: `success` (1 is full marks), `answered` (the tags were there).
     """
     dataset = opened(extra_info["dataset"], extra_info["config"])
-    found = re.findall(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)
-    answer = (found[-1] if found else solution_str).strip()
+    matches = re.findall(r"<answer>(.*?)</answer>", solution_str, re.DOTALL)
+    answer = (matches[-1] if matches else solution_str).strip()
     score = float(dataset.score_answer(answer, dataset[extra_info["index"]]))
-    return {"score": score, "success": float(score >= 1), "answered": float(bool(found))}
+    return {"score": score, "success": float(score >= 1), "answered": float(bool(matches))}

@@ -1,4 +1,4 @@
-"""A learned reward model: a sequence classifier of transformers, in a process and on a device of its own."""
+"""A learned reward model: a sequence classifier of transformers, in its own process and on its own device."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def _loaded(path: str, device: str, dtype: str) -> tuple[Any, Any]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     model: Any = AutoModelForSequenceClassification.from_pretrained(path, dtype=getattr(torch, dtype))
     if model.config.pad_token_id is None:
-        # The classifier reads the last token that is not padding, so that rows of one batch need to know what that is.
+        # The classifier reads the last token that is not padding, so it must know the padding of a batch.
         model.config.pad_token_id = tokenizer.pad_token_id or tokenizer.eos_token_id
     return tokenizer, model.to(device).eval()

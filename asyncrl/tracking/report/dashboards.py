@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
 
 NAME = "asyncrl throughput"
-"""Of the workspace."""
+"""Name of the workspace."""
 
 
 def dashboard(
@@ -48,15 +48,15 @@ def dashboard(
 
 
 def newest(runs_dir: Path) -> RunFolder:
-    """The run that was started last. Raises RunError when there is none."""
-    found = sorted(runs_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    """The run that was started last. Raises RunError if there is none."""
+    records = sorted(runs_dir.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    if not records:
         raise RunError(f"{runs_dir} holds no run: give a run folder, or start one with `asyncrl launch`.")
-    return RunFolder.existing(found[-1].parent)
+    return RunFolder.existing(records[-1].parent)
 
 
 def open_local(run: RunFolder, *, port: int | None = None, browser: bool = True) -> tuple[Any, str]:
-    """Serves the dashboard of a run and its neighbours on 127.0.0.1: what closes it (`close()`), and its address.
+    """Serve the dashboard of a run and its neighbours on 127.0.0.1; returns what closes it (`close()`) and its address.
 
     A run that did not log to trackio itself is read from its metrics.jsonl first, afresh each time.
     Raises RunError when trackio is not installed or the run has no metrics.
@@ -113,14 +113,14 @@ def workspace(project: str, entity: str) -> Workspace:
 
 
 def spec(made: Workspace) -> dict[str, Any]:
-    """What would be sent to make the workspace, as plain JSON values."""
+    """The specification of the workspace, as plain JSON values."""
     model = made._to_model()
     document: dict[str, Any] = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
     return document
 
 
 def make_workspace(project: str, entity: str | None = None, *, save_to: Path | None = None) -> str:
-    """Makes the workspace in a project and returns its address. With `save_to` nothing is sent: its specification
+    """Make the workspace in a project; returns its address. With `save_to` nothing is sent: its specification
     goes into that file, whose path is returned.
 
     Raises RunError when wandb-workspaces is not installed, no API key is known, or the service refuses.

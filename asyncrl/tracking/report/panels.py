@@ -1,4 +1,4 @@
-"""Which series are looked at together: one list, drawn by the report and built as a workspace at wandb."""
+"""The panels: series shown together, drawn by the report and built as a workspace at wandb."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
 
 
 def regex(name: str) -> str:
-    """Matches the series of a family, or the one of a name.
+    """A pattern of the series of a family, or of one name.
 
     >>> regex("staleness/in_queue/{bucket}")
     'staleness/in_queue/(0|1|2|3|4_7|8_15|16_up)'
@@ -112,7 +112,7 @@ def regex(name: str) -> str:
 
 
 def members(name: str, known: Iterable[str]) -> list[str]:
-    """The names out of `known` that a name or family of a panel stands for; a closed family in its own order."""
+    """The recorded names that a name or family of a panel covers; a closed family in its own order."""
     if not SERIES[name].family:
         return [name] if name in known else []
     pattern = re.compile(regex(name))

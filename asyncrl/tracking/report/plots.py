@@ -1,4 +1,4 @@
-"""One panel as a PNG. matplotlib without a window and without global state."""
+"""Draws one panel as a PNG, with matplotlib but without a window or global state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from asyncrl.tracking.state import Record
 
 INCHES, DPI = (5.4, 3.0), 120
 INSIDE = (0.135, 0.15, 0.84, 0.74)
-"""Where the axes lie: fixed, because matplotlib draws everything twice to find out."""
+"""Position of the axes: fixed, because matplotlib draws everything twice to compute it."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c8c8c")
-"""Okabe-Ito: told apart by colour-blind readers too."""
+"""The Okabe-Ito palette, which colour-blind readers can tell apart."""
 SMOOTHED = (
     "reward/mean", "reward/success", "throughput/tokens_generated_per_s", "throughput/tokens_trained_per_s",
 )  # fmt: skip
@@ -29,7 +29,7 @@ def names(records: Iterable[Record]) -> set[str]:
 
 
 def draw(panel: Panel, records: Sequence[Record], known: set[str]) -> bytes | None:
-    """The PNG; None where the run has none of the panel's series."""
+    """The PNG; None if the run has none of the panel's series."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,7 +58,7 @@ def draw(panel: Panel, records: Sequence[Record], known: set[str]) -> bytes | No
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential mean without the pull of its start: each new value weighs `1 - weight` in the long run.
+    """Exponential mean, corrected for its start: each new value weighs `1 - weight` in the long run.
 
     >>> smooth([1.0, 1.0, 1.0], 0.9)
     [1.0, 1.0, 1.0]
@@ -76,8 +76,8 @@ def _curve(name: str, axis: str, records: Sequence[Record]) -> tuple[list[float]
 
 
 def _idle(name: str, values: Sequence[float], stacked: bool) -> bool:
-    """A member of a family that is 0 all the time (a reason for which nothing was dropped) only clutters; so does a
-    layer of half a percent."""
+    """Leaves out members of a family that are always 0 (a reason for which nothing was dropped), and layers of half a
+    percent."""
     series = find(name)
     return series is not None and series.family and max(map(abs, values)) <= (0.005 if stacked else 0.0)
 

@@ -1,11 +1,11 @@
-"""`report.html` of a run, made from its metrics.jsonl alone: numbers, what dropping does to the data, and curves."""
+"""`report.html` of a run, from its metrics.jsonl alone: numbers, the bias that dropping causes, and curves."""
 
 from __future__ import annotations
 
 import base64
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 FIRST = ("reward", "throughput", "staleness", "ess", "waits_learner", "waits_actor")
 """The curves on the first screen."""
 
+Tile = tuple[str, str]
+"""Title and value, as HTML."""
+
 
 def write_report(run: RunFolder) -> Path:
-    """Writes `report.html` and `plots/*.png`; the page holds its pictures, so it can be sent on its own.
-
-    Raises ValueError when metrics.jsonl cannot be read.
-    """
+    """Write `report.html`, one self-contained page, and `plots/*.png`. Raises ValueError for unreadable metrics."""
     records = jsonl.by_step(run.metrics)
     run.plots.mkdir(exist_ok=True)
-    known = names(records)
+    recorded = names(records)
     pictures: dict[str, str] = {}
     for panels in DASHBOARD.values():
         for panel in panels:
-            png = draw(panel, records, known)
+            png = draw(panel, records, recorded)
             if png is not None:
                 (run.plots / f"{panel.slug}.png").write_bytes(png)
                 pictures[panel.slug] = base64.b64encode(png).decode()
@@ -67,44 +67,63 @@ def page(name: str, records: Sequence[Record], pictures: dict[str, str]) -> str:
 def _numbers(records: Sequence[Record]) -> str:
     last = _merged(records)
     wall_s = max(last["wall_s"], 1e-9)
-    tiles = []
-    evaluated = [r for r in records if SAMPLED in r]
-    for title, key in (("held-out success, sampled", SAMPLED), ("held-out success, greedy", GREEDY)):
-        values = [r[key] for r in evaluated if key in r]
-        if values:
-            arrow = f"{values[0]:.1%} &rarr; " if len(values) > 1 else ""
-            tiles.append((title, f"{arrow}<b>{values[-1]:.1%}</b>"))
-    tiles.append(("training steps", f"<b>{records[-1]['step']:.0f}</b>"))
-    tiles.append(("wall clock", f"<b>{wall_s / 60:.1f}</b> min"))
-    for title, key in (("generated", "throughput/tokens_generated"), ("trained", "throughput/tokens_trained")):
-        if key in last:
-            tiles.append((f"tokens/s {title}", f"<b>{last[key] / wall_s:,.0f}</b>"))
-    stale = [r["staleness/max"] for r in records if math.isfinite(r.get("staleness/max", math.nan))]
-    if stale:
-        tiles.append(("largest staleness", f"<b>{max(stale):.0f}</b> of {last.get('staleness/bound', math.nan):.0f}"))
-    return "<div class=tiles>" + "".join(f"<div><small>{t}</small>{v}</div>" for t, v in tiles) + "</div>"
+    tiles = [
+        _success("sampled", [r[SAMPLED] for r in records if SAMPLED in r]),
+        _success("greedy", [r[GREEDY] for r in records if SAMPLED in r and GREEDY in r]),
+        ("training steps", f"<b>{records[-1]['step']:.0f}</b>"),
+        ("wall clock", f"<b>{wall_s / 60:.1f}</b> min"),
+        _rate("generated", last.get("throughput/tokens_generated"), wall_s),
+        _rate("trained", last.get("throughput/tokens_trained"), wall_s),
+        _largest_staleness(records, last.get("staleness/bound", math.nan)),
+    ]
+    shown = "".join(f"<div><small>{tile[0]}</small>{tile[1]}</div>" for tile in tiles if tile is not None)
+    return f"<div class=tiles>{shown}</div>"
+
+
+def _success(how: str, values: Sequence[float]) -> Tile | None:
+    if not values:
+        return None
+    first = f"{values[0]:.1%} &rarr; " if len(values) > 1 else ""
+    return f"held-out success, {how}", f"{first}<b>{values[-1]:.1%}</b>"
+
+
+def _rate(what: str, tokens: float | None, wall_s: float) -> Tile | None:
+    return None if tokens is None else (f"tokens/s {what}", f"<b>{tokens / wall_s:,.0f}</b>")
+
+
+def _largest_staleness(records: Sequence[Record], bound: float) -> Tile | None:
+    values = [r["staleness/max"] for r in records if math.isfinite(r.get("staleness/max", math.nan))]
+    return ("largest staleness", f"<b>{max(values):.0f}</b> of {bound:.0f}") if values else None
 
 
 def _bias(last: Record) -> str:
-    """Generated vs trained vs dropped. A policy that starves long episodes shows here."""
+    """Means over generated, trained and dropped trajectories: a staleness policy that starves long episodes shows."""
     counts = {fate: last.get(f"buffer/count/{fate}", 0.0) for fate in FATES}
     if not counts["generated"]:
         return ""
     rows = [_row("trajectories", [f"{counts[fate]:,.0f}" for fate in FATES], "")]
-    for what, unit, digits in (("length", "tokens", 1), ("turns", "", 2), ("reward", "", 3)):
-        values = [last.get(f"buffer/{what}/{fate}", math.nan) if counts[fate] else math.nan for fate in FATES]
-        label = f"{what}, {unit}" if unit else what
-        rows.append(_row(label, ["-" if math.isnan(v) else f"{v:.{digits}f}" for v in values], _shift(*values[:2])))
+    for label, what, form in (
+        ("length, tokens", "length", ".1f"),
+        ("turns", "turns", ".2f"),
+        ("reward", "reward", ".3f"),
+    ):
+        means = [last.get(f"buffer/{what}/{fate}", math.nan) for fate in FATES]
+        rows.append(_compared(label, means, form, counts))
     prefix = "buffer/env_count/generated/"
     for env in sorted(n.removeprefix(prefix) for n in last if n.startswith(prefix)):
         shares = [last.get(f"buffer/env_count/{fate}/{env}", 0.0) / max(counts[fate], 1.0) for fate in FATES]
-        shown = [f"{share:.1%}" if counts[fate] else "-" for share, fate in zip(shares, FATES, strict=True)]
-        rows.append(_row(f"environment {html.escape(env)}", shown, _shift(*shares[:2])))
+        rows.append(_compared(f"environment {html.escape(env)}", shares, ".1%", counts))
     head = "".join(f"<th>{h}</th>" for h in ("", *FATES, "trained against generated"))
     return (
         "<h2>What dropping does to the data</h2><p>Means over the run. If what is trained differs from what was "
         f"generated, the staleness policy chooses the data.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
     )
+
+
+def _compared(label: str, by_fate: Sequence[float], form: str, counts: Mapping[str, float]) -> str:
+    """One row; a dash where there is no value, or no trajectory with this fate."""
+    values = [value if counts[fate] else math.nan for value, fate in zip(by_fate, FATES, strict=True)]
+    return _row(label, ["-" if math.isnan(v) else format(v, form) for v in values], _shift(*values[:2]))
 
 
 def _row(label: str, values: Sequence[str], shift: str) -> str:

@@ -1,4 +1,4 @@
-"""Where records go: a table of sinks, and the thread that keeps a slow or broken one away from the run."""
+"""The table of sinks, which take the records, and the thread that keeps a slow or broken sink away from the run."""
 
 from __future__ import annotations
 
@@ -20,58 +20,44 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUEUED = 10_000
-"""Records kept for a sink that is slow; past it the sink has failed."""
+"""Records queued for a slow sink; past it the sink has failed."""
 
 
 class Sink(Protocol):
-    """Takes records in the order of the run. May raise: then it is dropped, and the run goes on."""
+    """Takes records in the order of the run. One that raises is dropped, and the run goes on."""
 
     def record(self, record: Record) -> None: ...
     def event(self, event: Event) -> None: ...
     def close(self, summary: Mapping[str, Any]) -> None: ...
 
 
-MakeSink = Callable[["RunFolder", "Config"], Sink]
-
-
-def _jsonl(run: RunFolder, config: Config) -> Sink:
-    from asyncrl.tracking.sinks.jsonl import JsonLines
-
-    return JsonLines(run)
-
-
-def _wandb(run: RunFolder, config: Config) -> Sink:
-    from asyncrl.tracking.sinks.wandb import Wandb
-
-    return Wandb(run, config)
-
-
-def _trackio(run: RunFolder, config: Config) -> Sink:
-    from asyncrl.tracking.sinks.trackio import Trackio
-
-    return Trackio(run, config)
-
-
-SINKS: dict[str, MakeSink] = {"jsonl": _jsonl, "wandb": _wandb, "trackio": _trackio}
+SINKS: dict[str, str] = {
+    "jsonl": "asyncrl.tracking.sinks.jsonl:JsonLines",
+    "wandb": "asyncrl.tracking.sinks.wandb:Wandb",
+    "trackio": "asyncrl.tracking.sinks.trackio:Trackio",
+}
+"""Name -> import path of a callable `(run, config) -> Sink`."""
 
 
 def check(names: Sequence[str]) -> None:
-    """What is asked for is there, so that a run of days is not begun without it. Raises ConfigError."""
+    """Refuse a sink that does not exist or is not installed, before the run starts. Raises ConfigError."""
     for name in names:
-        try:
-            resolve(name, SINKS, "tracking.sinks")
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         if name in ("wandb", "trackio") and importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"tracking.sinks names {name}, which is not installed: pip install 'asyncrl[{name}]', or leave it out."
             )
+        if name in SINKS:
+            continue  # imported by its thread
+        try:
+            resolve(name, SINKS, "tracking.sinks")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 class GuardedSink:
-    """A sink in a thread of its own, made there too: neither its slowness nor its errors reach the run.
+    """A sink in a thread of its own, so that neither its slowness nor its errors reach the run.
 
-    The first error is warned of, counted in `failures`, and is the last thing that is asked of the sink.
+    The first error is logged as a warning and counted in `failures`; the sink is not called again.
     """
 
     def __init__(self, name: str, run: RunFolder, config: Config) -> None:
@@ -83,28 +69,28 @@ class GuardedSink:
         self._thread.start()
 
     def record(self, record: Record) -> None:
-        self._ask(lambda sink: sink.record(record))
+        self._put(lambda sink: sink.record(record))
 
     def event(self, event: Event) -> None:
-        self._ask(lambda sink: sink.event(event))
+        self._put(lambda sink: sink.event(event))
 
     def close(self, summary: Mapping[str, Any], deadline_s: float = 30.0) -> None:
-        """Lets the sink finish, for at most `deadline_s` seconds."""
+        """Wait at most `deadline_s` seconds for the sink to finish."""
 
         def last(sink: Sink) -> None:
             self._closing = True
             sink.close(summary)
 
-        self._ask(last)
+        self._put(last)
         self._thread.join(deadline_s)
         if self._thread.is_alive():
-            self._fail(f"did not finish within {deadline_s:.0f} s: what it had not written yet is lost")
+            self._fail(f"did not finish within {deadline_s:.0f} s: records that it had not written are lost")
 
-    def _ask(self, what: Callable[[Sink], None]) -> None:
+    def _put(self, call: Callable[[Sink], None]) -> None:
         if self.failures:
             return
         try:
-            self._queue.put_nowait(what)
+            self._queue.put_nowait(call)
         except queue.Full:
             self._fail(f"is {QUEUED} records behind")
 
@@ -115,7 +101,7 @@ class GuardedSink:
                 self._queue.get()(sink)
         except ModuleNotFoundError as error:
             self._fail(f"needs {error.name}: pip install 'asyncrl[{self.name}]'")
-        except Exception as error:  # whatever a tracker does, the run goes on
+        except Exception as error:  # the run goes on, whatever the tracker raises
             self._fail(f"{type(error).__name__}: {error}")
 
     def _fail(self, why: str) -> None:

@@ -1,7 +1,7 @@
-"""The sink that is always there: `metrics.jsonl` and `events.jsonl` in the run folder.
+"""The sink of every run: `metrics.jsonl` and `events.jsonl` in the run folder.
 
-metrics.jsonl holds one object per training step, and one per evaluation; lines of the same step complete each other,
-later ones win. A value that is not finite is null.
+metrics.jsonl holds one object per training step and one per evaluation; lines of the same step are merged, and later
+ones win. A value that is not finite is null.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.tracking.state import Event, Record
 
 if TYPE_CHECKING:
+    from asyncrl.config import Config
     from asyncrl.run_folder import RunFolder
 
 _DIGITS = 6
-"""Significant digits kept: a file that a person can read, and plots need no more."""
+"""Significant digits kept; plots need no more."""
 
 
 class JsonLines:
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, _: Config | None = None) -> None:
         self._metrics = _Lines(run.metrics)
         self._events = _Lines(run.path / "events.jsonl")
 
     def record(self, record: Record) -> None:
-        """Raises OSError, and leaves nothing of the line behind, when the disk does not take it."""
+        """Append the record. Raises OSError if the disk refuses it; no part of the line is left then."""
         self._metrics.append(json.dumps({name: _short(value) for name, value in record.items()}))
 
     def event(self, event: Event) -> None:
-        """As `record`."""
+        """Append the event; see `record`."""
         line = {"t": round(event.t, 3), "kind": event.kind, "role": event.role, **event.fields}
         self._events.append(json.dumps(line, default=str))
 
@@ -43,13 +45,12 @@ class JsonLines:
 
 
 class _Lines:
-    """Appends whole lines, also behind a part of one that a killed launcher or a full disk left."""
+    """Appends whole lines; an unfinished line, left by a killed launcher or a full disk, is removed first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
-        whole = path.read_bytes().rfind(b"\n") + 1
-        self._file.truncate(whole)
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def append(self, line: str) -> None:
         data, before = (line + "\n").encode(), os.fstat(self._file.fileno()).st_size
@@ -65,31 +66,34 @@ class _Lines:
 
 
 def read(metrics: Path) -> Iterator[Record]:
-    """The records of a metrics.jsonl, null as NaN. A last line that a killed launcher left half written is left out.
+    """Yields the records of a metrics.jsonl, null as NaN, without an unfinished last line.
 
-    Raises ValueError, naming file and line, for any other line that is no JSON object.
+    Raises ValueError, naming file and line, for any other line that is not a JSON object.
     """
     if not metrics.exists():
         return
-    lines = metrics.read_text().split("\n")
+    *lines, last = metrics.read_text().split("\n")
     for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                return
-            raise ValueError(f"{metrics}, line {number}: not JSON ({error}). Remove the line to go on.") from None
-        try:
-            record = {name: math.nan if value is None else float(value) for name, value in values.items()}
-        except (AttributeError, TypeError, ValueError):
-            raise ValueError(f"{metrics}, line {number}: not numbers by name. Remove the line to go on.") from None
-        yield record
+        if line:
+            yield _record(line, f"{metrics}, line {number}")
+    with suppress(json.JSONDecodeError):
+        json.loads(last)
+        yield _record(last, f"{metrics}, line {len(lines) + 1}")
+
+
+def _record(line: str, where: str) -> Record:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error}). Remove the line to continue.") from None
+    try:
+        return {name: math.nan if value is None else float(value) for name, value in values.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"{where}: not numbers by name. Remove the line to continue.") from None
 
 
 def by_step(metrics: Path) -> list[Record]:
-    """The records in the order of their steps, lines of the same step put together."""
+    """The records in the order of their steps, lines of the same step merged."""
     steps: dict[float, Record] = {}
     for record in read(metrics):
         steps.setdefault(record["step"], {}).update(record)

@@ -1,7 +1,7 @@
-"""Records to trackio: a local database and dashboard that need no account.
+"""Sends records to trackio: a local database and dashboard that need no account.
 
-The database lies in `<launch.runs_dir>/.trackio`, beside the run folders, so that one dashboard compares runs.
-Imported only when the sink is asked for: `pip install 'asyncrl[trackio]'`.
+The database is in `<launch.runs_dir>/.trackio`, next to the run folders, so that one dashboard compares runs.
+Imported only when the sink is used: `pip install 'asyncrl[trackio]'`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def _log(*words: object, **_: object) -> None:
 
 
 def folder(run: RunFolder) -> Path:
-    """Where trackio's database of this run and its neighbours lies."""
+    """The folder of trackio's database of this run and its neighbours."""
     return run.path.parent / ".trackio"
 
 
 def load(run: RunFolder) -> Any:
-    """The package, with its database where this run's is. Raises ModuleNotFoundError where it is not installed."""
+    """The package, set to the database of this run. Raises ModuleNotFoundError if it is not installed."""
     os.environ["TRACKIO_DIR"] = str(folder(run))  # read once, when it is imported
     import trackio
 
-    # It announces itself with print; the terminal belongs to the launcher.
+    # It prints an announcement; the terminal belongs to the launcher.
     for module in (trackio, trackio.run, trackio.utils):
         module.print = _log
     return trackio

@@ -1,6 +1,6 @@
-"""Records to Weights & Biases: online, or offline into the run folder (`wandb sync` sends them later, no account now).
+"""Sends records to Weights & Biases: online, or offline into the run folder (`wandb sync` sends them later).
 
-Imported only when the sink is asked for: `pip install 'asyncrl[wandb]'`.
+Imported only when the sink is used: `pip install 'asyncrl[wandb]'`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 class Wandb:
     def __init__(self, run: RunFolder, config: Config) -> None:
-        """Raises ConfigError when `tracking.wandb_mode` is online and wandb knows no API key; wandb would ask for one
-        on the terminal, where nobody answers."""
+        """Raises ConfigError if `tracking.wandb_mode` is online and wandb has no API key: it would ask on the terminal,
+        where nobody answers."""
         mode = config.tracking.wandb_mode
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "tracking.wandb_mode is online but wandb has no API key: run `wandb login`, or set it to offline and "
                 "send the run later with `wandb sync`."
             )
-        # The console belongs to the launcher, and so do the machine's figures: wandb takes neither.
+        # The launcher has the console and measures the machine: wandb does neither.
         settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
         self._run = wandb.init(
             project=config.tracking.project, name=run.name, id=_id(run), resume="allow", mode=mode,
@@ -46,15 +46,15 @@ class Wandb:
         self._run.log({name: value for name, value in record.items() if math.isfinite(value)})
 
     def event(self, event: Event) -> None:
-        """Events stay in events.jsonl: wandb has no place for them on a time axis."""
+        """Do nothing: events stay in events.jsonl, since wandb cannot show them on a time axis."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
         for name, value in summary.items():
             self._run.summary[name] = value
         self._run.finish()
-        wandb.teardown()  # its service ends now: when the launcher exits, the run's other processes are gone already
+        wandb.teardown()  # end its service now, before the launcher exits
 
 
 def _id(run: RunFolder) -> str:
-    """One id per run folder, over every resume of it."""
+    """One id per run folder, the same after a resume."""
     return hashlib.sha256(str(run.path).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The run on the terminal: one live view, or a plain line per step where the output is no terminal."""
+"""Shows the run on the terminal: a live view, or one plain line per step if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.tracking.series import BUCKETS
-from asyncrl.tracking.state import GREEDY, SAMPLED, Board, Event, Record
+from asyncrl.tracking.state import GREEDY, SAMPLED, Event, Record, RunState
 from asyncrl.tracking.terminal.view import RoleView, View, view
 
 REFRESH_S = 0.5
@@ -35,13 +35,13 @@ SHOWN_EVENTS = {
     "branch",
     "skipped",
 }
-"""Events that are worth a line; the others are in events.jsonl."""
+"""Events that are shown as a line; the others are in events.jsonl."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def render(view: View) -> RenderableType:
-    """The whole picture of the run, at least 80 columns wide."""
+    """The live view, at least 80 columns wide."""
     body = Group(_progress(view), Text(), _numbers(view), Text(), _roles(view.roles))
     return Panel(body, title=f"[bold]asyncrl[/bold] · {view.name}", title_align="left", border_style="cyan")
 
@@ -70,7 +70,7 @@ def line(view: View, record: Record) -> str:
 
 
 def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
-    """What stays on the screen: what came of the run, and where its folder is."""
+    """The end of the output: the result of the run, and its folder."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim")
     rows.add_column()
@@ -100,8 +100,8 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
 
 
 class Screen(Console):
-    """Where the run is shown. When nobody reads it any more, `tee` having ended perhaps, the run goes on unseen; rich
-    would end the process."""
+    """A console that outlives its reader (a `tee` that ended): the run goes on unseen, where rich would end the
+    process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -109,11 +109,11 @@ class Screen(Console):
 
 
 class Terminal:
-    """Draws while the run goes on. The only part that knows about screens and time."""
+    """Draws the view during the run. Only this class knows about screens and time."""
 
-    def __init__(self, console: Console, board: Board, run: Path) -> None:
+    def __init__(self, console: Console, run_state: RunState, run: Path) -> None:
         self._console = console
-        self._board = board
+        self._state = run_state
         self._run = run
         self._drawn = 0.0
         self._live: Live | None = None
@@ -124,12 +124,12 @@ class Terminal:
     def refresh(self, now: float) -> None:
         if self._live is not None and now - self._drawn >= REFRESH_S:
             self._drawn = now
-            self._live.update(render(view(self._board, self._run.name, now)), refresh=True)
+            self._live.update(render(view(self._state, self._run.name, now)), refresh=True)
 
     def record(self, record: Record) -> None:
         if self._live is None:
-            now = self._board.started + record["wall_s"]
-            self._plain(line(view(self._board, self._run.name, now), record))
+            now = self._state.started + record["wall_s"]
+            self._plain(line(view(self._state, self._run.name, now), record))
 
     def event(self, event: Event) -> None:
         if event.kind in SHOWN_EVENTS:
@@ -242,7 +242,7 @@ def _doing(r: RoleView) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """All values in `width` columns, each the mean of its part.
+    """All values in `width` columns, each the mean of its part of them.
 
     >>> sparkline([0, 1, 2, 3], 4)
     '▁▃▆█'

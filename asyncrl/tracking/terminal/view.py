@@ -1,4 +1,4 @@
-"""What the terminal shows, as plain values: computed from the board, drawn by live.py."""
+"""What the terminal shows, as plain values: computed from the run's state, drawn by live.py."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.tracking.series import BUCKETS, DROP_REASONS, STATES
-from asyncrl.tracking.state import GREEDY, SAMPLED, Board, RoleState
+from asyncrl.tracking.state import GREEDY, SAMPLED, RoleState, RunState
 
 PACE_STEPS = 20
-"""Training steps over which the pace is taken for the time left."""
+"""Training steps whose pace gives the time left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     cause: str
     on: str
-    """On whom, or for what exactly; may be empty."""
+    """The process or thing that it waits for; may be empty."""
     for_s: float
 
 
@@ -28,7 +28,7 @@ class RoleView:
     shares: tuple[tuple[str, float], ...]
     """Share of the run's time so far by cause, largest first."""
     cpu: float | None
-    """Cores."""
+    """CPU use, in cores."""
     rss_bytes: float | None
     restarts: int
 
@@ -40,7 +40,7 @@ class View:
     steps: int
     wall_s: float
     left_s: float | None
-    """None before the pace is known."""
+    """None until the pace is known."""
     rewards: tuple[float, ...] = ()
     """Mean reward per training step, oldest first."""
     success: float | None = None
@@ -58,39 +58,39 @@ class View:
     ess: float | None = None
     fill: float | None = None
     groups: dict[str, float] = field(default_factory=dict)
-    """By state."""
+    """Groups by state."""
     dropped: dict[str, float] = field(default_factory=dict)
     """Groups, by reason; only those above 0."""
     roles: tuple[RoleView, ...] = ()
 
 
-def view(board: Board, name: str, now: float) -> View:
-    values = board.last | board.now(now)
-    training = [r for r in board.recent if "reward/mean" in r]
+def view(run_state: RunState, name: str, now: float) -> View:
+    values = run_state.last | run_state.now(now)
+    training = [r for r in run_state.recent if "reward/mean" in r]
     return View(
         name=name,
-        step=board.step,
-        steps=board.steps,
-        wall_s=now - board.started,
-        left_s=left_s([(r["step"], r["wall_s"]) for r in training], board.steps, now - board.started),
+        step=run_state.step,
+        steps=run_state.steps,
+        wall_s=now - run_state.started,
+        left_s=left_s([(r["step"], r["wall_s"]) for r in training], run_state.steps, now - run_state.started),
         rewards=tuple(r["reward/mean"] for r in training),
         success=training[-1].get("reward/success") if training else None,
-        held_out=tuple((int(r["step"]), r.get(SAMPLED), r.get(GREEDY)) for r in board.held_out),
+        held_out=tuple((int(r["step"]), r.get(SAMPLED), r.get(GREEDY)) for r in run_state.held_out),
         generated_per_s=values.get("throughput/tokens_generated_per_s", 0.0),
         trained_per_s=values.get("throughput/tokens_trained_per_s", 0.0),
         generated=values.get("throughput/tokens_generated", 0.0),
         trained=values.get("throughput/tokens_trained", 0.0),
         staleness_mean=training[-1].get("staleness/mean") if training else None,
         staleness_max=training[-1].get("staleness/max") if training else None,
-        bound=board.max_staleness,
+        bound=run_state.max_staleness,
         histogram=tuple(training[-1].get(f"staleness/trained_tokens/{b}", 0.0) for b in BUCKETS) if training else (),
         ess=training[-1].get("correction/ess") if training else None,
         fill=values.get("buffer/fill"),
         groups={s: values[f"buffer/groups/{s}"] for s in STATES if f"buffer/groups/{s}" in values},
         dropped={r: n for r in DROP_REASONS if (n := values.get(f"buffer/dropped/{r}", 0.0)) > 0},
         roles=tuple(
-            _role(board, state, values, now)
-            for role, state in sorted(board.roles.items())
+            _role(run_state, state, values, now)
+            for role, state in sorted(run_state.roles.items())
             if role != "launcher" and not state.over
         ),
     )
@@ -105,17 +105,17 @@ def left_s(pace: Sequence[tuple[float, float]], steps: int, wall_s: float) -> fl
     recent = pace[-PACE_STEPS:]
     if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
         return None
-    (first, begun), (last, ended) = recent[0], recent[-1]
-    per_step = (ended - begun) / (last - first)
+    (first, started), (last, ended) = recent[0], recent[-1]
+    per_step = (ended - started) / (last - first)
     return max((steps - last) * per_step - (wall_s - ended), 0.0)
 
 
-def _role(board: Board, state: RoleState, values: dict[str, float], now: float) -> RoleView:
+def _role(run_state: RunState, state: RoleState, values: dict[str, float], now: float) -> RoleView:
     waited = sorted(state.waited(now).items(), key=lambda item: -item[1])
-    alive = max(now - board.started, 1e-9)
+    alive = max(now - run_state.started, 1e-9)
     waiting = Waiting(state.cause, state.on, now - state.since) if state.cause is not None else None
     return RoleView(
         state.role, state.ready, waiting, tuple((cause, s / alive) for cause, s in waited if s / alive > 0.005),
         values.get(f"system/cpu/{state.role}"), values.get(f"system/rss_bytes/{state.role}"),
-        board.restarts.get(state.role, 0),
+        run_state.restarts.get(state.role, 0),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Memory of one GPU that another process maps: what it needs to know, without pickle."""
+"""Memory of one GPU that another process maps: the handle that it needs, without pickle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from asyncrl.errors import ConfigError, RunError
 
 _AFTER_DEVICE = 7
-"""Where, among the arguments with which torch maps memory, the numbers and handles begin."""
+"""Index, among the arguments with which torch maps memory, at which numbers and handles begin."""
 
 
 def require_cuda(channel: str) -> torch.device:
@@ -24,8 +24,10 @@ def require_cuda(channel: str) -> torch.device:
 
 
 def export(chunk: Tensor) -> dict[str, Any]:
-    """Of a flat uint8 tensor on a GPU, in types of msgpack. Good while `chunk` is there; who lends says when it may be
-    read, and has waited for what was written to it."""
+    """The handle of a flat uint8 tensor on a GPU, in types of msgpack; valid while `chunk` exists.
+
+    The publisher decides when it may be read, and has waited for all writes to it.
+    """
     from torch.multiprocessing.reductions import reduce_tensor
 
     _, args = reduce_tensor(chunk)  # type: ignore[no-untyped-call]
@@ -33,18 +35,18 @@ def export(chunk: Tensor) -> dict[str, Any]:
     return {"gpu": gpu(chunk.device), "bytes": len(chunk), "handle": [*handle, False]}
 
 
-def mapped(said: dict[str, Any], device: torch.device) -> Tensor:
-    """[bytes] uint8. Raises RunError when `device` is another GPU."""
+def mapped(handle: dict[str, Any], device: torch.device) -> Tensor:
+    """The exported tensor, [bytes] uint8. Raises RunError if `device` is another GPU."""
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    if said["gpu"] != gpu(device):
+    if handle["gpu"] != gpu(device):
         raise RunError(
-            f"weights.channel is cuda_ipc, and the learner's GPU is {said['gpu']}, the engine's {gpu(device)}: give "
+            f"weights.channel is cuda_ipc, and the learner's GPU is {handle['gpu']}, the engine's {gpu(device)}: give "
             "both the same one, or use weights.channel nccl."
         )
-    size = torch.Size([said["bytes"]])
+    size = torch.Size([handle["bytes"]])
     tensor: Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
-        Tensor, size, (1,), 0, torch.storage.TypedStorage, torch.uint8, device.index, *said["handle"]
+        Tensor, size, (1,), 0, torch.storage.TypedStorage, torch.uint8, device.index, *handle["handle"]
     )
     return tensor
 

@@ -1,7 +1,7 @@
 """A process group of the learner (rank 0) and the processes of one engine: NCCL between GPUs, gloo between CPUs.
 
 One group per engine, so that engines come and go, and each takes a version when it is ready. The members meet at a file
-that all of them see. No wait without a deadline: past it the group is given up, and the next version makes a new one.
+that all of them see. Every wait has a deadline: past it the group is closed, and the next version makes a new one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from asyncrl.errors import RunError
 _WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
-class Group:
-    """`join`s when made. Raises RunError when the others do not come within `wait_s`."""
+class ProcessGroup:
+    """Joins when constructed. Raises RunError if the others do not come within `wait_s`."""
 
     def __init__(self, kind: str, meet: Path, rank: int, size: int, wait_s: float) -> None:
         self._rank, self._wait_s = rank, wait_s
@@ -33,11 +33,11 @@ class Group:
         store.set_timeout(wait)
         try:
             self._group: Any = _nccl(store, rank, size, wait) if kind == "nccl" else _gloo(store, rank, size, wait)
-            store.set(f"here {rank}", "1")
-            store.wait([f"here {other}" for other in range(size)], wait)
+            store.set(f"joined {rank}", "1")
+            store.wait([f"joined {other}" for other in range(size)], wait)
         except RuntimeError as error:  # torch's DistStoreError is one
             raise RunError(
-                f"no process group for weights: of {size} processes not all came to {meet} within {wait_s:g} s: {error}"
+                f"no process group for weights: not all of {size} processes came to {meet} within {wait_s:g} s: {error}"
             ) from error
 
     def send(self, chunks: Iterable[Tensor]) -> None:
@@ -45,7 +45,7 @@ class Group:
             self._broadcast(chunk)
 
     def receive(self, sizes: Sequence[int], device: torch.device) -> Iterator[Tensor]:
-        """Chunk by chunk, each in memory of its own: an engine may hold tensors until it has a whole layer."""
+        """Yields chunks, each in memory of its own: an engine may hold tensors until a layer is complete."""
         for size in sizes:
             chunk = torch.empty(size, dtype=torch.uint8, device=device)
             self._broadcast(chunk)
@@ -59,7 +59,9 @@ class Group:
             work = self._group.broadcast([data], options)
             while not work.is_completed():
                 if time.monotonic() > deadline:
-                    raise RunError(f"weights were on their way for more than {self._wait_s:g} s: the other end is lost")
+                    raise RunError(
+                        f"a chunk of weights did not arrive within {self._wait_s:g} s: the other end is lost"
+                    )
                 time.sleep(0.0002)
             work.wait()
         except RuntimeError as error:
@@ -68,7 +70,7 @@ class Group:
             torch.cuda.current_stream(data.device).synchronize()
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # what was under way has failed already
+        with contextlib.suppress(RuntimeError):  # running operations have failed already
             self._group.abort()
 
 
@@ -80,7 +82,7 @@ def _nccl(store: Any, rank: int, size: int, wait: timedelta) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = wait
     before = os.environ.get(_WATCHDOG)
-    # Else the death of one engine would end the learner: torch's watchdog ends the process of a group that hangs.
+    # Torch's watchdog ends the process of a group that hangs: the death of one engine would end the learner.
     os.environ[_WATCHDOG] = "0"
     try:
         return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -1,9 +1,9 @@
-"""One policy version on the device where it was trained, apart from the parameters that training goes on with.
+"""A copy of one policy version on the device where it was trained, apart from the parameters in training.
 
     chunk 0 [ tensor | tensor | tensor ... ]   chunk 1 [ one large tensor ]   chunk 2 ...
 
-Chunks are written again by the next version, so that a handle of their memory stays good, and are what is sent at once.
-An Entry's offset counts over all chunks.
+The next version is written into the same chunks, so that handles of their memory stay valid; a chunk is sent at once.
+The offset of an Entry counts over all chunks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.errors import RunError
-from asyncrl.weights.device.checksum import named, sums
+from asyncrl.weights.device.checksum import as_hex, checksum
 from asyncrl.weights.local.file import ALIGN, ITEM_BYTES, Entry, digest_of
 from asyncrl.weights.protocol import WeightsCorrupt
 
@@ -26,36 +26,35 @@ Views = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What lies where."""
+class SnapshotLayout:
+    """Where each tensor lies."""
 
     sizes: tuple[int, ...]
     """Bytes of each chunk."""
     entries: tuple[Entry, ...]
 
     def views(self, index: int, chunk: Tensor) -> Views:
-        """The tensors of chunk `index`, which is here `chunk`, when they are those of their sums. Raises
-        WeightsCorrupt."""
+        """The tensors of `chunk`, which is chunk `index`. Raises WeightsCorrupt for a wrong checksum."""
         base = sum(self.sizes[:index])
         mine = [e for e in self.entries if base <= e.offset < base + self.sizes[index]]
         raw = [chunk[e.offset - base : e.end - base] for e in mine]
-        for entry, now in zip(mine, named([sums(data) for data in raw]), strict=True):
+        for entry, now in zip(mine, as_hex([checksum(data) for data in raw]), strict=True):
             if now != entry.digest:
                 raise WeightsCorrupt(f"the bytes of {entry.name} are not those of its checksum")
         return [(e.name, data.view(DTYPES[e.dtype]).view(e.shape)) for e, data in zip(mine, raw, strict=True)]
 
 
-class Snapshot:
+class DeviceSnapshot:
     def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._device, self._chunk_bytes = device, chunk_bytes
         self.chunks: list[Tensor] = []
         """Each [bytes], uint8."""
-        self.layout = Layout((), ())
+        self.layout = SnapshotLayout((), ())
 
     def fill(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> str:
-        """The digest of `tensors`, which are copied. Raises RunError for values that are not finite."""
+        """Copy `tensors`; returns their digest. Raises RunError for values that are not finite."""
         places: list[_Place] = []
-        found: list[Tensor] = []
+        checksums: list[Tensor] = []
         bad: list[Tensor] = []
         chunk, at = 0, 0
         for name, tensor in tensors:
@@ -68,7 +67,7 @@ class Snapshot:
             self._room(chunk, at + size)
             to = self.chunks[chunk][at : at + size]
             to.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
-            found.append(sums(to))
+            checksums.append(checksum(to))
             if tensor.is_floating_point() and tensor.itemsize > 1:
                 bad.append((~torch.isfinite(tensor)).sum().to(self._device))
             else:
@@ -79,25 +78,25 @@ class Snapshot:
             name = next(place.name for place, count in zip(places, wrong, strict=True) if count)
             raise RunError(f"weights of version {version} are not published: {name} holds values that are not finite.")
         del self.chunks[chunk + 1 :]
-        self.layout = self._laid_out(places, named(found))
+        self.layout = self._laid_out(places, as_hex(checksums))
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return digest_of(self.layout.entries)
 
     def _room(self, chunk: int, size: int) -> None:
-        """A chunk with something in it has room for what comes: `fill` looked."""
+        """Allocate the chunk if it is too small; a chunk that holds tensors already has room (see `fill`)."""
         if chunk == len(self.chunks):
             self.chunks.append(torch.empty(0, dtype=torch.uint8, device=self._device))
         if size > len(self.chunks[chunk]):
             self.chunks[chunk] = torch.empty(max(size, self._chunk_bytes), dtype=torch.uint8, device=self._device)
 
-    def _laid_out(self, places: Sequence[_Place], digests: Sequence[str]) -> Layout:
+    def _laid_out(self, places: Sequence[_Place], digests: Sequence[str]) -> SnapshotLayout:
         sizes = tuple(len(chunk) for chunk in self.chunks)
         entries = (
             Entry(p.name, p.dtype, p.shape, sum(sizes[: p.chunk]) + p.at, digest)
             for p, digest in zip(places, digests, strict=True)
         )
-        return Layout(sizes, tuple(entries))
+        return SnapshotLayout(sizes, tuple(entries))
 
 
 class _Place(NamedTuple):
@@ -108,7 +107,7 @@ class _Place(NamedTuple):
     at: int
 
 
-def all_views(layout: Layout, chunks: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Chunk by chunk: a chunk's tensors are good until the next one is asked for. Raises WeightsCorrupt."""
+def all_views(layout: SnapshotLayout, chunks: Iterable[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors chunk by chunk, valid until the next chunk is requested. Raises WeightsCorrupt."""
     for index, chunk in enumerate(chunks):
         yield from layout.views(index, chunk)

@@ -1,8 +1,8 @@
-"""An actor's end of `cuda_ipc` and `nccl`: what is newest (a thread asks), and versions that the learner lends.
+"""An actor's end of `cuda_ipc` and `nccl`: the newest version (a thread asks for it), and versions leased to read.
 
-An engine in this process copies it here; an engine with workers of its own is told how they get it (`transfer`).
-Either way every tensor's checksum is compared before it is used, and the learner is asked, before anything is sampled,
-whether what was read was whole all the time.
+An engine in this process copies the tensors; an engine with workers of its own passes them what they need (`transfer`).
+Either way every checksum is compared before a tensor is used, and before anything is sampled the learner confirms that
+the version was not written over while it was read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from torch import Tensor
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.weights.device.cuda_ipc import mapped
-from asyncrl.weights.device.process_group import Group
-from asyncrl.weights.device.snapshot import Layout, all_views
+from asyncrl.weights.device.process_group import ProcessGroup
+from asyncrl.weights.device.snapshot import SnapshotLayout, all_views
 from asyncrl.weights.local.file import checked_entries, digest_of
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from asyncrl.wire import WireError, pack, unpack
@@ -38,8 +39,8 @@ MAX_LAYOUT_BYTES = 64 << 20
 Map = Callable[[dict[str, Any], torch.device], Tensor]
 
 
-class Line:
-    """Requests to the learner, one after another; for one thread at a time."""
+class LearnerClient:
+    """Sends requests to the learner, one after another."""
 
     def __init__(self, server: Endpoint | str, reader: str, answer_s: float = ANSWER_S) -> None:
         self._link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, server, identity=reader)
@@ -48,14 +49,14 @@ class Line:
         self._lock, self._closing = threading.Lock(), threading.Event()
 
     def ask(self, op: str, patience_s: float = 0.0, **fields: Any) -> tuple[dict[str, Any], bytes]:
-        """Raises WeightsCorrupt when there is no answer in time, or a refusal."""
+        """The answer's header and its second frame. Raises WeightsCorrupt if it is refused or not answered in time."""
         with self._lock:
             n = next(self._numbers)
             try:
                 self._link.socket.send(pack({"op": op, "n": n, "reader": self._reader, **fields}), zmq.NOBLOCK)
             except zmq.Again:
                 self._link.follow()
-                raise WeightsCorrupt(f"the learner is not there ({self._link}): {op} cannot be asked") from None
+                raise WeightsCorrupt(f"the learner is not there ({self._link}): {op} cannot be sent") from None
             deadline = time.monotonic() + patience_s + self._answer_s
             while time.monotonic() < deadline and not self._closing.is_set():
                 if not self._link.socket.poll(LOOK_MS):
@@ -68,7 +69,7 @@ class Line:
                 except WireError as error:
                     raise WeightsCorrupt(f"the learner's answer to {op}: {error}") from error
                 if header.get("n") != n:
-                    continue  # to a question that was given up
+                    continue  # the answer to an abandoned request
                 if not header.get("ok"):
                     raise WeightsCorrupt(f"the learner refused {op}: {header.get('message')}")
                 return header, frames[1]
@@ -76,7 +77,7 @@ class Line:
             raise WeightsCorrupt(f"the learner did not answer {op} within {patience_s + self._answer_s:g} s")
 
     def end(self) -> None:
-        """A question that waits for its answer is given up."""
+        """Abandon a request that waits for its answer."""
         self._closing.set()
 
     def close(self) -> None:
@@ -85,55 +86,64 @@ class Line:
             self._link.close()
 
 
-class LentWeights:
-    """A version that the learner keeps until `close`, or until it has waited too long."""
+class LeasedWeights:
+    """A version that the learner keeps unchanged until `close`, or until the lease ends."""
 
-    def __init__(self, subscriber: DeviceSubscriber, said: Mapping[str, Any], layout: Layout) -> None:
-        self.id = WeightsVersion(*said["id"])
+    def __init__(self, subscriber: DeviceSubscriber, terms: Mapping[str, Any], layout: SnapshotLayout) -> None:
+        self.id = WeightsVersion(*terms["id"])
         self.layout = layout
-        self._subscriber, self._said = subscriber, said
+        self._subscriber, self._terms = subscriber, terms
         self._copied: list[tuple[str, Tensor]] | None = None
-        self._lent = True
+        self._leased = True
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Copied into this process, once; each checksum compared. Raises WeightsCorrupt."""
+        """The tensors, copied into this process once, with checksums compared. Raises WeightsCorrupt."""
         if self._copied is None:
-            chunks = self._subscriber.chunks(self._said, self.layout)
+            chunks = self._subscriber.chunks(self._terms, self.layout)
             self._copied = [(name, tensor.clone()) for name, tensor in all_views(self.layout, chunks)]
             self.settle()
         yield from self._copied
 
     def transfer(self) -> dict[str, Any]:
-        """For an engine's own processes: what they need to get the tensors."""
+        """What the engine's own processes need to get the tensors."""
         entries = [[e.name, e.dtype, list(e.shape), e.offset, e.digest] for e in self.layout.entries]
-        return {"sizes": list(self.layout.sizes), "entries": entries, "handles": self._said["handles"]}
+        return {"sizes": list(self.layout.sizes), "entries": entries, "handles": self._terms["handles"]}
 
     def group(self, ranks: int) -> dict[str, Any] | None:
-        """Where `ranks` processes of the engine must meet the learner now; None: nowhere, or they have met."""
-        return self._subscriber.group(self._said, ranks)
+        """Where `ranks` processes of the engine must join the learner now; None if they need not, or have joined."""
+        return self._subscriber.group(self._terms, ranks)
 
     def send(self) -> None:
-        """The group gets it now. Raises WeightsCorrupt."""
-        if not self._said["handles"]:
+        """Let the learner broadcast it to the group now. Raises WeightsCorrupt."""
+        if not self._terms["handles"]:
             self._subscriber.send()
 
     def settle(self) -> None:
-        """It was read. Raises WeightsCorrupt when it may have been written over meanwhile: then it must not be used."""
-        answer, _ = self._subscriber.line.ask("back")
-        self._lent = False
-        if not answer.get("whole"):
+        """Release the lease after reading. Raises WeightsCorrupt if it was written over and must not be used."""
+        answer, _ = self._subscriber.client.ask("release")
+        self._leased = False
+        if not answer.get("intact"):
             raise WeightsCorrupt(
                 f"version {self.id.version} was read for too long and may be torn: the learner has written over it"
             )
 
     def close(self) -> None:
         self._copied = None
-        lent, self._lent = self._lent, False
+        leased, self._leased = self._leased, False
         try:
-            if lent:
-                self._subscriber.line.ask("back")
+            if leased:
+                self._subscriber.client.ask("release")
         except WeightsCorrupt as error:
-            log.warning("weights were not given back, and are when their time is over: %s", error)
+            log.warning("weights were not released; their lease ends by itself: %s", error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    start: str
+    """The start of the learner's process."""
+    ranks: int
+    group: ProcessGroup | None = None
+    """None if the processes of the engine joined, and not this one."""
 
 
 class DeviceSubscriber:
@@ -146,113 +156,122 @@ class DeviceSubscriber:
         answer_s: float = ANSWER_S,
         map_chunk: Map = mapped,
     ) -> None:
-        """`device`: where an engine in this process wants tensors; asked when they are copied."""
-        self.line = Line(server, reader, answer_s)
+        """`device` gives the device for tensors copied into this process; called when they are copied."""
+        self.client = LearnerClient(server, reader, answer_s)
         self._device, self._map = device, map_chunk
-        self._watch = Line(server, reader, answer_s)
+        self._watch = LearnerClient(server, reader, answer_s)
         self._newest: WeightsVersion | None = None
-        self._group: tuple[str, int, Group | None] | None = None
-        """The learner's start, processes, and the group when they are this one."""
+        self._group: _Joined | None = None
         self._stop = threading.Event()
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
         self._thread.start()
 
     def latest(self) -> WeightsVersion | None:
-        """Raises RunError when nothing new can come any more."""
+        """The newest version known here. Raises RunError if the watching thread has failed."""
         if self._failed is not None:
             raise RunError(f"weights are no longer received: {self._failed!r}") from self._failed
         return self._newest
 
-    def open(self, verify: bool = True) -> LentWeights:
-        """Checksums are always compared, when the tensors are read."""
-        said, more = self.line.ask("lend")
+    def open(self, verify: bool = True) -> LeasedWeights:
+        """Lease the newest version. Checksums are compared when the tensors are read, whatever `verify` is."""
+        terms, packed = self.client.ask("lease")
         try:
-            sizes, handles = [int(n) for n in said["sizes"]], said["handles"]
-            id = WeightsVersion(*said["id"])
-            entries = checked_entries(msgpack.unpackb(more), sum(sizes), "the learner's layout", begin=0)
+            sizes, handles = [int(n) for n in terms["sizes"]], terms["handles"]
+            id = WeightsVersion(*terms["id"])
+            entries = checked_entries(msgpack.unpackb(packed), sum(sizes), "the learner's layout", begin=0)
             if min(sizes, default=1) < 1 or (handles and len(handles) != len(sizes)):
-                raise WeightsCorrupt("the learner's layout has chunks that are none")
+                raise WeightsCorrupt("the learner's layout has empty chunks, or not one handle for each")
         except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
             raise WeightsCorrupt(f"the learner's layout cannot be read: {error!r}") from error
         if digest_of(entries) != id.digest:
             raise WeightsCorrupt(f"the learner's layout has another digest than {id}")
-        return LentWeights(self, said, Layout(tuple(sizes), entries))
+        return LeasedWeights(self, terms, SnapshotLayout(tuple(sizes), entries))
 
     def close(self) -> None:
         self._stop.set()
         self._watch.end()
         self._thread.join(ANSWER_S)
-        self.regroup()
-        for line in (self.line, self._watch):
-            line.close()
+        self.leave_group()
+        for client in (self.client, self._watch):
+            client.close()
 
-    def chunks(self, said: Mapping[str, Any], layout: Layout) -> Iterator[Tensor]:
-        """Into this process."""
-        if said["handles"]:
-            yield from chunks_of(said["handles"], layout, None, self._device(), self._map)
+    def chunks(self, terms: Mapping[str, Any], layout: SnapshotLayout) -> Iterator[Tensor]:
+        """Yields the chunks in memory of this process."""
+        if terms["handles"]:
+            yield from chunks_of(terms["handles"], layout, None, self._device(), self._map)
             return
         try:
-            if (meeting := self.group(said, 1)) is not None:
-                self._group = (said["start"], 1, met(meeting, 1))
-            group = self._group[2] if self._group is not None else None
+            if (meeting := self.group(terms, 1)) is not None:
+                self._group = _Joined(terms["start"], 1, join_group(meeting, 1))
+            group = self._group.group if self._group is not None else None
             self.send()
             yield from chunks_of((), layout, group, self._device(), self._map)
         except RunError as error:
-            self.regroup()
+            self.leave_group()
             raise WeightsCorrupt(f"weights were not received: {error}") from error
 
-    def group(self, said: Mapping[str, Any], ranks: int) -> dict[str, Any] | None:
-        """See LentWeights.group."""
-        if said["handles"] or (self._group is not None and self._group[:2] == (said["start"], ranks)):
+    def group(self, terms: Mapping[str, Any], ranks: int) -> dict[str, Any] | None:
+        """See LeasedWeights.group."""
+        joined = self._group is not None and (self._group.start, self._group.ranks) == (terms["start"], ranks)
+        if terms["handles"] or joined:
             return None
-        answer, _ = self.line.ask("join", ranks=ranks)
-        self._group = (said["start"], ranks, None)
+        answer, _ = self.client.ask("join", ranks=ranks)
+        self._group = _Joined(terms["start"], ranks)
         return {name: answer[name] for name in ("kind", "meet", "size", "wait_s")}
 
     def send(self) -> None:
-        """See LentWeights.send."""
+        """See LeasedWeights.send."""
         try:
-            self.line.ask("send")
+            self.client.ask("send")
         except WeightsCorrupt:
-            self.regroup()  # the learner may have given the group up
+            self.leave_group()  # the learner may have closed the group
             raise
 
-    def regroup(self) -> None:
-        """The group is of no use any more: the next version is sent to a new one."""
-        if self._group is not None and self._group[2] is not None:
-            self._group[2].close()
+    def leave_group(self) -> None:
+        """Close the group; the next version is sent to a new one."""
+        if self._group is not None and self._group.group is not None:
+            self._group.group.close()
         self._group = None
 
     def _follow(self) -> None:
         try:
             while not self._stop.is_set():
                 held = self._newest
-                says = [held.branch, held.version, held.digest] if held else [-1, -1, ""]
+                fields = [held.branch, held.version, held.digest] if held else [-1, -1, ""]
                 try:
-                    answer, _ = self._watch.ask("latest", WAIT_S, held=says, wait_s=WAIT_S)
+                    answer, _ = self._watch.ask("latest", WAIT_S, held=fields, wait_s=WAIT_S)
                 except WeightsCorrupt as error:
-                    log.debug("%s", error)  # the launcher starts it anew; actors go on with what they hold
+                    log.debug(
+                        "%s", error
+                    )  # the launcher restarts the learner; actors continue with the version they hold
                     self._stop.wait(0.2)
                     continue
                 if isinstance(id := answer.get("id"), list):
                     self._newest = WeightsVersion(*id)
-        except Exception as error:  # `latest` raises it where it is seen
+        except Exception as error:  # raised by the next `latest`
             self._failed = error
             log.exception("the watch over weights ended")
 
 
-def met(meeting: Mapping[str, Any], rank: int) -> Group:
-    """The group that meets there. Raises RunError."""
-    return Group(str(meeting["kind"]), Path(meeting["meet"]), rank, int(meeting["size"]), float(meeting["wait_s"]))
+def join_group(meeting: Mapping[str, Any], rank: int) -> ProcessGroup:
+    """Join the group at `meeting`. Raises RunError."""
+    return ProcessGroup(
+        str(meeting["kind"]), Path(meeting["meet"]), rank, int(meeting["size"]), float(meeting["wait_s"])
+    )
 
 
-def chunks_of(handles: Sequence[dict[str, Any]], layout: Layout, group: Group | None, device: torch.device,
-              map_chunk: Map = mapped) -> Iterator[Tensor]:  # fmt: skip
-    """In a process of an engine. Raises RunError."""
+def chunks_of(
+    handles: Sequence[dict[str, Any]],
+    layout: SnapshotLayout,
+    group: ProcessGroup | None,
+    device: torch.device,
+    map_chunk: Map = mapped,
+) -> Iterator[Tensor]:
+    """Yields the chunks in a process of an engine, mapped or received. Raises RunError."""
     if handles:
         yield from (map_chunk(handle, device) for handle in handles)
     elif group is not None:
         yield from group.receive(layout.sizes, device)
     else:
-        raise RunError("weights are to be received by a group that was not joined")
+        raise RunError("weights are sent to a group that this process has not joined")

@@ -1,8 +1,8 @@
 """A folder of policy versions in shared memory, without torch: one writer, any number of readers.
 
-A version appears in two renames: its file, complete, takes its name; then `latest.json` points at it. So a reader sees
-the old version or the new one; a file that was cut short has no trailer, and one that was altered has another digest:
-both are WeightsCorrupt. The folder holds at most `keep` versions and one file for the next.
+A version appears in two renames: its complete file gets its name, then `latest.json` points at it. So a reader sees the
+old version or the new one; a truncated file has no trailer, and an altered one another digest: both are WeightsCorrupt.
+The folder holds at most `keep` versions and one file for the next.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import TypeVar
 
 from asyncrl.errors import RunError
 from asyncrl.weights.local.file import Entry, digest_of, read_index, verify
-from asyncrl.weights.local.slots import Maps, Slot, hold, let_go
+from asyncrl.weights.local.reused_files import Maps, ReusedFile, hold, release
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 
 _POINTER = "latest.json"
 
 
 class Folder:
-    """The one writer of `dir`. Readers may go on using a version that was removed."""
+    """The only writer of `dir`. Readers may continue to use a version that was removed."""
 
     def __init__(self, dir: Path, keep: int = 2) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}, expected at least 1")
         self.dir, self.keep = dir, keep
-        self._slots: dict[Path, Slot] = {}
+        self._slots: dict[Path, ReusedFile] = {}
         dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left_over in (*dir.glob("*.tmp"), *dir.glob("*.spare")):
             left_over.unlink()
 
-    def begin(self) -> Slot:
+    def begin(self) -> ReusedFile:
         """A file to write the next version into."""
         unfinished = self.dir / "next.tmp"
         for path in [path for path in self._slots if path.suffix == ".spare"]:
@@ -42,20 +42,20 @@ class Folder:
                 slot.rename(unfinished)
                 return slot
             slot.remove()
-        slot = Slot(unfinished)
+        slot = ReusedFile(unfinished)
         slot.take()
         return slot
 
-    def commit(self, slot: Slot, id: WeightsVersion) -> None:
-        """`slot` holds version `id`, complete: from now on it is the latest."""
+    def commit(self, slot: ReusedFile, id: WeightsVersion) -> None:
+        """Make `slot`, which holds the complete version `id`, the latest."""
         slot.give()
         slot.rename(self.dir / f"{id.branch:06d}-{id.version:010d}.weights")
         if (same := self._slots.pop(slot.path, None)) is not None:
             same.close()  # the version was published before
         self._slots[slot.path] = slot
         pointer = self.dir / (_POINTER + ".tmp")
-        said = {"branch": id.branch, "version": id.version, "digest": id.digest, "file": slot.path.name}
-        pointer.write_text(json.dumps(said))
+        entry = {"branch": id.branch, "version": id.version, "digest": id.digest, "file": slot.path.name}
+        pointer.write_text(json.dumps(entry))
         os.replace(pointer, self.dir / _POINTER)
         # Names sort by branch and version, except when a version is published a second time.
         names = sorted(name for name in os.listdir(self.dir) if name.endswith(".weights"))
@@ -79,18 +79,18 @@ class Folder:
 
 
 class File:
-    """A version, mapped: to be read only, and only until `close`, because then its memory is used again."""
+    """A mapped version. It may only be read, and only until `close`: then its memory is reused."""
 
     def __init__(self, path: Path, id: WeightsVersion, verify_bytes: bool, maps: Maps | None = None) -> None:
-        """Raises WeightsCorrupt, and FileNotFoundError when the file was replaced."""
+        """Raises WeightsCorrupt, or FileNotFoundError if the file was replaced."""
         self.id = id
         self.path = path
-        """Where it was; its publisher may have removed it since."""
+        """Its path when it was opened; the publisher may have removed it since."""
         self._held: int | None = hold(path)
         self.entries: tuple[Entry, ...] = ()
         try:
             if os.fstat(self._held).st_size == 0:
-                raise WeightsCorrupt(f"{path} has 0 bytes: it is cut short")
+                raise WeightsCorrupt(f"{path} has 0 bytes: it is truncated")
             self.map = (maps or Maps()).of(self._held, path.parent)
             self.entries = read_index(self.map, path)
             if digest_of(self.entries) != id.digest:
@@ -102,9 +102,9 @@ class File:
             raise
 
     def close(self) -> None:
-        """Lets the publisher use the file again."""
+        """Release the file, so that the publisher can reuse it."""
         if self._held is not None:
-            let_go(self._held)
+            release(self._held)
             self._held = None
         self.entries = ()
 
@@ -113,7 +113,7 @@ F = TypeVar("F", bound="File")
 
 
 class Watch:
-    """A reader of `dir`; any number of them, coming and going."""
+    """A reader of `dir`; there may be any number of them."""
 
     def __init__(self, dir: Path) -> None:
         self.dir = dir
@@ -122,7 +122,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def latest(self) -> WeightsVersion | None:
-        """None before the first publication. Costs one stat while nothing is new."""
+        """The latest version; None before the first publication. Costs one stat if nothing changed."""
         found = self.pointer()
         return found[0] if found else None
 
@@ -139,10 +139,10 @@ class Watch:
             try:
                 return kind(self.dir / name, id, verify_bytes, self._maps)
             except FileNotFoundError:
-                # Replaced between the look and the open: a newer one is there by now.
+                # Replaced before it was opened: there is a newer one now.
                 continue
             except WeightsCorrupt:
-                self._maps.forget()  # the next look reads the file itself
+                self._maps.forget()  # the next call reads the file itself
                 raise
         raise WeightsCorrupt(f"no weights can be opened in {self.dir}: nothing was published, or its file was removed")
 
@@ -154,9 +154,9 @@ class Watch:
                 stat = path.stat()
                 mark = (stat.st_ino, stat.st_mtime_ns)
                 if self._seen is None or self._seen[0] != mark:
-                    said = json.loads(path.read_text())
-                    id = WeightsVersion(int(said["branch"]), int(said["version"]), str(said["digest"]))
-                    self._seen = (mark, id, str(said["file"]))
+                    pointer = json.loads(path.read_text())
+                    id = WeightsVersion(int(pointer["branch"]), int(pointer["version"]), str(pointer["digest"]))
+                    self._seen = (mark, id, str(pointer["file"]))
             except FileNotFoundError:
                 return None
             except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""A folder that processes of one host have in common: one of them writes to it, the last one removes it."""
+"""A folder shared by processes of one host: one of them writes to it, the last one removes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SharedFolder:
         self._users: int | None = None
 
     def enter(self) -> None:
-        """From now on it is there. Raises RunError when it belongs to somebody else."""
+        """Create or join the folder. Raises RunError if it belongs to another user."""
         owned(self.dir.parent)
         for _ in range(ATTEMPTS):
             owned(self.dir)
@@ -32,7 +32,7 @@ class SharedFolder:
         raise RunError(f"{self.dir} is removed again and again while it is made")
 
     def leave(self) -> None:
-        """Removes it, unless others are there."""
+        """Leave the folder; the last process removes it."""
         if self._users is None:
             return
         with contextlib.suppress(BlockingIOError):
@@ -43,7 +43,7 @@ class SharedFolder:
 
     @contextlib.contextmanager
     def alone(self, stop: threading.Event) -> Iterator[bool]:
-        """Waits until this is the one process that writes. False: `stop` was set before that."""
+        """Wait until this is the process that writes. Yields False if `stop` was set before."""
         file = os.open(self.dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while not stop.is_set():
@@ -59,11 +59,11 @@ class SharedFolder:
             os.close(file)
 
     def _use(self) -> bool:
-        """False: the last one there has removed it meanwhile. Raises FileNotFoundError for the same reason."""
+        """Register this process. False, or FileNotFoundError: the last process has removed the folder meanwhile."""
         path = self.dir / ".users"
         users = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(users, fcntl.LOCK_SH)  # for as long as that takes
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits as long as that takes
             if os.stat(path).st_ino == os.fstat(users).st_ino:
                 self._users = users
         finally:
@@ -73,7 +73,7 @@ class SharedFolder:
 
 
 def owned(folder: Path) -> None:
-    """Makes a folder for its owner alone. Raises RunError when it is there and is not."""
+    """Make a folder that only its owner can use. Raises RunError if one exists that others can use."""
     folder.mkdir(mode=0o700, exist_ok=True)
     stat = folder.stat()
     if stat.st_uid != os.getuid() or stat.st_mode & 0o077:

@@ -1,4 +1,4 @@
-"""What changed from one version to the next, found out in a thread: it takes longer than a chunk may wait."""
+"""Makes deltas in a thread, since that takes longer than a request for a chunk may wait."""
 
 from __future__ import annotations
 
@@ -12,42 +12,44 @@ from asyncrl.weights.network import delta
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What makes a new version of an old one (delta.py)."""
+    """The changes from one version to the next (delta.py)."""
 
     data: bytes
     sum: str
-    """Its digest."""
+    """Digest of `data`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
-    """A version of which it is being found out."""
+class PendingDelta:
+    """A version whose delta is being made."""
 
     file: File
     _made: Future[Delta | None]
 
     @property
-    def known(self) -> bool:
+    def ready(self) -> bool:
         return self._made.done()
 
     def changes(self) -> Delta | None:
-        """None where the whole file is the better thing to send. Once `known`: waits for nothing."""
+        """The delta, once `ready`; None if sending the full file is better."""
         return self._made.result(0)
 
 
 class Changes:
-    """One at a time."""
+    """Makes one delta at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights changes")
 
-    def between(self, old: File | None, new: File, worth: float) -> Coming:
-        """`old` and `new` stay open until it is known. `worth`: the share of the file that a delta may have, at most.
-        `old` None: there is nothing to find out."""
-        return Coming(new, self._thread.submit(_make, old, new, worth))
+    def between(self, old: File | None, new: File, worth: float) -> PendingDelta:
+        """Start making the delta; `old` and `new` must stay open until it is ready. None instead of `old`: no delta.
+
+        `worth` is the largest delta, as a share of the file.
+        """
+        return PendingDelta(new, self._thread.submit(_make, old, new, worth))
 
     def close(self) -> None:
-        """Waits for what is being made, which a file's size bounds."""
+        """Wait for the delta in the making, whose time the size of a file bounds."""
         self._thread.shutdown(cancel_futures=True)
 
 

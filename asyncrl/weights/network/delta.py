@@ -1,13 +1,13 @@
-"""What changed from one policy version to the next, bit for bit, and nothing else.
+"""The changes from one policy version to the next, bit for bit.
 
-At the learning rates of post-training a step moves most bfloat16 weights by less than half of their last place: they
-stay as they are. A delta names the elements that did not, by the gap to the one before, and says by how many units in
-the last place they moved, as integers, so that adding them gives the very bits.
+At the learning rates of post-training a step changes most bfloat16 weights by less than half of a unit in the last
+place, so that they keep their value. A delta lists the elements that changed, by the gap to the previous one, and the
+integer number of units in the last place that they moved, so that adding them gives the exact bits.
 
     magic | header length | header (msgpack) | streams
 
 The header holds the index of the new file and, for each block of at most `BLOCK` elements, what its streams are. A
-block that changed in most places (float32 does) is dense: a move for every element.
+block that changed in most places (as in float32) is dense: a move for every element.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAMPLE = 997
 _DENSE = 0.25
 _LENGTH = struct.Struct("<I")
 _GAP = 255
-"""A gap of so many elements or more stands in a stream of its own."""
+"""Gaps of so many elements or more are in a separate stream."""
 _MOVES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Flat = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ class _Block(NamedTuple):
     entry: int
     start: int
     size: int
-    """In elements."""
+    """Number of elements."""
     changed: int
     """-1: dense, a move for every element."""
     far: int
@@ -47,12 +47,11 @@ class _Block(NamedTuple):
     width: int
     """Bytes of a move, 1, 2, 4 or 8."""
     large: int
-    """Moves that need more."""
+    """Number of moves that need more bytes."""
 
 
 def make(old: Any, old_entries: Sequence[Entry], new: Any, new_entries: Sequence[Entry]) -> bytes | None:
-    """The delta between two files of weights (maps). None when their tensors are not the same, or not in the same
-    places."""
+    """The delta between two mapped files of weights; None if their tensors or offsets differ."""
     if [_place(e) for e in old_entries] != [_place(e) for e in new_entries]:
         return None
     blocks: list[_Block] = []
@@ -75,7 +74,7 @@ def make(old: Any, old_entries: Sequence[Entry], new: Any, new_entries: Sequence
 
 
 def worth_making(old: Any, new: Any, entries: Sequence[Entry]) -> bool:
-    """Whether few elements changed, by a sample of them: finding out for all takes longer than sending them."""
+    """Whether few elements changed, judged by a sample: comparing all takes longer than sending them."""
     looked = changed = 0
     for entry in entries:
         a, b = _elements(old, entry)[::_SAMPLE], _elements(new, entry)[::_SAMPLE]
@@ -84,8 +83,10 @@ def worth_making(old: Any, new: Any, entries: Sequence[Entry]) -> bool:
 
 
 def apply(delta: bytes | memoryview, old: Any, old_entries: Sequence[Entry], to: Any) -> bytes:
-    """Writes the tensors of the new file into `to`, a writable map with room for them, and gives the index that belongs
-    behind them. Whoever calls verifies. Raises WeightsCorrupt when `old` is another base."""
+    """Write the tensors of the new file into `to`, a writable map with room for them; returns the index that follows.
+
+    The caller verifies the result. Raises WeightsCorrupt if `old` is another base.
+    """
     header, offset = _header(delta)
     if header.get("base") != digest_of(old_entries):
         raise WeightsCorrupt(f"the delta is against {header.get('base')}, not against what is held")
@@ -109,7 +110,7 @@ def _place(e: Entry) -> tuple[str, str, tuple[int, ...], int]:
 
 
 def _elements(data: Any, entry: Entry) -> Flat:
-    """As unsigned integers of the elements' size."""
+    """The elements as unsigned integers of their size."""
     kind = _MOVES[ITEM_BYTES[entry.dtype]]
     return np.frombuffer(data, kind, entry.nbytes // np.dtype(kind).itemsize, entry.offset)
 
@@ -158,12 +159,12 @@ def _fill(values: Flat, escape: int, large: Flat) -> None:
 
 
 def _limit(width: int) -> int:
-    """The largest number of `width` bytes: it stands for one in the stream of large moves."""
+    """The largest number of `width` bytes, which marks a move in the stream of large moves."""
     return (1 << (8 * width)) - 1
 
 
 def _zigzag(moves: Flat) -> Flat:
-    """0, -1, 1, -2 ... as 0, 1, 2, 3 ...: small moves, either way, are small numbers."""
+    """Zigzag encoding, 0, -1, 1, -2 ... as 0, 1, 2, 3 ...: small moves of either sign are small numbers."""
     signed = moves.view(f"i{moves.dtype.itemsize}")
     return ((signed << 1) ^ (signed >> (8 * moves.dtype.itemsize - 1))).view(moves.dtype)
 
@@ -175,7 +176,7 @@ def _unzigzag(moves: Flat) -> Flat:
 
 
 class _Streams:
-    """The rest of a delta, taken piece by piece."""
+    """Reads a delta piece by piece."""
 
     def __init__(self, data: memoryview, offset: int) -> None:
         self._data, self._at = data, offset
@@ -196,7 +197,7 @@ class _Streams:
 def _header(delta: bytes | memoryview) -> tuple[dict[str, Any], int]:
     start = len(MAGIC) + _LENGTH.size
     if len(delta) < start or bytes(delta[: len(MAGIC)]) != MAGIC:
-        raise WeightsCorrupt("this is no delta")
+        raise WeightsCorrupt("this is not a delta")
     (length,) = _LENGTH.unpack(delta[len(MAGIC) : start])
     if length > MAX_HEADER_BYTES or start + length > len(delta):
         raise WeightsCorrupt("the delta's header is cut short")
@@ -209,13 +210,13 @@ def _header(delta: bytes | memoryview) -> tuple[dict[str, Any], int]:
     return header, start + length
 
 
-def _blocks(said: Any, entries: Sequence[Entry]) -> list[_Block]:
-    if not isinstance(said, list):
+def _blocks(rows: Any, entries: Sequence[Entry]) -> list[_Block]:
+    if not isinstance(rows, list):
         raise WeightsCorrupt("the delta has no list of blocks")
     found = []
-    for numbers in said:
+    for numbers in rows:
         if not isinstance(numbers, list) or len(numbers) != 7 or not all(type(n) is int for n in numbers):
-            raise WeightsCorrupt("the delta has a block that is none")
+            raise WeightsCorrupt("the delta has a malformed block")
         block = _Block(*numbers)
         if not 0 <= block.entry < len(entries):
             raise WeightsCorrupt("the delta has a block of no tensor")

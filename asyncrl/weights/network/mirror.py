@@ -1,15 +1,15 @@
-"""Keeps a folder of this host at the newest version that a Server (server.py) has.
+"""Keeps a folder of this host at the newest version that a WeightsServer (server.py) has.
 
-    Server ──latest, chunks──> Mirror (a thread of one actor per host) ──verified──> folder in shared memory ──> actors
+    WeightsServer ──latest, chunks──> Mirror (a thread per host) ──verified──> folder in shared memory ──> actors
 
-With a relay it hands on what it has to other hosts, and asks the server every few seconds from whom it fetches itself
-(fanout.py): the server again when that one is silent or lags behind.
+With a relay it serves its versions to other hosts, and asks the server every few seconds whom to fetch from itself
+(fanout.py): it returns to the server if that host is silent or lags behind.
 
-Several processes of a host may each have a mirror of the same folder: the one that holds its lock fetches, the others
-stand by and take over when that one ends. So each host fetches a version once, and no process is set up for it.
+Several processes of a host may each have a mirror of the same folder: the one that holds its lock fetches, and another
+takes over when it ends. So each host fetches a version once, without a process of its own for it.
 
-A version appears in the folder complete and verified, or not at all. A chunk whose sum is wrong is asked for again; a
-delta that does not give the bits of its digest is thrown away, and the whole file is asked for.
+A version appears in the folder complete and verified, or not at all. A chunk with a wrong checksum is requested again;
+after a delta with a wrong digest the full file is requested.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint
 from asyncrl.weights.local.file import digest, digest_of, read_index, verify
 from asyncrl.weights.local.folder import File, Folder, Watch
+from asyncrl.weights.local.reused_files import ReusedFile
 from asyncrl.weights.local.shared_folder import SharedFolder
 from asyncrl.weights.local.shm import ShmSubscriber
-from asyncrl.weights.local.slots import Slot
 from asyncrl.weights.network import delta
 from asyncrl.weights.network.relay import Relay, relay
 from asyncrl.weights.network.source import Gone, Offer, Silent, Source, Stopped
@@ -36,13 +36,13 @@ from asyncrl.wire import WireError
 log = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
-"""Without an answer for so long a request is sent again, to where the server is by then."""
+"""A request without a reply for so many seconds is sent again, to the present address of the server."""
 JOIN_S = 5.0
-"""Between two questions from whom to fetch."""
+"""Seconds between two `join` requests."""
 PAUSE_S = (0.1, 5.0)
-"""After a version that was not usable: at first, and at most."""
+"""Pause after an unusable version, in seconds: the first, and the longest."""
 MAX_BEHIND = 12
-"""So many answers in a row, a minute's, with a version that is not held yet, and somebody else is fetched from."""
+"""Replies in a row (a minute of them) with a version not held yet, after which the host is left."""
 
 
 class Mirror:
@@ -63,27 +63,27 @@ class Mirror:
         self._relays = relays
         self._relay: Relay | None = None
         self._parent: tuple[str, Source] | None = None
-        """Another host that is fetched from, and its address."""
+        """Address and client of another host that is fetched from."""
         self._lost, self._join_at, self._behind = "", 0.0, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights mirror", daemon=True)
         self._failed: Exception | None = None
         self.counts: Counter[str] = Counter()
-        """full, delta (taken over), received_bytes, bad_chunks, corrupt, again (asked again), lost (hosts that were
-        fetched from): since the start."""
+        """Since the start: full, delta (received), received_bytes, bad_chunks, corrupt, again (requests repeated), lost
+        (silent hosts)."""
 
     def start(self) -> None:
-        """Raises RunError when the folder belongs to somebody else."""
+        """Raises RunError if the folder belongs to another user."""
         self._shared.enter()
         self._thread.start()
 
     def check(self) -> None:
-        """Raises RunError when the thread ended by an error: then nothing new would ever come."""
+        """Raises RunError if the thread has failed, so that no newer version would arrive."""
         if self._failed is not None:
             raise RunError(f"weights are no longer received: {self._failed!r}") from self._failed
 
     def close(self) -> None:
-        """The last one of the host removes the folder."""
+        """End the thread; the last mirror of the host removes the folder."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
@@ -96,7 +96,7 @@ class Mirror:
                     self._fetch_all()
         except Stopped:
             return
-        except Exception as error:  # `check` raises it where it is seen
+        except Exception as error:  # raised by the next `check`
             self._failed = error
             log.exception("the mirror ended")
 
@@ -132,17 +132,17 @@ class Mirror:
                 self._lose()
             except (WeightsCorrupt, WireError, OSError) as error:
                 self.counts["corrupt"] += 1
-                log.error("%s: a version was not taken over, and is asked for again as a whole: %s", self.dir, error)
+                log.error("%s: a version was refused, and is requested again in full: %s", self.dir, error)
                 full = True
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
 
     def _join(self, server: Source, address: str, held: WeightsVersion | None) -> None:
-        """Fetch from whom the server says. Without its answer all stays as it was."""
+        """Fetch from the host that the server names. Without a reply nothing changes."""
         self._join_at = time.monotonic() + self._join_s
-        if (told := server.join(address, self._lost)) is None:
+        if (reply := server.join(address, self._lost)) is None:
             return
-        parent, newest = told
+        parent, newest = reply
         lags = bool(newest) and (held is None or newest != [held.branch, held.version, held.digest])
         self._behind, self._lost = self._behind + 1 if lags else 0, ""
         self._fetch_from(parent)
@@ -161,7 +161,7 @@ class Mirror:
         return Source(end, self._answer_s, self._stop, self.counts, patient=patient)
 
     def _lose(self) -> None:
-        """The host that was asked does not answer, or gives nothing new: the server is asked, now, for another one."""
+        """Leave a host that does not answer or lags behind, and ask the server at once for another one."""
         if self._parent is not None:
             self._lost, self._join_at, self._behind = self._parent[0], 0.0, 0
             self.counts["lost"] += 1
@@ -183,7 +183,7 @@ class Mirror:
                 slot.finish(offer.size)
             entries = read_index(slot.map, offer.name)
             if digest_of(entries) != offer.id.digest:
-                raise WeightsCorrupt(f"what was fetched as {offer.name} has another digest")
+                raise WeightsCorrupt(f"{offer.name}, as fetched, has another digest")
             verify(slot.map, entries, offer.name)
         except BaseException:
             slot.remove()
@@ -191,7 +191,7 @@ class Mirror:
         self.counts["delta" if offer.base else "full"] += 1
         folder.commit(slot, offer.id)
 
-    def _by_delta(self, source: Source, slot: Slot, watch: Watch, offer: Offer) -> None:
+    def _by_delta(self, source: Source, slot: ReusedFile, watch: Watch, offer: Offer) -> None:
         base: File = watch.file(verify_bytes=False)
         try:
             if offer.size > len(base.map):
@@ -214,16 +214,16 @@ class Mirror:
 
 
 class MirroredSubscriber(ShmSubscriber):
-    """A subscriber whose versions come from another host: a mirror, and what reads its folder."""
+    """A subscriber to versions of another host: a mirror, and a reader of its folder."""
 
     def __init__(self, dir: Path, server: Endpoint | str, relays: bool = False) -> None:
-        """`relays`: this host hands on what it fetches."""
+        """`relays`: this host serves what it fetches to others."""
         super().__init__(dir)
         self.mirror = Mirror(dir, server, relays=relays)
         self.mirror.start()
 
     def latest(self) -> WeightsVersion | None:
-        """Raises RunError when nothing new can come any more."""
+        """The newest version. Raises RunError if the mirror has failed."""
         self.mirror.check()
         return super().latest()
 

@@ -1,4 +1,4 @@
-"""What a host fetched, handed on to other hosts: a Server (server.py) of the mirror's folder, in a thread."""
+"""Serves what this host fetched to other hosts: a WeightsServer (server.py) of the mirror's folder, in a thread."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 import zmq
 
 from asyncrl.sockets import Endpoint
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 
 log = logging.getLogger(__name__)
 
 
 class Relay:
     def __init__(self, folder: Path, source: Endpoint) -> None:
-        """`source`: whose keys and kind of address this one has as well. Raises zmq.ZMQError when it cannot listen."""
+        """`source` gives the keys and the kind of address. Raises zmq.ZMQError if it cannot listen."""
         self._end = Endpoint(source.name, f"ipc://{folder}/relay.{os.getpid()}")
         if source.keys is not None and source.announced is not None:
             name = source.announced.with_name(f"{source.announced.name}-{uuid.uuid4().hex}")
             self._end = Endpoint(source.name, announced=name, keys=source.keys, host=source.host)
-        self.server = Server(folder, self._end, full_every=0, relays=True)
+        self.server = WeightsServer(folder, self._end, full_every=0, relays=True)
         self.address = self._end.now()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights relay", daemon=True)
@@ -46,7 +46,7 @@ class Relay:
 
 
 def relay(folder: Path, source: Endpoint) -> Relay | None:
-    """None, and a warning, where this host cannot listen."""
+    """The relay; None, with a warning, if this host cannot listen."""
     with contextlib.suppress(FileNotFoundError):
         for left_over in folder.glob("relay.*"):
             left_over.unlink()

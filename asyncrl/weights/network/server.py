@@ -1,18 +1,18 @@
-"""Hands the versions of one folder to other hosts.
+"""Serves the versions of one folder to other hosts.
 
-    learner ──> folder (shared memory) ──> Server ──chunks──> Mirror ──> folder of that host ──> its actors
+    learner ──> folder (shared memory) ──> WeightsServer ──chunks──> Mirror ──> folder of that host ──> its actors
                                              one per run      one per host
 
-    takes      `latest`: what do you have that is newer than what I hold; `chunk`: these bytes of it; `join`: here I
-               hand it on myself, from whom do I fetch (fanout.py)
-    gives      the name and size of the next thing to fetch: what changed since then, or the whole file; and bytes
-    unblocks   a held `latest`: a publication, or its wait_s being over
+    takes      `latest`: is there a version after the one that I hold; `chunk`: these bytes of it; `join`: I serve it at
+               this address, whom do I fetch from (fanout.py)
+    gives      the name and size of what to fetch next, a delta or the full file; and its bytes
+    unblocks   a held `latest`: a publication, or the end of its wait_s
 
-It reads what the learner left in shared memory, so that the last version can be had while the learner is down. Whoever
-fetches asks for each chunk, and checks everything: the server remembers nothing about it.
+It reads the learner's files in shared memory, so that the last version stays available while the learner is down. A
+mirror requests each chunk and checks everything: the server keeps no state about it.
 
-A new version is offered once it is known what changed. A thread finds that out (changes.py), while the version before
-is still served.
+A new version is offered once its delta is ready. A thread makes that (changes.py), while the version before is still
+served.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import zmq
 
 from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.local.folder import File, Watch
-from asyncrl.weights.network.changes import Changes, Coming, Delta
-from asyncrl.weights.network.fanout import Tree
+from asyncrl.weights.network.changes import Changes, Delta, PendingDelta
+from asyncrl.weights.network.fanout import Fanout
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from asyncrl.wire import Frame, WireError, pack, unpack
 
@@ -42,34 +42,34 @@ MAX_CHUNK_BYTES = 4 << 20
 MAX_REQUEST_BYTES = 64 << 10
 MAX_HELD = 4096
 CHAIN = 4
-"""Deltas kept: who is further behind fetches the whole file."""
+"""Number of deltas kept; a mirror that is further behind fetches the full file."""
 WORTH = 0.25
-"""A delta larger than this share of the file is not worth its work; all that are kept are one file's size at most."""
+"""Largest delta, as a share of the file; so all deltas kept are at most as large as one file."""
 IDLE_S = 10.0
-"""An old version stays while somebody fetched a chunk of it within so many seconds."""
+"""An old version is kept while chunks of it were fetched within so many seconds."""
 FORGET_S = 20.0
-"""A host that has not asked for so long from whom it fetches has no place in the tree any more."""
+"""A host that has not asked whom to fetch from for so long is removed from the fan-out."""
 AGAIN_S = 1.0
-"""A file that is damaged is looked at again after so long: its publisher may write it anew."""
+"""A damaged file is read again after so many seconds: its publisher may have rewritten it."""
 LOOK_MS = 20
 
 
 @dataclass(slots=True)
 class _Payload:
-    """What can be fetched."""
+    """A delta or a full file that can be fetched."""
 
     name: str
     id: WeightsVersion
     data: Any
     base: str = ""
-    """The digest that it is a delta against; empty: the whole file."""
+    """Digest of the version that the delta applies to; empty: the full file."""
     sum: str = ""
-    """Digest of a delta's bytes; the whole file has digests inside."""
+    """Digest of the bytes of a delta; a full file has digests inside."""
     file: File | None = None
     asked: float = 0.0
 
 
-class Server:
+class WeightsServer:
     """`clock` is monotonic, in seconds."""
 
     def __init__(
@@ -81,8 +81,8 @@ class Server:
         relays: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`relays`: of a host that hands on what it fetched (relay.py). It takes nothing from the folder until somebody
-        asks, and takes nobody back to a version before the one held: who asks may have been ahead of it."""
+        """`relays`: this host serves what it fetched itself (relay.py). It reads the folder from the first request on,
+        and offers no version older than the one held: a mirror may be ahead of it."""
         self._watch = Watch(folder)
         self._full_every, self._clock = full_every, clock
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
@@ -93,19 +93,19 @@ class Server:
         self._seen: WeightsVersion | None = None
         self._since_full = 0
         self._changes = Changes()
-        self._coming: Coming | None = None
+        self._pending: PendingDelta | None = None
         self._told, self._look_at = "", -math.inf
         self._relays = self._idle = relays
-        self.tree = Tree(fanout, FORGET_S)
+        self.fanout = Fanout(fanout, FORGET_S)
         self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
         self.counts: Counter[str] = Counter()
-        """chunks, sent_bytes, refused, gone, full (offered), delta (offered): since this process began."""
+        """chunks, sent_bytes, refused, gone, full (offered), delta (offered), since this process started."""
         self.delta_bytes = 0
-        """Of the latest version; 0: there was none."""
+        """Size of the delta to the latest version; 0: there was none."""
 
     @property
     def latest(self) -> WeightsVersion | None:
-        """What it hands on."""
+        """The version that it serves."""
         return self._current.id if self._current is not None else None
 
     def run(self, stop: Callable[[], bool], every_s: float, report: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ class Server:
                 report()
 
     def turn(self) -> None:
-        """Waits for a request, at most `LOOK_MS`; answers what is there, and looks whether there is a new version."""
+        """Wait at most `LOOK_MS` for requests, answer them, and check for a new version."""
         if self._socket.poll(LOOK_MS):
             for _ in range(64):
                 try:
@@ -135,8 +135,8 @@ class Server:
 
     def close(self) -> None:
         self._changes.close()
-        if self._coming is not None:
-            self._coming.file.close()
+        if self._pending is not None:
+            self._pending.file.close()
         for payload in (self._current, *self._previous):
             if payload is not None and payload.file is not None:
                 payload.file.close()
@@ -181,17 +181,17 @@ class Server:
         data = memoryview(payload.data)[offset : offset + length]
         self.counts["chunks"] += 1
         self.counts["sent_bytes"] += len(data)
-        # Not copied: should the version be replaced before it has left, the sum tells.
-        said = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
-        self._send(peer, header, said, data)
+        # Not copied: if the version is replaced before it is sent, the checksum shows it.
+        fields = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
+        self._send(peer, header, fields, data)
 
     def _join(self, peer: bytes, header: Mapping[str, Any]) -> None:
         relay, lost = header.get("relay"), header.get("lost")
         if type(relay) is not str or type(lost) is not str or not 0 < len(relay) < 500 or len(lost) > 500:
             raise WireError("relay and lost are addresses")
-        if self.tree.hosts >= MAX_HELD:
-            raise WireError(f"{MAX_HELD} hosts are in the tree already")
-        parent = self.tree.join(relay, lost, self._clock())
+        if self.fanout.hosts >= MAX_HELD:
+            raise WireError(f"{MAX_HELD} hosts are in the fan-out already")
+        parent = self.fanout.join(relay, lost, self._clock())
         id = self._current.id if self._current is not None else None
         newest = [id.branch, id.version, id.digest] if id else []
         self._send(peer, header, {"ok": True, "parent": parent, "newest": newest})
@@ -215,10 +215,10 @@ class Server:
 
     def _look(self) -> None:
         now = self._clock()
-        if self._coming is not None and self._coming.known:
-            coming, self._coming = self._coming, None
+        if self._pending is not None and self._pending.ready:
+            coming, self._pending = self._pending, None
             self._take(coming.file, coming.changes())
-        if self._coming is None and now >= self._look_at and not self._idle:
+        if self._pending is None and now >= self._look_at and not self._idle:
             try:
                 latest = self._watch.latest()
                 if latest is not None and latest != self._seen:
@@ -227,7 +227,7 @@ class Server:
                 self._look_at = now + AGAIN_S
                 if str(error) != self._told:
                     self._told = str(error)
-                    log.error("a version is not handed on: %s", error)
+                    log.error("a version is not served: %s", error)
         for old in [p for p in self._previous if now - p.asked > IDLE_S]:
             self._forget(old)
 
@@ -235,7 +235,7 @@ class Server:
         old = self._current.file if self._current is not None else None
         if self._full_every and self._since_full + 1 >= self._full_every:
             old = None
-        self._coming = self._changes.between(old, file, WORTH)
+        self._pending = self._changes.between(old, file, WORTH)
 
     def _take(self, file: File, made: Delta | None) -> None:
         new = _Payload(f"{file.id.branch}-{file.id.version}-{file.id.digest}", file.id, file.map, file=file)
@@ -259,13 +259,13 @@ class Server:
         if old.file is not None:
             old.file.close()
 
-    def _send(self, peer: bytes, request: Mapping[str, Any], said: Mapping[str, Any], data: Frame = b"") -> None:
+    def _send(self, peer: bytes, request: Mapping[str, Any], fields: Mapping[str, Any], data: Frame = b"") -> None:
         n = request.get("n")
-        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **said})
+        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **fields})
         try:
             self._socket.send_multipart([peer, header, data], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            log.debug("an answer could not be delivered: %s", error)  # it asks again
+            log.debug("an answer could not be delivered: %s", error)  # the mirror asks again
 
 
 def _described(offer: _Payload | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who a mirror (mirror.py) fetches from, a Server (server.py): what is new there, and its bytes, chunk by chunk."""
+"""A mirror's client of a WeightsServer (server.py): asks what is new there and fetches its bytes, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from asyncrl.wire import WireError, pack, unpack
 
 CHUNK_BYTES = 1 << 20
 AT_ONCE = 8
-"""Chunks asked for and not yet there."""
+"""Chunks requested at the same time."""
 WAIT_S = 2.0
-"""How long the server may hold a request for what is new."""
+"""How long the server may hold a request for a newer version."""
 JOIN_WAIT_S = 1.0
 LOOK_MS = 100
 Into = Callable[[int, memoryview], None]
 
 
 class Gone(Exception):
-    """What is being fetched is no longer offered."""
+    """The version being fetched is no longer offered."""
 
 
 class Silent(Exception):
-    """No answer in time."""
+    """There was no reply in time."""
 
 
 class Stopped(Exception):
-    pass
+    """The mirror is closing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The next thing to fetch."""
+    """What to fetch next."""
 
     name: str
     id: WeightsVersion
     size: int
     base: str
-    """Digest of the version that it is a delta against; empty: it is the whole file."""
+    """Digest of the version that the delta applies to; empty: it is the whole file."""
     sum: str
-    """Of a delta's bytes."""
+    """Digest of the bytes of a delta."""
 
 
 class Source:
-    """For one thread. Every method raises Stopped soon after `stop` is set, and WireError for what makes no sense."""
+    """For one thread. Every method raises Stopped soon after `stop` is set, and WireError for a malformed reply."""
 
     def __init__(
         self, where: Endpoint | str, answer_s: float, stop: threading.Event, counts: Counter[str], *, patient: bool
     ) -> None:
-        """`answer_s`: without an answer for so long a request is lost. `counts`: see Mirror. `patient`: what is being
-        fetched is asked for again after silence, of where the server is by then."""
+        """`answer_s`: a request without a reply for so long is lost. `counts`: see Mirror. `patient`: lost requests for
+        chunks are sent again, to the address that the server has by then."""
         self._link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, where, identity="mirror")
         self._answer_s, self._stop, self._counts, self._patient = answer_s, stop, counts, patient
         self._numbers = itertools.count(1)
@@ -70,19 +70,21 @@ class Source:
         self._link.close()
 
     def latest(self, held: WeightsVersion | None, full: bool) -> Offer | None:
-        """None: nothing is newer than `held`. `full`: no delta. Raises Silent."""
-        says = [held.branch, held.version, held.digest] if held else [-1, -1, ""]
-        request = {"op": "latest", "held": says, "full": full, "wait_s": WAIT_S}
-        if (header := self._answer(request, WAIT_S + self._answer_s)) is None:
+        """The version after `held`, or None; never as a delta if `full`. Raises Silent."""
+        fields = [held.branch, held.version, held.digest] if held else [-1, -1, ""]
+        request = {"op": "latest", "held": fields, "full": full, "wait_s": WAIT_S}
+        if (header := self._request(request, WAIT_S + self._answer_s)) is None:
             self._counts["again"] += 1
             self._link.follow()
             raise Silent
         return _offer(header)
 
     def join(self, relay: str, lost: str) -> tuple[str, list[Any]] | None:
-        """From whom to fetch, empty for this one, and what is newest here; None without an answer. `relay`: where this
-        host hands on; `lost`: from whom it heard nothing."""
-        header = self._answer({"op": "join", "relay": relay, "lost": lost}, min(JOIN_WAIT_S, self._answer_s))
+        """The host to fetch from (empty: this server) and the newest version here; None without a reply.
+
+        `relay` is the address at which this host serves others; `lost` is the host that did not answer it.
+        """
+        header = self._request({"op": "join", "relay": relay, "lost": lost}, min(JOIN_WAIT_S, self._answer_s))
         if header is None:
             return None
         if not header.get("ok") or type(header.get("parent")) is not str:
@@ -90,55 +92,65 @@ class Source:
         return header["parent"], header.get("newest") or []
 
     def fetch(self, offer: Offer, into: Into) -> None:
-        """Every chunk once, in any order. Raises Gone and, unless it is patient, Silent."""
+        """Fetch every chunk once, in any order. Raises Gone and, unless it is patient, Silent."""
         missing = deque(range(0, offer.size, CHUNK_BYTES))
-        asked: dict[int, float] = {}
+        asked: dict[int, float] = {}  # deadlines of the requested chunks, by offset
         while missing or asked:
-            while missing and len(asked) < AT_ONCE:
-                offset = missing.popleft()
-                self._ask({"op": "chunk", "payload": offer.name, "offset": offset, "length": CHUNK_BYTES})
+            for offset in [missing.popleft() for _ in range(min(len(missing), AT_ONCE - len(asked)))]:
+                self._send({"op": "chunk", "payload": offer.name, "offset": offset, "length": CHUNK_BYTES})
                 asked[offset] = time.monotonic() + self._answer_s
-            for header, data in self._answers():
-                if not header.get("ok") and header.get("code") == "gone":
-                    raise Gone
-                offset = header.get("offset", -1)
-                if header.get("payload") != offer.name or offset not in asked:
-                    continue  # of something fetched before, or a second answer
-                del asked[offset]
-                expected = min(CHUNK_BYTES, offer.size - offset)
-                if len(data) != expected or xxhash.xxh3_64_intdigest(data) != header.get("sum"):
-                    self._counts["bad_chunks"] += 1
-                    missing.append(offset)
-                    continue
-                into(offset, data)
-                self._counts["received_bytes"] += expected
-            now = time.monotonic()
-            if late := [offset for offset, until in asked.items() if now > until]:
-                self._counts["again"] += len(late)
-                if not self._patient:
-                    raise Silent
-                self._link.follow()
-                for offset in late:
-                    del asked[offset]
-                missing.extendleft(reversed(late))
+            missing.extend(self._receive(offer, asked, into))
+            missing.extendleft(reversed(self._late(asked)))
 
-    def _answer(self, request: Mapping[str, Any], patience_s: float) -> dict[str, Any] | None:
-        n = self._ask(request)
-        until = time.monotonic() + patience_s
-        while time.monotonic() < until:
-            for header, _ in self._answers():
+    def _receive(self, offer: Offer, asked: dict[int, float], into: Into) -> list[int]:
+        """Take the chunks that have arrived out of `asked` and pass them on; returns those to request again."""
+        bad = []
+        for header, data in self._replies():
+            if not header.get("ok") and header.get("code") == "gone":
+                raise Gone
+            offset = header.get("offset", -1)
+            if header.get("payload") != offer.name or offset not in asked:
+                continue  # a late reply to an earlier request
+            del asked[offset]
+            expected = min(CHUNK_BYTES, offer.size - offset)
+            if len(data) != expected or xxhash.xxh3_64_intdigest(data) != header.get("sum"):
+                self._counts["bad_chunks"] += 1
+                bad.append(offset)
+                continue
+            into(offset, data)
+            self._counts["received_bytes"] += expected
+        return bad
+
+    def _late(self, asked: dict[int, float]) -> list[int]:
+        """Take the chunks that were not sent in time out of `asked`. Raises Silent unless it is patient."""
+        now = time.monotonic()
+        late = [offset for offset, deadline in asked.items() if now > deadline]
+        if late:
+            self._counts["again"] += len(late)
+            if not self._patient:
+                raise Silent
+            self._link.follow()
+        for offset in late:
+            del asked[offset]
+        return late
+
+    def _request(self, request: Mapping[str, Any], patience_s: float) -> dict[str, Any] | None:
+        n = self._send(request)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            for header, _ in self._replies():
                 if header.get("n") == n:
                     return header
         return None
 
-    def _ask(self, request: Mapping[str, Any]) -> int:
+    def _send(self, request: Mapping[str, Any]) -> int:
         n = next(self._numbers)
-        with contextlib.suppress(zmq.Again):  # nobody is there: asked again after `answer_s`
+        with contextlib.suppress(zmq.Again):  # the server is away: sent again after `answer_s`
             self._link.socket.send(pack({"n": n, **request}), zmq.NOBLOCK)
         return n
 
-    def _answers(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """What is there, after at most `LOOK_MS`."""
+    def _replies(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
+        """Yields the replies that have arrived, after at most `LOOK_MS`."""
         if self._stop.is_set():
             raise Stopped
         if not self._link.socket.poll(LOOK_MS):
@@ -153,7 +165,7 @@ class Source:
 
 
 def _offer(header: Mapping[str, Any]) -> Offer | None:
-    """None: there is nothing new. Raises WireError."""
+    """The offer in a reply; None if there is nothing new. Raises WireError."""
     if not header.get("ok"):
         raise WireError(f"the weights server refused: {header.get('message')}")
     if header.get("payload") == "":

@@ -83,7 +83,7 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
         outs.append(await engine.generate("still", asked[0], sampling(9)))
 
         learner.publish(0, 4, models[1].named_parameters())
-        slot = learner._lending.newest
+        slot = learner._leases.newest
         assert slot is not None
         learner._slots[slot].chunks[-1][200] ^= 1
         with pytest.raises(EngineDied):

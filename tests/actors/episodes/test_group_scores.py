@@ -17,7 +17,7 @@ from asyncrl.actors.episodes.group_scores import GroupScores
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.config import Config
-from asyncrl.rewards.group_score import Answer
+from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.trajectory import Trajectory
 from tests.actors.actor_stage import Stage, act, until
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
@@ -31,35 +31,35 @@ class TwoTurns(FakeEnv):
         super().__init__([tool_says("well?"), Turn(reward=0.5, done=True, rewards={"own": 0.5})])
 
 
-async def longest(task: Any, answers: Sequence[Answer], points: float = 1.0) -> list[float]:
+async def longest(task: Any, answers: Sequence[GroupAnswer], points: float = 1.0) -> list[float]:
     assert [m["role"] for m in answers[0].messages] == ["system", "assistant", "tool", "assistant"]
     assert answers[0].rewards == {"own": 0.5}
     most = max(len(a.text) for a in answers)
     return [points * (len(a.text) == most) for a in answers]
 
 
-def too_few(task: Any, answers: Sequence[Answer]) -> list[float]:
+def too_few(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     return [0.0]
 
 
-def raises(task: Any, answers: Sequence[Answer]) -> list[float]:
+def raises(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     raise ConnectionError("the judge is away")
 
 
-def not_finite(task: Any, answers: Sequence[Answer]) -> list[float]:
+def not_finite(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     return [float("nan")] * len(answers)
 
 
-async def hangs(task: Any, answers: Sequence[Answer]) -> list[float]:
+async def hangs(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     await asyncio.sleep(100)
     return []
 
 
-def exits(task: Any, answers: Sequence[Answer]) -> list[float]:
+def exits(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     sys.exit(3)
 
 
-async def cancelled(task: Any, answers: Sequence[Answer]) -> list[float]:
+async def cancelled(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     raise asyncio.CancelledError
 
 
@@ -128,7 +128,7 @@ def test_a_score_that_fails_is_an_outage_for_the_whole_group(score: str, said: s
 def test_an_episode_that_waits_for_its_group_takes_up_no_slot(tmp_path: Path) -> None:
     """Two slots, groups of four: if it did, nothing would ever end."""
 
-    async def numbered(task: Any, answers: Sequence[Answer]) -> list[float]:
+    async def numbered(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
         return [float(place) for place, _ in enumerate(answers)]
 
     async def scenario() -> None:

@@ -14,20 +14,21 @@ import pytest
 import torch
 import zmq
 
+from asyncrl.buffer.client import BufferRefused, codec, messages
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.record import from_record, to_record
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
-from asyncrl.trajectory import TicketId
+from asyncrl.trajectory import Ticket, TicketId
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
 from asyncrl.weights.local.shm import ShmPublisher
 from asyncrl.weights.network import source
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import WeightsCorrupt
-from asyncrl.wire import WireError, decode_ticket, decode_trajectory, encode_trajectory, pack, unpack
+from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
 from tests.buffer.fakes import open_buffer, trajectory
 from tests.buffer.fuzzing import malformed, mutations
 from tests.buffer.processes import BufferProcess
@@ -43,7 +44,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 def requests(folder: Path) -> list[list[bytes]]:
     """One good request of each kind that changes no more than a ticket."""
     who = {"n": 1, "who": "actor-0", "wait_s": 0.0}
-    ticket = [0, 0, 0]
+    ticket = {"branch": 0, "group": 0, "index": 0}
     record = bytes(to_record(trajectory(TicketId(0, 0, 0))))
     headers = [
         {"op": "hello", "role": "actor"},
@@ -79,9 +80,11 @@ def test_trajectories_records_and_tickets() -> None:
         except WireError:
             refused += 1
     assert MANY // 2 < refused < MANY
-    for bad in mutations([[pack({"id": [0, 1, 2], "attempt": 0, "kind": "train"})]], 1000, seed=3):
-        with contextlib.suppress(WireError):
-            decode_ticket(unpack(bad[0]))
+    asked = messages.TicketsRequest("actor-0", (0, 0), 1, (), 0.0)
+    ticket = Ticket(TicketId(0, 1, 2), 0, "train", {"id": "t"}, (0, 0), 2, 1.0, 1, 30.0)
+    for bad in mutations([[codec.encode_reply(1, messages.TicketReply([ticket], ""))]], 1000, seed=3):
+        with contextlib.suppress(WireError, BufferRefused):
+            codec.decode_reply(asked, codec.decode_header(bad[0]), [])
 
 
 @pytest.fixture
@@ -97,12 +100,12 @@ def service(tmp_path: Path) -> Iterator[Service]:
 def test_requests_to_the_buffer(service: Service, tmp_path: Path) -> None:
     answers = refused = 0
     for bad in mutations(requests(tmp_path), MANY, seed=4):
-        service._handle([b"peer", *bad])
-        for _, frames in service._outbox:
+        service._handle(b"peer", bad)
+        for _, frames in service._outbox.replies:
             said = unpack(frames[0])
             answers += 1
             refused += malformed(said)
-        service._outbox.clear()
+        service._outbox.replies.clear()
     assert answers > MANY / 2
     assert service.counts["refused"] == refused > MANY / 4
 
@@ -145,7 +148,7 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
         collector.poll(0.05)
     assert "learner" in collector.ready
     assert MANY / 4 < collector.malformed < MANY
-    assert len(collector.board.roles) < 2000
+    assert len(collector.state.roles) < 2000
     sender.close(0)
     collector.close({})
     run.remove_temporary()
@@ -153,7 +156,7 @@ def test_reports_to_the_launcher(tmp_path: Path) -> None:
 
 def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     id = ShmPublisher(tmp_path / "w").publish(0, 0, [])
-    server = Server(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
+    server = WeightsServer(tmp_path / "w", f"ipc://{tmp_path}/s", 0)
     while server.latest is None:  # a thread looks at what changed
         server.turn()
     name = f"0-0-{id.digest}"
@@ -178,7 +181,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     learner = DevicePublisher(address, Mapped(lambda chunk: {"bytes": len(chunk)}), cpu)
     learner.publish(0, 0, [("w", torch.ones(3)), ("b", torch.ones(2, 2).bfloat16())])
     actor = DeviceSubscriber(address, "actor-0", lambda: cpu)
-    said, layout = actor.line.ask("lend")
+    said, layout = actor.client.ask("lease")
     learner._stop.set()
     learner._thread.join(5)
     answers: list[tuple[object, ...]] = []
@@ -186,8 +189,8 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     who = {"n": 1, "reader": "actor-0"}
     good = [
         [pack(who | {"op": "latest", "held": [-1, -1, ""], "wait_s": 0.0})],
-        [pack(who | {"op": "lend"})],
-        [pack(who | {"op": "back"})],
+        [pack(who | {"op": "lease"})],
+        [pack(who | {"op": "release"})],
         [pack(who | {"op": "join", "ranks": 0})],
         [pack(who | {"op": "send"})],
     ]
@@ -197,7 +200,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
     refused = 0
     for bad in mutations([[pack(said), layout]], MANY // 2, seed=9):
         header, body = (*bad, b"")[:2]
-        actor.line.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
+        actor.client.ask = lambda *_, h=header, b=body, **__: (unpack(h), b)  # type: ignore[method-assign, misc]
         try:
             opened = actor.open()
             assert (opened.id.digest, len(opened.layout.entries)) == (said["id"][2], 2)

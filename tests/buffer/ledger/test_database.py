@@ -143,7 +143,7 @@ def test_a_truncated_tail_keeps_every_commit_before_it(tmp_path: Path, where: st
     source, target = tmp_path / "run", tmp_path / "after"
     buffer = open_buffer(source)
     learner(buffer)
-    tickets = buffer.lend(0, "a", (0, 0), 4)[0]
+    tickets = buffer.issue(0, "a", (0, 0), 4)[0]
     put(buffer, trajectory(tickets[0]))
     put(buffer, trajectory(tickets[1]))
     buffer.commit(0.1)

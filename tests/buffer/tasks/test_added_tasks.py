@@ -102,14 +102,14 @@ def test_a_fork_voids_what_later_batches_added_and_nobody_drew(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ("UPDATE added SET draw = 3 WHERE serial = 1", "is of an added row, which is recorded as draw 3"),
         ("UPDATE added SET batch = 7 WHERE serial = 1", "is of a row that batch 7 added"),
         (f"UPDATE groups SET task = {ADDED + 2} WHERE task = {ADDED + 1}", "is of an added row"),
     ],
 )
-def test_the_audit_finds_a_row_that_was_not_drawn_so(tmp_path: Path, change: str, said: str) -> None:
+def test_the_audit_finds_a_row_that_was_not_drawn_so(tmp_path: Path, change: str, expected: str) -> None:
     buffer = opened(tmp_path)
     incarnation = learner(buffer)
     for b in range(2):
@@ -118,7 +118,7 @@ def test_the_audit_finds_a_row_that_was_not_drawn_so(tmp_path: Path, change: str
     play(buffer)
     buffer.database.write(change)
     buffer.commit(0)
-    assert any(said in line for line in audited(read_ledger(tmp_path), _in_order()))
+    assert any(expected in line for line in audited(read_ledger(tmp_path), _in_order()))
 
 
 def test_a_curriculum_is_not_told_of_what_is_not_its_source_s(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_function_that_fails_ends_the_run_with_a_sentence(tmp_path: Path) -> N
     incarnation = learner(buffer)
     play(buffer)
     with pytest.raises(
-        RunError, match=r"on_step_end is '.*:broken', which failed at version 1: TypeError: it gave .*question"
+        RunError, match=r"on_step_end is '.*:broken', which failed at version 1: TypeError: it returned .*question"
     ):
         step(buffer, incarnation, 0)
 

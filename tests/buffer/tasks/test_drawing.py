@@ -73,7 +73,7 @@ def test_after_a_crash_the_state_is_that_of_the_last_recorded_batch(tmp_path: Pa
     again = FakeCurriculum()
     buffer = reopen(buffer, tmp_path, commit=committed, curriculum=again)
     assert again.width == (taught.width if committed else width)
-    assert buffer.ledger.completed == []
+    assert buffer.ledger.unmeasured.groups == []
 
 
 def test_groups_completed_before_a_crash_are_told_after_it(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_fresh_start_at_an_earlier_step_has_the_state_and_the_cursor_of_that_s
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ("UPDATE groups SET task = task + 1 WHERE number = 5", "draw 5 (group 5) is of task"),
         ("UPDATE trajectories SET reward = 0 WHERE grp = 1 AND idx = 0", "the rewards make it"),
@@ -128,13 +128,13 @@ def test_a_fresh_start_at_an_earlier_step_has_the_state_and_the_cursor_of_that_s
         ("UPDATE groups SET measured = NULL WHERE number = 0", "the rewards make it"),
     ],
 )
-def test_the_audit_draws_everything_again(tmp_path: Path, change: str, said: str) -> None:
+def test_the_audit_draws_everything_again(tmp_path: Path, change: str, expected: str) -> None:
     buffer, _, _ = trained(tmp_path, 3)
     buffer.commit(0)
     assert list(audited(read_ledger(tmp_path), FakeCurriculum())) == []
     buffer.database.write(change)
     buffer.commit(0)
-    assert any(said in line for line in audited(read_ledger(tmp_path), FakeCurriculum()))
+    assert any(expected in line for line in audited(read_ledger(tmp_path), FakeCurriculum()))
 
 
 def test_what_was_measured_per_task_can_be_asked(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_a_task_that_no_ticket_can_carry_is_named(tmp_path: Path, value: Any) ->
 
     buffer = open_buffer(tmp_path, source=Source(), eval_tasks=1)
     learner(buffer)
-    assert len(buffer.lend(0, "a", (0, 0), 2)[0]) == 2
+    assert len(buffer.issue(0, "a", (0, 0), 2)[0]) == 2
     with pytest.raises(RunError, match=r"data\.source gave task 1, which no ticket can carry"):
-        buffer.lend(0, "a", (0, 0), 2)
+        buffer.issue(0, "a", (0, 0), 2)
     buffer.evaluate((0, 0), "start")
     with pytest.raises(RunError, match=r"data\.source gave held-out task 0, "):
-        buffer.lend(0, "a", (0, 0), 1)
+        buffer.issue(0, "a", (0, 0), 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.checks import draws
+from asyncrl.audit.draws import draws
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.data.group_sizes import GroupSizes
@@ -43,13 +43,13 @@ def test_tickets_batches_and_places_follow_each_groups_size(tmp_path: Path) -> N
 def test_a_group_is_issued_when_the_largest_has_a_place(tmp_path: Path) -> None:
     buffer = opened(tmp_path, capacity=10)
     learner(buffer)
-    tickets, why = buffer.lend(0.0, "actor-0", (0, 0), 100)
+    tickets, why = buffer.issue(0.0, "actor-0", (0, 0), 100)
     assert len(tickets) == 7
     assert why == "capacity: 7 of 10 trajectories are in flight or waiting"
 
 
-@pytest.mark.parametrize(("change", "said"), [("", []), ("3", ["group 0 (task 'task-0') is of size 3"])])
-def test_the_audit_knows_the_sizes(tmp_path: Path, change: str, said: list[str]) -> None:
+@pytest.mark.parametrize(("change", "expected"), [("", []), ("3", ["group 0 (task 'task-0') is of size 3"])])
+def test_the_audit_knows_the_sizes(tmp_path: Path, change: str, expected: list[str]) -> None:
     buffer = opened(tmp_path)
     learner(buffer)
     play(buffer)
@@ -59,4 +59,4 @@ def test_the_audit_knows_the_sizes(tmp_path: Path, change: str, said: list[str])
     source = SizedSource()
     sizes = GroupSizes(source, 2)
     found = list(draws(read_ledger(tmp_path), lambda i: (source.task(i)["id"], sizes.of(i))))
-    assert [line.partition(";")[0] for line in found] == said
+    assert [line.partition(";")[0] for line in found] == expected

@@ -1,4 +1,4 @@
-"""An environment that is away is said, and ends the run where that is wished; it never becomes a reward."""
+"""An environment that is down is reported, and ends the run if so configured; it never becomes a reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.buffer.fakes import equation, learner, open_buffer, play, put, step, 
 def fail_all(buffer: Buffer, count: int) -> None:
     """Attempts that fail, one after the other."""
     for n in range(count):
-        tickets, why = buffer.lend(100.0 * n, "actor-0", (0, 0), 1)
+        tickets, why = buffer.issue(100.0 * n, "actor-0", (0, 0), 1)
         if not tickets:
             assert "failed in their environment" in why
             return
@@ -30,7 +30,7 @@ def test_past_the_budget_the_run_stops_and_says_why(tmp_path: Path) -> None:
     incarnation = learner(buffer)
     play(buffer, 4)
     fail_all(buffer, 20)
-    tickets, why = buffer.lend(9000.0, "actor-0", (0, 0), 4)
+    tickets, why = buffer.issue(9000.0, "actor-0", (0, 0), 4)
     assert tickets == []
     assert why.endswith("the last one: env_error: tool f: Connection refused")
     answer = buffer.batch(9000.0, incarnation, 0)
@@ -55,7 +55,7 @@ def test_under_warn_it_goes_on_and_success_ends_it(tmp_path: Path) -> None:
 def test_a_repeat_is_no_second_attempt(tmp_path: Path, reason: str) -> None:
     buffer = opened(tmp_path)
     learner(buffer)
-    (ticket,), _ = buffer.lend(0.0, "actor-0", (0, 0), 1)
+    (ticket,), _ = buffer.issue(0.0, "actor-0", (0, 0), 1)
     put(buffer, trajectory(ticket))
     assert put(buffer, trajectory(ticket, reward=1.0 if reason == "duplicate" else 0.5)) == reason
     buffer.fail(ticket.id, ticket.attempt, "env_error", "too late")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.buffer.client import messages
+from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId
-from asyncrl.wire import WireError, decode_prefixes, encode_row, pack, unpack
+from asyncrl.wire import WireError, decode_prefixes, encode_row
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
@@ -25,8 +25,8 @@ def prefix(versions: tuple[int, ...] = (0, 0), prompt: int = 2) -> Row:
     return Row(np.arange(n, dtype=np.int32), mask, np.where(mask, -0.5, 0.0).astype(np.float32), said)
 
 
-def lend(buffer: Buffer, actor: str = "actor-0", version: int = 0, credits: int = 1) -> list[Ticket]:
-    return buffer.lend(0.0, actor, (0, version), credits)[0]
+def issue(buffer: Buffer, actor: str = "actor-0", version: int = 0, credits: int = 1) -> list[Ticket]:
+    return buffer.issue(0.0, actor, (0, version), credits)[0]
 
 
 def hand_back(buffer: Buffer, ticket: Ticket, kept: Row, actor: str = "actor-0") -> None:
@@ -46,7 +46,7 @@ def opened(tmp_path: Path, **changes: Any) -> Buffer:
 
 def train_on(buffer: Buffer, incarnation: int, b: int) -> None:
     """One training step; what is left of incomplete groups is given back."""
-    tickets = lend(buffer, "other", b, 100)
+    tickets = issue(buffer, "other", b, 100)
     groups: dict[int, list[Ticket]] = {}
     for ticket in tickets:
         groups.setdefault(ticket.id.group, []).append(ticket)
@@ -65,7 +65,7 @@ def train_on(buffer: Buffer, incarnation: int, b: int) -> None:
 
 def test_the_next_attempt_gets_what_was_sampled_and_goes_on_behind_it(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    (first,) = lend(buffer)
+    (first,) = issue(buffer)
     assert first.prefix is None
     hand_back(buffer, first, prefix())
     buffer.commit(0.0)
@@ -73,14 +73,14 @@ def test_the_next_attempt_gets_what_was_sampled_and_goes_on_behind_it(tmp_path: 
     buffer.database.close()
 
     buffer = open_buffer(tmp_path)  # the buffer was killed
-    (second,) = lend(buffer, "actor-1")
+    (second,) = issue(buffer, "actor-1")
     assert (second.id, second.attempt) == (first.id, 1)
     assert second.prefix is not None
     assert second.prefix.begins_with(prefix())
     assert len(second.prefix) == 4
     buffer.release("actor-1", [(second.id, second.attempt)])  # untouched: it stays
 
-    (third,) = lend(buffer, "actor-2")
+    (third,) = issue(buffer, "actor-2")
     assert third.prefix is not None
     assert put(buffer, trajectory(third, (0, 0, 0, 0))) == "stored"
     assert counts(buffer) == {"continued": 1}
@@ -91,11 +91,11 @@ def test_the_next_attempt_gets_what_was_sampled_and_goes_on_behind_it(tmp_path: 
 
 def test_a_longer_one_takes_its_place_and_one_that_was_not_used_is_counted(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    (ticket,) = lend(buffer)
+    (ticket,) = issue(buffer)
     hand_back(buffer, ticket, prefix((0, 0)))
-    (ticket,) = lend(buffer)
+    (ticket,) = issue(buffer)
     hand_back(buffer, ticket, prefix((0, 0, 0)))
-    (ticket,) = lend(buffer)
+    (ticket,) = issue(buffer)
     assert ticket.prefix is not None
     assert len(ticket.prefix) == 5
     other = trajectory(ticket, (0, 0, 0, 0))
@@ -108,17 +108,17 @@ def test_a_longer_one_takes_its_place_and_one_that_was_not_used_is_counted(tmp_p
 def test_its_oldest_token_counts_for_the_bound(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, max_staleness=1)
     incarnation = learner(buffer)
-    kept, over = lend(buffer, credits=2)
+    kept, over = issue(buffer, credits=2)
     hand_back(buffer, over, prefix((0, 0)))
     train_on(buffer, incarnation, 0)
-    (again,) = lend(buffer, "actor-1", 1)
+    (again,) = issue(buffer, "actor-1", 1)
     assert again.id == over.id
     assert again.prefix is not None
     assert again.min_version == (0, 1), "the actor must hold the newest all the same"
     assert [lease.min_version for lease in buffer.leases if lease.id == over.id] == [0]
     buffer.release("actor-1", [(again.id, again.attempt)])
     train_on(buffer, incarnation, 1)
-    (again,) = lend(buffer, "actor-1", 2, 1)
+    (again,) = issue(buffer, "actor-1", 2, 1)
     assert again.id == over.id
     assert again.prefix is None, "past the bound"
     assert counts(buffer) == {"stale": 1}
@@ -127,10 +127,10 @@ def test_its_oldest_token_counts_for_the_bound(tmp_path: Path) -> None:
 
 def test_a_failure_and_a_drop_end_it(tmp_path: Path) -> None:
     buffer = opened(tmp_path, env_retries=0)
-    one, two = lend(buffer, credits=2)
+    one, two = issue(buffer, credits=2)
     hand_back(buffer, one, prefix())
     hand_back(buffer, two, prefix())
-    again, _ = lend(buffer, credits=2)
+    again, _ = issue(buffer, credits=2)
     buffer.fail(again.id, again.attempt, "env_error", "boom")
     assert counts(buffer) == {"dropped": 1, "failed": 1}
     assert buffer.tickets.prefixes.wasted == 4
@@ -138,15 +138,15 @@ def test_a_failure_and_a_drop_end_it(tmp_path: Path) -> None:
 
 def test_a_new_branch_keeps_none(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    (ticket,) = lend(buffer)
+    (ticket,) = issue(buffer)
     hand_back(buffer, ticket, prefix())
     learner(buffer, fresh=True)
     assert counts(buffer) == {"dropped": 1}
 
 
-def test_one_of_a_version_that_nobody_has_is_refused_and_the_ticket_stays_lent(tmp_path: Path) -> None:
+def test_one_of_a_version_that_nobody_has_is_refused_and_the_ticket_stays_issued(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    (ticket,) = lend(buffer)
+    (ticket,) = issue(buffer)
     with pytest.raises(Refused, match="version 7; the learner has reached 0"):
         hand_back(buffer, ticket, prefix((7,)))
     assert len(buffer.leases) == 1
@@ -155,7 +155,7 @@ def test_one_of_a_version_that_nobody_has_is_refused_and_the_ticket_stays_lent(t
 
 def test_of_a_lease_that_is_not_held_it_is_ignored(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
-    (ticket,) = lend(buffer)
+    (ticket,) = issue(buffer)
     hand_back(buffer, ticket, prefix(), "somebody")
     assert counts(buffer) == {}
     hand_back(buffer, ticket, prefix())
@@ -165,13 +165,14 @@ def test_of_a_lease_that_is_not_held_it_is_ignored(tmp_path: Path) -> None:
 
 def test_they_travel_beside_tickets_and_leases() -> None:
     ticket = Ticket(TicketId(0, 1, 2), 0, "train", {"id": "t"}, (0, 0), 2, 1.0, 1, 30.0)
-    fields, buffers = messages.encode_tickets([ticket, replace(ticket, prefix=prefix()), ticket], "")
-    reply = messages.tickets("a", (0, 0), 1, (), 0.0).decode(unpack(pack(fields)), buffers)
+    made, frames = codec.ticket_reply([ticket, replace(ticket, prefix=prefix()), ticket], "")
+    header = codec.decode_header(codec.encode_reply(1, made))
+    reply = codec.decode_reply(messages.TicketsRequest("a", (0, 0), 1, (), 0.0), header, frames)
     assert [t.prefix is None for t in reply.tickets] == [True, False, True]
     assert reply.tickets[1].prefix is not None
     assert reply.tickets[1].prefix.digest() == prefix().digest()
-    asked = messages.release("a", [(ticket.id, 0)] * 2, [None, prefix()])
-    assert messages.prefixes(asked.arguments, asked.buffers, 2)[1].begins_with(prefix())
+    places, frames = codec.encode_prefixes([None, prefix()])
+    assert codec.prefixes_at(places, frames, 2)[1].begins_with(prefix())
 
 
 @pytest.mark.parametrize(
@@ -188,5 +189,5 @@ def test_they_travel_beside_tickets_and_leases() -> None:
 def test_what_is_no_prefix_is_refused(places: list[int], change: Any, says: str) -> None:
     frames: Any = [bytes(frame) for frame in encode_row(prefix())]
     with pytest.raises(WireError, match=says):
-        messages.prefixes({"prefixes": places}, change(frames) if change else frames, 2)
+        codec.prefixes_at(places, change(frames) if change else frames, 2)
     assert len(decode_prefixes(frames)) == 1

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.data import SOURCES
 from asyncrl.data.base import prompt_messages
 from asyncrl.data.sources.lookup import WORDS, LookupSource, is_held_out
 
@@ -46,7 +45,7 @@ def test_seeds_and_indices_differ():
 
 
 def test_held_out_ends():
-    source = SOURCES["lookup"](held_out_size=3)
+    source = LookupSource(held_out_size=3)
     assert source.held_out_size == 3
     assert source.train_size is None
     with pytest.raises(IndexError, match="held-out task 3"):

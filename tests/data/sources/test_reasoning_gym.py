@@ -7,17 +7,17 @@ import asyncio
 import msgpack
 import pytest
 
-from asyncrl.data import SOURCES
+from asyncrl.data.sources.reasoning_gym import ReasoningGymSource
 from asyncrl.errors import ConfigError
 from asyncrl.rewards import build, run_score
 
 
 def test_tasks_follow_from_the_seed_and_are_scored_by_the_package() -> None:
     options = {"dataset": "chain_sum", "config": {"min_terms": 2, "max_terms": 2}, "held_out_size": 5}
-    source = SOURCES["reasoning_gym"](seed=1, **options)
+    source = ReasoningGymSource(seed=1, **options)
     task = source.task(7)
-    assert task == SOURCES["reasoning_gym"](seed=1, **options).task(7)
-    assert task != SOURCES["reasoning_gym"](seed=2, **options).task(7)
+    assert task == ReasoningGymSource(seed=1, **options).task(7)
+    assert task != ReasoningGymSource(seed=2, **options).task(7)
     assert source.train_size is None
     assert not {source.held_out(i)["prompt"] for i in range(5)} & {source.task(i)["prompt"] for i in range(200)}
     carried = msgpack.unpackb(msgpack.packb(task))
@@ -35,4 +35,4 @@ def test_what_the_package_refuses_is_a_config_error() -> None:
         ({"dataset": "chain_sum", "config": {"min_terms": 9, "max_terms": 2}}, "which reasoning-gym refuses"),
     ):
         with pytest.raises(ConfigError, match=said):
-            SOURCES["reasoning_gym"](**options)
+            ReasoningGymSource(**options)

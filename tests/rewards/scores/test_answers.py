@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.plugins import resolve
 from asyncrl.rewards import REWARDS, build, run_score
 
 
@@ -33,7 +34,7 @@ def test_gsm8k(solution: str, truth: str, strict: float, flexible: float) -> Non
 
 
 def test_gsm8k_refuses_a_truth_that_is_no_number() -> None:
-    with pytest.raises(ValueError, match="the ground truth 'seven' is no number"):
+    with pytest.raises(ValueError, match="the ground truth 'seven' is not a number"):
         value("gsm8k", "#### 7", "seven")
 
 
@@ -107,4 +108,4 @@ def test_mathematics() -> None:
 
 
 def test_every_score_says_what_it_does() -> None:
-    assert all((score.__doc__ or "").strip() for score in REWARDS.values())
+    assert all((resolve(name, REWARDS, "score").__doc__ or "").strip() for name in REWARDS)

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.rewards.group_score import Answer, open_group_score
+from asyncrl.rewards.group_score import GroupAnswer, open_group_score
 from asyncrl.rewards.scores.judge import JudgeFailed
 from asyncrl.rewards.scores.listwise import ListwiseJudge
 from tests.rewards.scores.test_judge import FakeEndpoint, endpoint
@@ -23,7 +23,7 @@ WORDS = ("red", "a stone", "blue")
 def judged(endpoint: FakeEndpoint, **options: Any) -> dict[str, float]:
     """What each of the answers got."""
     score = ListwiseJudge(endpoint.url, "m", **options)
-    answers = [Answer([{"role": "assistant", "content": word}], 0.0, {}) for word in WORDS]
+    answers = [GroupAnswer([{"role": "assistant", "content": word}], 0.0, {}) for word in WORDS]
     return dict(zip(WORDS, asyncio.run(score(TASK, answers)), strict=True))
 
 

@@ -15,7 +15,7 @@ from asyncrl.tracking.report.dashboards import make_workspace, newest, spec, wor
 from asyncrl.tracking.report.panels import DASHBOARD, THROUGHPUT, regex
 from asyncrl.tracking.series import SERIES
 from asyncrl.tracking.sinks.jsonl import JsonLines
-from asyncrl.tracking.state import Board
+from asyncrl.tracking.state import RunState
 from tests.tracking.fake_run import fake_run, played
 
 
@@ -74,7 +74,7 @@ def test_the_local_dashboard_shows_a_run_whose_sink_was_off(tmp_path):
     pytest.importorskip("trackio")
     run = RunFolder.create(tmp_path / "runs" / "r", Config())
     sink = JsonLines(run)
-    for record in played(Board(0.0, 3, 2), fake_run(3)):
+    for record in played(RunState(0.0, 3, 2), fake_run(3)):
         sink.record(record)
     sink.close({})
     program = (

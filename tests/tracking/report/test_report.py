@@ -13,7 +13,7 @@ from asyncrl.tracking.report.panels import DASHBOARD, Panel, members
 from asyncrl.tracking.report.report import FIRST, page, write_report
 from asyncrl.tracking.series import SECTIONS, SERIES
 from asyncrl.tracking.sinks.jsonl import JsonLines, by_step
-from asyncrl.tracking.state import Board
+from asyncrl.tracking.state import RunState
 from tests.tracking.fake_run import fake_run, played
 
 
@@ -21,7 +21,7 @@ from tests.tracking.fake_run import fake_run, played
 def run(tmp_path):
     run = RunFolder.create(tmp_path / "r<1>", Config())
     sink = JsonLines(run)
-    for record in played(Board(0.0, 12, 2), fake_run(12)):
+    for record in played(RunState(0.0, 12, 2), fake_run(12)):
         sink.record(record)
     sink.close({})
     return run

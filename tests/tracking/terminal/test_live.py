@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from asyncrl.tracking.state import Board, Event
+from asyncrl.tracking.state import Event, RunState
 from asyncrl.tracking.terminal import live as module
 from asyncrl.tracking.terminal import view as view_module
 from asyncrl.tracking.terminal.live import Terminal, end, line, render, sparkline
@@ -20,16 +20,16 @@ def shown(renderable, width=110):
 
 
 @pytest.fixture
-def board():
-    board = Board(0.0, 120, 2)
-    played(board, list(fake_run(60))[:-1])
-    return board
+def run_state():
+    run_state = RunState(0.0, 120, 2)
+    played(run_state, list(fake_run(60))[:-1])
+    return run_state
 
 
-def test_the_live_view_shows_what_the_issue_asks_for(board):
-    now = board.last["wall_s"]
-    board.take(message("learner", now, "waiting", pid=100, cause="batch", on="3 groups in flight", since=now - 2))
-    text = shown(render(view(board, "quick", now)))
+def test_the_live_view_shows_what_the_issue_asks_for(run_state):
+    now = run_state.last["wall_s"]
+    run_state.take(message("learner", now, "waiting", pid=100, cause="batch", on="3 groups in flight", since=now - 2))
+    text = shown(render(view(run_state, "quick", now)))
     for part in (
         "quick", "step 60 / 120", "left", "reward 0.9", "held-out @0", "31.0% sampled, 42.0% greedy", "tokens/s",
         "0.82 mean, 2 max", "bound 2", "50%", "buffer", "14 in flight", "6 stale", "actor-0", "ticket 5%",
@@ -39,28 +39,28 @@ def test_the_live_view_shows_what_the_issue_asks_for(board):
 
 
 @pytest.mark.parametrize("width", [80, 110, 200])
-def test_the_live_view_keeps_to_the_width(board, width):
-    text = shown(render(view(board, "quick", 90.0)), width)
+def test_the_live_view_keeps_to_the_width(run_state, width):
+    text = shown(render(view(run_state, "quick", 90.0)), width)
     assert max(map(len, text.splitlines())) <= width
 
 
 def test_before_the_first_message_there_is_something_to_see():
-    assert "starting the processes" in shown(render(view(Board(0.0, 10, 2), "quick", 1.0)))
+    assert "starting the processes" in shown(render(view(RunState(0.0, 10, 2), "quick", 1.0)))
 
 
-def test_a_plain_line_says_the_same_in_one_line(board):
-    text = line(view(board, "quick", board.last["wall_s"]), board.last)
+def test_a_plain_line_says_the_same_in_one_line(run_state):
+    text = line(view(run_state, "quick", run_state.last["wall_s"]), run_state.last)
     assert "\n" not in text
     for part in ("step 60/120", "reward 0.9", "staleness 0.82 max 2", "learner/batch", "generated", "left 01:1"):
         assert part in text, part
 
 
-def test_output_that_is_no_terminal_gets_lines_and_the_end_with_the_run_folder(board):
+def test_output_that_is_no_terminal_gets_lines_and_the_end_with_the_run_folder(run_state):
     out = io.StringIO()
-    terminal = Terminal(Console(file=out, width=100), board, Path("runs/quick"))
+    terminal = Terminal(Console(file=out, width=100), run_state, Path("runs/quick"))
     terminal.refresh(1.0)
-    terminal.record(board.last)
-    terminal.record(board.held_out[0])
+    terminal.record(run_state.last)
+    terminal.record(run_state.held_out[0])
     terminal.event(Event("restart", "actor-0", 1.0, {"why": "killed [by] SIGKILL"}))
     terminal.event(Event("published", "learner", 1.0, {"version": 3}))
     lines = out.getvalue().splitlines()
@@ -72,9 +72,9 @@ def test_output_that_is_no_terminal_gets_lines_and_the_end_with_the_run_folder(b
     assert "\x1b" not in out.getvalue()
 
 
-def test_a_terminal_gets_the_live_view_and_then_the_end(board):
+def test_a_terminal_gets_the_live_view_and_then_the_end(run_state):
     out = io.StringIO()
-    terminal = Terminal(Console(file=out, width=100, force_terminal=True), board, Path("runs/quick"))
+    terminal = Terminal(Console(file=out, width=100, force_terminal=True), run_state, Path("runs/quick"))
     terminal.refresh(90.0)
     terminal.close(SUMMARY)
     assert "held-out @0" in out.getvalue()

@@ -1,4 +1,4 @@
-"""Weights lent by the learner: metadata, order, loans, checksums. The device here is the CPU, the process group gloo
+"""Weights leased by the learner: metadata, order, loans, checksums. The device here is the CPU, the process group gloo
 (between two processes where it says so), memory of a GPU that another process maps is faked."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import CHANNELS
 from asyncrl.weights.device import subscriber
-from asyncrl.weights.device.process_group import Group
+from asyncrl.weights.device.process_group import ProcessGroup
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.snapshot import all_views
-from asyncrl.weights.device.subscriber import DeviceSubscriber, met
-from asyncrl.weights.device.transports import Broadcast, Mapped, Way
+from asyncrl.weights.device.subscriber import DeviceSubscriber, join_group
+from asyncrl.weights.device.transports import Broadcast, Mapped, Transport
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.waiting import until
 from tests.weights.device.device_model import alike, model
@@ -43,8 +43,8 @@ class Place:
         self.path, self.address = path, f"ipc://{path}/w"
         self.closing: list[Any] = []
 
-    def learner(self, way: Way | None = None, **options: Any) -> DevicePublisher:
-        made = DevicePublisher(self.address, way or Mapped(fake_export), CPU, chunk_bytes=4096, **options)
+    def learner(self, transport: Transport | None = None, **options: Any) -> DevicePublisher:
+        made = DevicePublisher(self.address, transport or Mapped(fake_export), CPU, chunk_bytes=4096, **options)
         self.closing.append(made)
         return made
 
@@ -74,10 +74,10 @@ def test_versions_in_order_to_actors_that_come_and_go(place: Place) -> None:
         id = learner.publish(0, version, model(version).items())
         assert learner.latest() == id
         assert until(lambda id=id: actor.latest() == id)  # type: ignore[misc]
-        lent = actor.open()
-        assert lent.id == id
-        assert alike(dict(lent.tensors()), model(version))
-        lent.close()
+        leased = actor.open()
+        assert leased.id == id
+        assert alike(dict(leased.tensors()), model(version))
+        leased.close()
     late = place.actor("late")
     assert until(lambda: late.latest() == id)
     assert alike(dict(late.open().tensors()), model(3))
@@ -88,7 +88,7 @@ def test_versions_in_order_to_actors_that_come_and_go(place: Place) -> None:
 def test_what_is_copied_is_given_back_and_training_goes_on_meanwhile(place: Place) -> None:
     learner, actor = place.learner(lease_s=5.0), place.actor()
     learner.publish(0, 0, model(0).items())
-    lent = actor.open()
+    leased = actor.open()
     learner.publish(0, 1, model(1).items())
     published = threading.Event()
 
@@ -99,24 +99,24 @@ def test_what_is_copied_is_given_back_and_training_goes_on_meanwhile(place: Plac
     thread = threading.Thread(target=publish)
     thread.start()
     assert not published.wait(0.3), "one slot is the newest, the other is read"
-    assert alike(dict(lent.tensors()), model(0))
+    assert alike(dict(leased.tensors()), model(0))
     assert published.wait(WAIT_S)
     thread.join()
-    assert alike(dict(lent.tensors()), model(0)), "a copy"
+    assert alike(dict(leased.tensors()), model(0)), "a copy"
 
 
 def test_a_reader_that_is_too_slow_is_not_waited_for_and_may_not_use_what_it_read(place: Place) -> None:
     learner, actor = place.learner(lease_s=0.2), place.actor()
     learner.publish(0, 0, model(0).items())
-    lent = actor.open()
-    chunks = actor.chunks(lent._said, lent.layout)
+    leased = actor.open()
+    chunks = actor.chunks(leased._terms, leased.layout)
     next(chunks)
     for version in (1, 2):
         learner.publish(0, version, model(version).items())
     with pytest.raises(WeightsCorrupt, match="may be torn"):
-        lent.settle()
+        leased.settle()
     with pytest.raises(WeightsCorrupt, match="checksum"):
-        dict(lent.tensors())
+        dict(leased.tensors())
     assert alike(dict(actor.open().tensors()), model(2))
 
 
@@ -132,19 +132,19 @@ def test_a_chunk_is_exported_once_however_often_it_is_read(place: Place) -> None
     for version in range(4):
         learner.publish(0, version, model(version).items())
         for actor in actors:
-            lent = actor.open()
-            assert alike(dict(lent.tensors()), model(version))
-            lent.close()
+            leased = actor.open()
+            assert alike(dict(leased.tensors()), model(version))
+            leased.close()
     assert len(exported) == sum(len(slot.chunks) for slot in learner._slots)
 
 
 def test_a_flipped_bit_is_not_served(place: Place) -> None:
     learner, actor = place.learner(), place.actor()
     learner.publish(0, 0, model(0).items())
-    lent = actor.open()
+    leased = actor.open()
     learner._slots[0].chunks[0][100] ^= 1
     with pytest.raises(WeightsCorrupt, match="embed"):
-        dict(lent.tensors())
+        dict(leased.tensors())
 
 
 def test_a_learner_that_is_gone_and_one_that_comes_back(place: Place) -> None:
@@ -182,8 +182,8 @@ def test_what_the_learner_does_not_understand_is_refused(place: Place) -> None:
         ("latest", {"held": [0, 0, ""], "wait_s": float("nan")}), ("join", {"ranks": 1}), ("send", {}), ("x", {}),
     ]:  # fmt: skip
         with pytest.raises(WeightsCorrupt, match="refused"):
-            actor.line.ask(op, **fields)
-    actor.line._link.socket.send_multipart([b"\xff", b""])
+            actor.client.ask(op, **fields)
+    actor.client._link.socket.send_multipart([b"\xff", b""])
     assert alike(dict(actor.open().tensors()), model(0)), "it serves on"
 
 
@@ -197,9 +197,9 @@ def test_broadcast_to_several_actors(place: Place) -> None:
         id = learner.publish(0, version, model(version).items())
         for actor in actors:
             assert until(lambda a=actor, id=id: a.latest() == id)  # type: ignore[misc]
-            lent = actor.open()
-            assert alike(dict(lent.tensors()), model(version))
-            lent.close()
+            leased = actor.open()
+            assert alike(dict(leased.tensors()), model(version))
+            leased.close()
 
 
 def receive(address: str, told: Connection) -> None:
@@ -207,21 +207,21 @@ def receive(address: str, told: Connection) -> None:
     torch.set_num_threads(1)
     actor = DeviceSubscriber(address, "actor-0", lambda: CPU)
     with ThreadPoolExecutor(2) as pool:
-        groups: list[Group] = []
+        groups: list[ProcessGroup] = []
         for _ in range(2):
             version = told.recv()
             assert until(lambda v=version: (actor.latest() or WeightsVersion(0, 0, "")).version == v)  # type: ignore
-            lent = actor.open()
-            if (meeting := lent.group(2)) is not None:
-                groups = list(pool.map(met, [meeting] * 2, (1, 2)))
-            lent.send()
-            layouts = [lent.layout] * 2
+            leased = actor.open()
+            if (meeting := leased.group(2)) is not None:
+                groups = list(pool.map(join_group, [meeting] * 2, (1, 2)))
+            leased.send()
+            layouts = [leased.layout] * 2
             got = list(
                 pool.map(lambda g, layout: dict(all_views(layout, g.receive(layout.sizes, CPU))), groups, layouts)
             )
-            lent.settle()
+            leased.settle()
             told.send([alike(each, model(version)) for each in got])
-            lent.close()
+            leased.close()
     actor.close()
 
 
@@ -245,11 +245,11 @@ def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> 
     learner = place.learner(Broadcast("gloo", place.path, wait_s=1.0))
     learner.publish(0, 0, model(0).items())
     dying, other = place.actor("dying"), place.actor("other")
-    lent = dying.open()
-    meeting = lent.group(1)
+    leased = dying.open()
+    meeting = leased.group(1)
     assert meeting is not None
-    group = met(meeting, 1)
-    lent.send()
+    group = join_group(meeting, 1)
+    leased.send()
     group.close()
     learner.publish(0, 1, model(1).items())
     assert alike(dict(other.open().tensors()), model(1))
@@ -258,51 +258,51 @@ def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> 
 def test_the_group_of_an_actor_that_is_gone_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a thread and, over NCCL, memory of the learner's GPU."""
     monkeypatch.setattr(subscriber, "WAIT_S", 0.1)
-    way = Broadcast("gloo", place.path, wait_s=5.0)
-    learner = place.learner(way, forget_s=1.5)
+    transport = Broadcast("gloo", place.path, wait_s=5.0)
+    learner = place.learner(transport, forget_s=1.5)
     learner.publish(0, 0, model(0).items())
     stays, goes = place.actor("stays"), place.actor("goes")
     for actor in (stays, goes):
-        lent = actor.open()
-        assert alike(dict(lent.tensors()), model(0))
-        lent.close()
-    assert way._readers.keys() == {"stays", "goes"}
+        leased = actor.open()
+        assert alike(dict(leased.tensors()), model(0))
+        leased.close()
+    assert transport._readers.keys() == {"stays", "goes"}
     goes.close()
     place.closing.remove(goes)
-    assert until(lambda: "goes" not in way._readers)
+    assert until(lambda: "goes" not in transport._readers)
     assert until(lambda: not any(thread.name == "weights of goes" for thread in threading.enumerate()))
-    assert way._readers.keys() == {"stays"}
+    assert transport._readers.keys() == {"stays"}
 
 
 def test_an_engine_whose_group_was_given_up_joins_another(place: Place) -> None:
-    way = Broadcast("gloo", place.path, wait_s=0.3)
-    learner, actor = place.learner(way), place.actor()
+    transport = Broadcast("gloo", place.path, wait_s=0.3)
+    learner, actor = place.learner(transport), place.actor()
     learner.publish(0, 0, model(0).items())
-    lent = actor.open()
-    assert lent.group(1) is not None
-    way.forget("actor-0")
+    leased = actor.open()
+    assert leased.group(1) is not None
+    transport.forget("actor-0")
     with pytest.raises(WeightsCorrupt, match="without having joined"):
-        lent.send()
+        leased.send()
     assert actor.open().group(1) is not None, "as vLLM's workers are asked to"
 
 
 def test_an_engine_that_did_not_meet_the_learner_tries_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def elsewhere(meeting: dict[str, Any], rank: int) -> Group:
-        return met({**meeting, "meet": str(place.path / "elsewhere")}, rank)
+    def elsewhere(meeting: dict[str, Any], rank: int) -> ProcessGroup:
+        return join_group({**meeting, "meet": str(place.path / "elsewhere")}, rank)
 
     learner, actor = place.learner(Broadcast("gloo", place.path, wait_s=1.0)), place.actor()
     learner.publish(0, 0, model(0).items())
-    lent = actor.open()
+    leased = actor.open()
     with monkeypatch.context() as patched:
-        patched.setattr(subscriber, "met", elsewhere)
-        with pytest.raises(WeightsCorrupt, match="not all came"):
-            dict(lent.tensors())
+        patched.setattr(subscriber, "join_group", elsewhere)
+        with pytest.raises(WeightsCorrupt, match="not all of 2 processes came"):
+            dict(leased.tensors())
     assert alike(dict(actor.open().tensors()), model(0))
 
 
 def test_who_does_not_come_is_not_waited_for(place: Place) -> None:
-    with pytest.raises(RunError, match="not all came"):
-        Group("gloo", place.path / "alone", 0, 2, wait_s=0.3)
+    with pytest.raises(RunError, match="not all of 2 processes came"):
+        ProcessGroup("gloo", place.path / "alone", 0, 2, wait_s=0.3)
 
 
 # Channels.

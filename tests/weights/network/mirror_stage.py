@@ -11,7 +11,7 @@ import torch
 from asyncrl.sockets import Endpoint
 from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 from asyncrl.weights.network.mirror import Mirror
-from asyncrl.weights.network.server import Server
+from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import WeightsVersion
 from tests.waiting import until
 
@@ -32,7 +32,7 @@ class Serving:
     def __init__(
         self, folder: Path, where: Endpoint | str, full_every: int = 0, fanout: int = 0, relays: bool = False
     ) -> None:
-        self.server = Server(folder, where, full_every, fanout, relays)
+        self.server = WeightsServer(folder, where, full_every, fanout, relays)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.server.run, args=(self._stop.is_set, 1e9, lambda: None))
         self._thread.start()

@@ -49,7 +49,7 @@ def in_a_tree(place: Place, count: int) -> tuple[Serving, list[Mirror]]:
     hosts: list[Mirror] = []
     for i in range(count):
         hosts.append(place.host(f"host-{i}", relays=True, answer_s=0.3, join_s=0.2))
-        assert until(lambda n=i + 1: serving.server.tree.hosts == n)  # type: ignore[misc]
+        assert until(lambda n=i + 1: serving.server.fanout.hosts == n)  # type: ignore[misc]
     return serving, hosts
 
 
@@ -180,7 +180,7 @@ def test_in_a_tree_over_tcp_with_keys(tmp_path: Path) -> None:
             (tmp_path / name).mkdir(mode=0o700)
             hosts.append(Mirror(tmp_path / name / "mirror", run.address("weights"), relays=True, join_s=0.2))
             hosts[-1].start()
-            assert until(lambda n=count: serving.server.tree.hosts == n)  # type: ignore[misc]
+            assert until(lambda n=count: serving.server.fanout.hosts == n)  # type: ignore[misc]
         id = ShmPublisher(run.shm).publish(0, 0, model(0).items())
         assert all(holds(host, id) for host in hosts)
         assert serving.server.counts["full"] == 1

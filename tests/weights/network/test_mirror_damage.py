@@ -15,7 +15,7 @@ from asyncrl.sockets import Link
 from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 from asyncrl.weights.network import delta
 from asyncrl.weights.network.mirror import Mirror
-from asyncrl.weights.network.server import AGAIN_S, Server
+from asyncrl.weights.network.server import AGAIN_S, WeightsServer
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.wire import pack, unpack
 from tests.weights.network.mirror_stage import WAIT_S, Place, holds, model, same, until
@@ -139,12 +139,12 @@ def test_a_damaged_file_is_told_once_and_the_next_version_is_served(
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
     now = [0.0]
-    server = Server(place.path / "source", place.address, 0, clock=lambda: now[0])
+    server = WeightsServer(place.path / "source", place.address, 0, clock=lambda: now[0])
     try:
         for turn in range(30):
             now[0] = turn * AGAIN_S / 3
             server.turn()
-        assert len([r for r in caplog.records if "not handed on" in r.message]) == 1
+        assert len([r for r in caplog.records if "not served" in r.message]) == 1
         assert server.latest is None
         id = place.publish(1)
 

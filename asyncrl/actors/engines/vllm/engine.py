@@ -43,7 +43,7 @@ from asyncrl.trajectory import Float32
 from asyncrl.weights.channels import ON_DEVICE
 
 if TYPE_CHECKING:
-    from asyncrl.weights.device.subscriber import LentWeights
+    from asyncrl.weights.device.subscriber import LeasedWeights
     from asyncrl.weights.protocol import Weights
 
 Result = TypeVar("Result")
@@ -189,7 +189,7 @@ class VLLMEngine:
         if self._settings.transfer:
             from asyncrl.actors.engines.vllm.transfer import meet
 
-            on_device = cast("LentWeights", weights)
+            on_device = cast("LeasedWeights", weights)
             self._fit.shapes(on_device)
             await meet(self._llm, on_device, self._settings.tensor_parallel, self._command)
             return
@@ -208,7 +208,7 @@ class VLLMEngine:
         self._check_alive()
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
-        await (self._transfer(cast("LentWeights", weights)) if self._settings.transfer else self._copy(weights))
+        await (self._transfer(cast("LeasedWeights", weights)) if self._settings.transfer else self._copy(weights))
         self.held_version = weights.id.order
         self._fit.forget()
 
@@ -216,7 +216,7 @@ class VLLMEngine:
         if names_versions():
             await self._command("update_weight_version", self._llm.update_weight_version(str(self.held_version[1])))
 
-    async def _transfer(self, weights: LentWeights) -> None:
+    async def _transfer(self, weights: LeasedWeights) -> None:
         from asyncrl.actors.engines.vllm.transfer import transfer
 
         await transfer(self._llm, weights, self._command)

@@ -24,28 +24,28 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.engines.vllm.cpu_load import pack_tied_head
-from asyncrl.weights.device.snapshot import Layout
-from asyncrl.weights.device.subscriber import chunks_of, met
+from asyncrl.weights.device.snapshot import SnapshotLayout
+from asyncrl.weights.device.subscriber import chunks_of, join_group
 from asyncrl.weights.local.file import checked_entries
 from asyncrl.weights.protocol import WeightsCorrupt
 
 if TYPE_CHECKING:
-    from asyncrl.weights.device.process_group import Group
-    from asyncrl.weights.device.subscriber import LentWeights
+    from asyncrl.weights.device.process_group import ProcessGroup
+    from asyncrl.weights.device.subscriber import LeasedWeights
 
 BACKEND = "asyncrl"
 Command = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
 
 
-async def meet(llm: Any, weights: LentWeights, ranks: int, command: Command) -> None:
+async def meet(llm: Any, weights: LeasedWeights, ranks: int, command: Command) -> None:
     """The `ranks` workers of `llm` join the learner's group, unless they are in it. They may generate meanwhile.
     `command(name, reply)` awaits a reply, with a deadline. Raises WeightsCorrupt when the learner does not answer."""
     if (meeting := await asyncio.to_thread(weights.group, ranks)) is not None:
         await command("init_weight_transfer_engine", llm.init_weight_transfer_engine(_request("Init", meeting)))
 
 
-async def transfer(llm: Any, weights: LentWeights, command: Command) -> None:
+async def transfer(llm: Any, weights: LeasedWeights, command: Command) -> None:
     """Load `weights` into every worker of `llm`, which is paused.
 
     Raises WeightsCorrupt when the learner does not send; nothing was changed then. Raises EngineDied when the learner
@@ -78,7 +78,7 @@ class JoinInfo(base.WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class ChunksInfo(base.WeightTransferUpdateInfo):  # type: ignore[misc]
-    """See LentWeights.transfer."""
+    """See LeasedWeights.transfer."""
 
     sizes: list[int]
     entries: list[Any]
@@ -95,13 +95,13 @@ class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
     def __init__(self, config: Any, *given: Any) -> None:
         """`given`: (vllm_config, device, model) in vLLM 0.32, (parallel_config, model) in 0.24."""
         super().__init__(config, *given)
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._device = next(given[-1].parameters()).device
 
     def init_transfer_engine(self, init_info: JoinInfo) -> None:
         self.shutdown()
         meeting = {"kind": init_info.kind, "meet": init_info.meet, "size": init_info.size, "wait_s": init_info.wait_s}
-        self._group = met(meeting, 1 + self.parallel_config.rank)
+        self._group = join_group(meeting, 1 + self.parallel_config.rank)
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -112,7 +112,9 @@ class Transfer(base.WeightTransferEngine):  # type: ignore[misc]
         """Raises WeightsCorrupt for a chunk with a wrong checksum, before it is loaded."""
         load = load_weights or self.model.load_weights
         sizes = tuple(update_info.sizes)
-        layout = Layout(sizes, checked_entries(update_info.entries, sum(sizes), "the learner's layout", begin=0))
+        layout = SnapshotLayout(
+            sizes, checked_entries(update_info.entries, sum(sizes), "the learner's layout", begin=0)
+        )
         for index, chunk in enumerate(chunks_of(update_info.handles, layout, self._group, self._device)):
             load(layout.views(index, chunk))
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.errors import RunError
-from asyncrl.weights.device import loans
-from asyncrl.weights.device.checksum import named, sums
-from asyncrl.weights.device.loans import Lending
-from asyncrl.weights.device.snapshot import Snapshot, all_views
+from asyncrl.weights.device import slot_leases
+from asyncrl.weights.device.checksum import as_hex, checksum
+from asyncrl.weights.device.slot_leases import SlotLeases
+from asyncrl.weights.device.snapshot import DeviceSnapshot, all_views
 from asyncrl.weights.protocol import WeightsVersion
 from tests.weights.device.device_model import alike, model
 
@@ -23,7 +23,9 @@ CPU = torch.device("cpu")
 @given(st.binary(max_size=70), st.data())
 def test_a_checksum_tells_what_changed(data: bytes, draw: st.DataObject) -> None:
     def sum_of(raw: bytes) -> str:
-        return named([sums(torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte())])[0]
+        return as_hex(
+            [checksum(torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte())]
+        )[0]
 
     changed = bytearray(data)
     if data:
@@ -37,13 +39,13 @@ def test_a_checksum_tells_what_changed(data: bytes, draw: st.DataObject) -> None
 
 def test_a_checksum_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.randint(0, 255, (10_003,), dtype=torch.uint8)
-    before = named([sums(data)])
+    before = as_hex([checksum(data)])
     monkeypatch.setattr("asyncrl.weights.device.checksum.BLOCK", 100)
-    assert named([sums(data)]) == before
+    assert as_hex([checksum(data)]) == before
 
 
 def test_a_snapshot_is_a_copy_that_keeps_its_memory() -> None:
-    snapshot = Snapshot(CPU, chunk_bytes=4096)
+    snapshot = DeviceSnapshot(CPU, chunk_bytes=4096)
     first = model(0)
     a = snapshot.fill(0, first.items())
     memory = [chunk.data_ptr() for chunk in snapshot.chunks]
@@ -55,36 +57,36 @@ def test_a_snapshot_is_a_copy_that_keeps_its_memory() -> None:
     assert [chunk.data_ptr() for chunk in snapshot.chunks] == memory
     assert alike(dict(all_views(snapshot.layout, snapshot.chunks)), model(1))
     assert a != b
-    assert a == Snapshot(CPU, chunk_bytes=100).fill(7, model(0).items()), "whatever the chunks"
+    assert a == DeviceSnapshot(CPU, chunk_bytes=100).fill(7, model(0).items()), "whatever the chunks"
     snapshot.fill(2, [("w", torch.ones(3))])
     assert len(snapshot.chunks) == 1
 
 
 def test_weights_that_are_not_finite_or_of_no_known_type_are_not_published() -> None:
     with pytest.raises(RunError, match="version 3 are not published: b holds"):
-        Snapshot(CPU).fill(3, [("a", torch.ones(2)), ("b", torch.tensor([1.0, float("nan")]))])
+        DeviceSnapshot(CPU).fill(3, [("a", torch.ones(2)), ("b", torch.tensor([1.0, float("nan")]))])
     with pytest.raises(ValueError, match="complex64"):
-        Snapshot(CPU).fill(3, [("a", torch.ones(2, dtype=torch.complex64))])
+        DeviceSnapshot(CPU).fill(3, [("a", torch.ones(2, dtype=torch.complex64))])
 
 
 # Loans.
 
 
-def test_the_example_of_lending() -> None:
-    assert doctest.testmod(loans).failed == 0
+def test_the_example() -> None:
+    assert doctest.testmod(slot_leases).failed == 0
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["publish", "lend", "back", "wait"]), st.integers(0, 2)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["publish", "lease", "release", "wait"]), st.integers(0, 2)), max_size=60))
 def test_what_is_lent_stays_or_its_reader_is_told(steps: list[tuple[str, int]]) -> None:
     """The model: what each reader sees in its slot, and what it was when it was lent."""
-    lending, now, version = Lending(2, lease_s=10.0), 0.0, 0
+    leases, now, version = SlotLeases(2, lease_s=10.0), 0.0, 0
     held: dict[int, int] = {}
     seen: dict[int, tuple[int, int, float]] = {}
     for what, who in steps:
         name = f"actor-{who}"
         if what == "publish":
-            slot = lending.begin(now)
+            slot = leases.begin(now)
             if slot is None:
                 assert any(until > now for _, _, until in seen.values())
                 continue
@@ -92,22 +94,22 @@ def test_what_is_lent_stays_or_its_reader_is_told(steps: list[tuple[str, int]]) 
                 assert theirs != slot or until <= now, f"{reader} reads it"
             version += 1
             held[slot] = version
-            lending.commit(slot)
-        elif what == "lend":
-            loan = lending.lend(name, now)
-            assert (loan is None) == (not held)
-            if loan is not None:
-                assert held[loan.slot] == version, "the newest"
-                seen[who] = loan.slot, version, loan.until
-        elif what == "back" and who in seen:
+            leases.commit(slot)
+        elif what == "lease":
+            lease = leases.lease(name, now)
+            assert (lease is None) == (not held)
+            if lease is not None:
+                assert held[lease.slot] == version, "the newest"
+                seen[who] = lease.slot, version, lease.until
+        elif what == "release" and who in seen:
             slot, was, _ = seen.pop(who)
-            assert lending.give_back(name) == (held[slot] == was)
+            assert leases.release(name) == (held[slot] == was)
         else:
             now += 4.0
 
 
 def test_versions_are_named_as_everywhere() -> None:
     """Digests of a snapshot are those of names, types, shapes and checksums, in the order of names."""
-    one, other = Snapshot(CPU), Snapshot(CPU)
+    one, other = DeviceSnapshot(CPU), DeviceSnapshot(CPU)
     assert one.fill(0, model(0).items()) == other.fill(0, reversed(list(model(0).items())))
     assert WeightsVersion(0, 1, "").order < WeightsVersion(1, 0, "").order

@@ -13,7 +13,7 @@ import tyro
 
 from asyncrl.config import Config
 from asyncrl.config.flags import flags_type, given_flags, unknown_flag
-from asyncrl.config.loading import fields, load
+from asyncrl.config.loading import fields
 
 
 def given(*words: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_nothing_given_is_nothing() -> None:
 def test_a_flag_is_read(words: list[str], path: str, value: Any) -> None:
     flags = given(*words)
     assert flags == {path: value}
-    read = functools.reduce(getattr, path.split("."), load(None, flags).config)
+    read = functools.reduce(getattr, path.split("."), Config.load(None, flags))
     assert read == (tuple(value) if isinstance(value, list) else value)
 
 

@@ -1,7 +1,7 @@
-"""Files in shared memory that are written again and again, so that their pages are mapped once and not each time.
+"""Files in shared memory that are reused, so that their pages are mapped once and not for every version.
 
 Mapping a page costs more than copying it. A writer takes a file that no reader holds (a lock says so) for the next
-version; writer and readers keep it mapped. A reader that came too late finds the file locked, or under another name.
+version; writer and readers keep it mapped. A reader that comes too late finds the file locked or renamed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import xxhash
 
 BLOCK = 1 << 18
-"""Bytes that are copied and, while the processor's cache still has them, hashed."""
+"""Bytes that are copied, then hashed while they are in the processor's cache."""
 
 
-class Slot:
-    """A file to write to. Raises OSError when memory is full: room is reserved before it is touched."""
+class ReusedFile:
+    """A file to write a version into. Raises OSError if memory is full: room is reserved before it is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Slot:
         self._map = mmap.mmap(self._file, 0) if size else None
 
     def take(self) -> bool:
-        """Whether no reader holds it; then none can until `give`."""
+        """Lock the file, if no reader holds it; then none can until `give`. Returns whether that succeeded."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -49,7 +49,7 @@ class Slot:
         self.map[offset : offset + len(data)] = data
 
     def put(self, offset: int, data: memoryview) -> None:
-        """Into room that was reserved."""
+        """Write into reserved room."""
         self.map[offset : offset + len(data)] = data
 
     @property
@@ -57,15 +57,15 @@ class Slot:
         return len(self._map) if self._map is not None else 0
 
     def has_room(self, size: int) -> bool:
-        """Whether `reserve` changes nothing. Otherwise the map moves, and nobody may be writing to it."""
+        """Whether `reserve` would change nothing. Otherwise the map moves, and no thread may be writing to it."""
         return size <= self.size
 
     def reserve(self, size: int) -> None:
-        """Room for so many bytes."""
+        """Reserve room for so many bytes."""
         self._room(size)
 
     def put_hashed(self, offset: int, data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-        """The digest of `data`, a flat array, copied to `offset`, into room that was reserved. In any thread."""
+        """Copy `data`, a flat array, into reserved room at `offset`; returns its digest. Any thread may call it."""
         hashed = xxhash.xxh3_128()
         if len(data):
             target = np.frombuffer(self.map, np.uint8, len(data), offset)
@@ -76,7 +76,7 @@ class Slot:
         return hashed.hexdigest()
 
     def finish(self, size: int) -> None:
-        """The file is exactly so large from now on."""
+        """Set the final size of the file."""
         if self._map is not None and len(self._map) != size:
             self._map.resize(size)
 
@@ -97,7 +97,7 @@ class Slot:
         have = self.size
         if end <= have:
             return
-        # Beyond what is needed now, so that a stream of tensors of unknown length remaps seldom.
+        # More than is needed now, so that a stream of tensors of unknown length remaps seldom.
         size = max(end, have + have // 2, 1 << 16)
         os.posix_fallocate(self._file, have, size - have)
         if self._map is None:
@@ -107,17 +107,17 @@ class Slot:
 
 
 class Maps:
-    """A reader's maps of the files of one folder, kept for the next version that is written into one."""
+    """A reader's maps of the files of one folder, kept for later versions in the same files."""
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
 
     def of(self, file: int, folder: Path) -> mmap.mmap:
-        """A private map: writing to it changes nobody else's, and this reader's for good."""
+        """A private map: writing to it changes only this reader's copy."""
         stat = os.fstat(file)
         with os.scandir(folder) as there:
             linked = {entry.inode() for entry in there}
-        # A map of a file that was removed keeps its memory.
+        # Maps of removed files would keep their memory.
         self._maps = {inode: mapped for inode, mapped in self._maps.items() if inode in linked}
         mapped = self._maps.get(stat.st_ino)
         if mapped is None or len(mapped) != stat.st_size:
@@ -129,7 +129,7 @@ class Maps:
 
 
 def hold(path: Path) -> int:
-    """A file that is not written to until it is let go. Raises FileNotFoundError when it is being, or was, replaced."""
+    """Open and lock a file, so that nobody rewrites it until `release`. Raises FileNotFoundError if replaced."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -143,8 +143,8 @@ def hold(path: Path) -> int:
     return file
 
 
-def let_go(file: int) -> None:
+def release(file: int) -> None:
     with contextlib.suppress(OSError):
-        # Closing is not enough: a map has a duplicate of the file, and the lock is common to both.
+        # Closing is not enough: a map has a duplicate of the descriptor, which shares the lock.
         fcntl.flock(file, fcntl.LOCK_UN)
     os.close(file)

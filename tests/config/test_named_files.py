@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config.loading import load
+from asyncrl.config import Config
 
 TEXT = """
 model: {path: ./model}
@@ -27,14 +27,14 @@ def test_files_of_a_config_are_found_beside_it_then_where_the_command_is_given(
     config = here / "config.yaml"
     config.write_text(TEXT)
     monkeypatch.chdir(elsewhere)
-    found = load(config, {"env.name": "other.py:Env"}).config
+    found = Config.load(config, {"env.name": "other.py:Env"})
     assert found.model.path == str(here / "model")
     assert found.data.options == {"path": str(here / "tasks.jsonl"), "held_out_path": str(here.parent / "held.jsonl")}
     assert found.env.name == f"{elsewhere / 'other.py'}:Env"
     assert found.env.options["score"][0]["name"] == f"{here / 'rewards.py'}:score"
     assert found.env.options["score"][1]["name"] == "package.module:score"
     assert found.env.options["text"] == "tasks.jsonl", "no path by its name"
-    flag = load(config, {"data.options": {"path": "tasks.jsonl"}}).config
+    flag = Config.load(config, {"data.options": {"path": "tasks.jsonl"}})
     assert flag.data.options["path"] == str(elsewhere / "tasks.jsonl")
 
 
@@ -42,5 +42,5 @@ def test_what_is_found_nowhere_stays_a_name_and_a_pattern_is_a_path(tmp_path: Pa
     config = tmp_path / "config.yaml"
     config.write_text("data: {source: datasets, options: {path: openai/gsm8k, held_out_path: 'part-*.parquet'}}")
     (tmp_path / "part-0.parquet").touch()
-    options = load(config, {}).config.data.options
+    options = Config.load(config, {}).data.options
     assert options == {"path": "openai/gsm8k", "held_out_path": str(tmp_path / "part-*.parquet")}

@@ -1,0 +1,120 @@
+"""Headers of requests and replies as bytes, checked against their structures, and the frames that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, Union, cast, get_args
+
+import msgspec
+
+from asyncrl.buffer.client.errors import BufferRefused, LedgerRestored
+from asyncrl.buffer.client.messages import REQUESTS, BatchReply, Refusal, ReplyHeader, Request, TicketReply
+from asyncrl.buffer.record import from_record
+from asyncrl.trajectory import Count, Row, Ticket
+from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_row
+
+T = TypeVar("T")
+
+_MAX_REPLY_BYTES = 1 << 30
+"""Size of a reply's header: tickets bring their tasks, of any size; an evaluation brings all its results."""
+
+
+class _Numbered(msgspec.Struct, frozen=True):
+    n: Count
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_REQUESTS: msgspec.msgpack.Decoder[Request[Any]] = msgspec.msgpack.Decoder(Union[REQUESTS])  # noqa: UP007 - of a tuple
+_NUMBERED = msgspec.msgpack.Decoder(_Numbered)
+_HEADERS = msgspec.msgpack.Decoder(ReplyHeader)
+_REPLIES = {r: msgspec.msgpack.Decoder(get_args(r.__orig_bases__[0])[0]) for r in REQUESTS}  # type: ignore[attr-defined]
+
+
+def encode_request(request: Request[Any], n: int) -> bytes:
+    return _encode(msgspec.structs.replace(request, n=n))
+
+
+def decode_request(header: Frame) -> Request[Any]:
+    """Raises WireError."""
+    request = _decoded(_REQUESTS, header, MAX_HEADER_BYTES)
+    if request.n < 0:
+        raise WireError("n is missing, expected an integer >= 0")
+    return request
+
+
+def number_of(header: Frame) -> int:
+    """The number of a request that cannot be decoded; -1 if it has none."""
+    try:
+        return _decoded(_NUMBERED, header, MAX_HEADER_BYTES).n
+    except WireError:
+        return -1
+
+
+def encode_reply(n: int, reply: Any) -> bytes:
+    return _encode(ReplyHeader(n, msgspec.Raw(_encode(reply))))
+
+
+def encode_refusal(n: int, code: str, message: str) -> bytes:
+    return _encode(ReplyHeader(n, error=Refusal(code, message)))
+
+
+def decode_header(header: Frame) -> ReplyHeader:
+    """Raises WireError."""
+    return _decoded(_HEADERS, header, _MAX_REPLY_BYTES)
+
+
+def decode_reply(request: Request[T], header: ReplyHeader, frames: Sequence[Frame]) -> T:
+    """Raises BufferRefused, LedgerRestored, WireError."""
+    if header.error is not None:
+        if header.error.code == "ledger_restored":
+            raise LedgerRestored(header.error.message)
+        raise BufferRefused(request.op, header.error.code, header.error.message)
+    reply: Any = _decoded(_REPLIES[type(request)], header.reply, _MAX_REPLY_BYTES)
+    if isinstance(reply, TicketReply):
+        reply = _with_prefixes(reply, frames)
+    elif isinstance(reply, BatchReply):
+        reply = replace(reply, trajectories=[from_record(record) for record in frames])
+    return cast(T, reply)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], header: Frame | msgspec.Raw, max_bytes: int) -> T:
+    size = len(memoryview(header))
+    if size > max_bytes:
+        raise WireError(f"header has {size} bytes, at most {max_bytes} are read")
+    try:
+        return decoder.decode(header)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"header cannot be read: {error}") from error
+
+
+# Prefixes, beside tickets and leases
+
+
+def ticket_reply(tickets: Sequence[Ticket], why: str) -> tuple[TicketReply, list[Frame]]:
+    """A reply with its frames."""
+    places, frames = encode_prefixes([ticket.prefix for ticket in tickets])
+    return TicketReply([replace(t, prefix=None) if t.prefix else t for t in tickets], why, places), frames
+
+
+def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
+    """Places of the prefixes that there are, and four frames for each."""
+    present = [(place, prefix) for place, prefix in enumerate(prefixes) if prefix is not None]
+    return [place for place, _ in present], [frame for _, prefix in present for frame in encode_row(prefix)]
+
+
+def prefixes_at(places: Sequence[int], frames: Sequence[Frame], count: int) -> dict[int, Row]:
+    """The prefixes in `frames`, by their places among `count` tickets or leases. Raises WireError."""
+    if not all(place < count for place in places):
+        raise WireError(f"prefixes is {places!r}, expected places below {count}")
+    prefixes = decode_prefixes(frames)
+    if len(prefixes) != len(set(places)) or len(prefixes) != len(places):
+        raise WireError(f"{len(prefixes)} prefixes came for the places {places}")
+    return dict(zip(places, prefixes, strict=True))
+
+
+def _with_prefixes(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:
+    tickets = list(reply.tickets)
+    for place, prefix in prefixes_at(reply.prefixes, frames, len(tickets)).items():
+        tickets[place] = replace(tickets[place], prefix=prefix)
+    return TicketReply(tickets, reply.why)

@@ -1,0 +1,28 @@
+"""A fork of history: the new branch keeps every group that it could have produced itself."""
+
+from __future__ import annotations
+
+from asyncrl.buffer.ledger.ledger import Ledger
+
+
+def fork(ledger: Ledger, b: int, version: int, why: str) -> None:
+    """Begins a new branch at batch b. Groups that it could not have produced are dropped and drawn again."""
+    for batch in ledger.history.fork(b, version, why):
+        for number in batch.groups:
+            ledger.undo_use(number, batch.outcome)
+            _drop_without_payload(ledger, number)
+    ledger.live = dict(sorted(ledger.live.items()))
+    for group in list(ledger.live.values()):
+        if group.state == "in_flight" or (group.newest or 0) > version:
+            ledger.drop(group, "discarded_branch", put_back=True)
+
+
+def _drop_without_payload(ledger: Ledger, number: int) -> None:
+    """A group whose arrays are gone cannot wait again."""
+    if ledger.has_payload(number):
+        return
+    group = ledger.live[number]
+    if group.uses:
+        ledger.retire(group)
+    else:
+        ledger.drop(group, "discarded_branch", put_back=True)

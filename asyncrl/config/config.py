@@ -1,0 +1,48 @@
+"""The configuration of a run: the tree with the rules that span its sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, model_validator
+
+from asyncrl.config.rules import impossible
+from asyncrl.config.tree import Tree
+
+
+class Config(Tree):
+    """asyncrl: asynchronous reinforcement learning for language-model agents."""
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+        """The configuration of a YAML file (None: the defaults), with `overrides` by field path on top.
+
+        For example `Config.load("x.yaml", {"buffer.max_staleness": 2})`. Raises ConfigError.
+        """
+        from asyncrl.config.loading import load
+
+        return load(cls, None if path is None else Path(path), overrides or {}).config
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_seed_for_all(cls, values: Any) -> Any:
+        """`launch.seed` stands for the three seeds, unless one of them is given as well."""
+        launch = values.get("launch") if isinstance(values, dict) else None
+        seed = launch.get("seed") if isinstance(launch, dict) else getattr(launch, "seed", None)
+        if seed is None:
+            return values
+        values = dict(values)
+        for name in ("data", "actors", "learner"):
+            section = values.get(name, {})
+            if isinstance(section, BaseModel):
+                section = section.model_dump(exclude_unset=True)
+            values[name] = {"seed": seed} | dict(section)
+        return values
+
+    @model_validator(mode="after")
+    def _fields_that_depend_on_each_other(self) -> Config:
+        for problem in impossible(self):
+            raise ValueError(problem)
+        return self

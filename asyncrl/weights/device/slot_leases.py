@@ -1,0 +1,72 @@
+"""Which slots may be written, and which reader has which leased: decided without devices or clocks.
+
+A version stays unchanged while a reader has its slot leased. A reader that has not released it when the lease ends may
+have died: the slot is written again, and the reader learns at its release that what it read may be torn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLease:
+    slot: int
+    generation: int
+    """How often the slot had been written."""
+    until: float
+
+
+class SlotLeases:
+    """
+    >>> leases = SlotLeases(slots=2, lease_s=10.0)
+    >>> leases.commit(leases.begin(now=0.0))
+    >>> leases.lease("actor-0", now=0.0).slot
+    0
+    >>> leases.commit(leases.begin(now=1.0))  # the other slot
+    >>> leases.begin(now=2.0) is None  # one is the newest, the other is leased
+    True
+    >>> leases.release("actor-0")
+    True
+    >>> leases.begin(now=3.0)
+    0
+    """
+
+    def __init__(self, slots: int, lease_s: float) -> None:
+        self._generation = [0] * slots
+        self._lease_s = lease_s
+        self._leases: dict[str, SlotLease] = {}
+        self.newest: int | None = None
+
+    def begin(self, now: float) -> int | None:
+        """A slot that may be written now; None if all others are leased."""
+        leased = {lease.slot for lease in self._leases.values() if lease.until > now}
+        for slot in range(len(self._generation)):
+            if slot != self.newest and slot not in leased:
+                self._generation[slot] += 1
+                return slot
+        return None
+
+    def commit(self, slot: int | None) -> None:
+        """Mark `slot` as complete and the newest."""
+        self.newest = slot
+
+    def lease(self, reader: str, now: float) -> SlotLease | None:
+        """Lease the newest slot to `reader` for `lease_s`, in place of what it had. None if nothing was committed."""
+        self._leases.pop(reader, None)
+        if self.newest is None:
+            return None
+        lease = SlotLease(self.newest, self._generation[self.newest], now + self._lease_s)
+        self._leases[reader] = lease
+        return lease
+
+    def of(self, reader: str) -> SlotLease | None:
+        """The lease of `reader`, if its slot has not been written since."""
+        lease = self._leases.get(reader)
+        return lease if lease is not None and lease.generation == self._generation[lease.slot] else None
+
+    def release(self, reader: str) -> bool:
+        """End the lease. False if the slot was written meanwhile, so that what was read may be torn."""
+        intact = self.of(reader) is not None
+        self._leases.pop(reader, None)
+        return intact
