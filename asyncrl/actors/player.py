@@ -62,7 +62,8 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         )
 
     # uvicorn, and openai, which take a second to import, are for agents only.
-    from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
+    from asyncrl.actors.endpoint.agent import AgentPlayer
+    from asyncrl.actors.endpoint.clients import Clients
     from asyncrl.actors.endpoint.server import EndpointServer
 
     agent = functools.partial(make, **config.env.options)

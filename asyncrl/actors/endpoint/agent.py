@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import importlib
-import logging
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT
+from asyncrl.actors.endpoint.clients import Clients
 from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
@@ -24,115 +18,6 @@ from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Task
 from asyncrl.trajectory import Ticket, Trajectory
-
-API_KEY = "asyncrl"
-"""Any text, since the URL is the secret."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The client that an agent gets where the openai package is not installed."""
-
-    base_url: str
-    api_key: str = API_KEY
-
-
-class Clients:
-    """Clients of all episodes, with one pool of connections."""
-
-    def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: deadline of one request, far beyond the limits of the episode."""
-        self._openai = _openai()
-        self._async: Any = None
-        self._sync: Any = None
-        self._responses: dict[str, Any] = {}
-        if self._openai is not None:
-            for name in ("httpx", "httpx2"):  # they log every URL, which is the episode's secret
-                logging.getLogger(name).setLevel(logging.WARNING)
-            options = {"base_url": "http://127.0.0.1/", "api_key": API_KEY, "timeout": timeout_s}
-            kinds = _confirming(self._openai, self._responses)
-            self._async, self._sync = kinds[0](**options), kinds[1](**options)
-
-    async def __aenter__(self) -> Clients:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._openai is not None:
-            await self._async.close()
-            self._sync.close()
-
-    def was_read(self, id: str) -> bool:
-        """Whether one of the clients read the whole reply of that id, and its request returned to the agent."""
-        response = self._responses.get(id)
-        return response is not None and response.num_bytes_downloaded >= int(response.headers["content-length"])
-
-    def forget(self, session: Session) -> None:
-        """Drop the records of an episode that has ended."""
-        for id in session.transmissions():
-            self._responses.pop(id, None)
-
-    def of(self, base_url: str, *, asynchronous: bool) -> Any:
-        """An `openai.AsyncOpenAI` (or `openai.OpenAI`), if openai is installed; else an `Address`."""
-        if self._openai is None:
-            return Address(base_url)
-        return (self._async if asynchronous else self._sync).with_options(base_url=base_url)
-
-
-_REQUEST: ContextVar[list[str] | None] = ContextVar("request", default=None)
-"""Ids of the replies that the current request has begun to read."""
-
-
-def _confirming(openai: Any, responses: dict[str, Any]) -> tuple[Any, Any]:
-    """openai's two clients, which keep in `responses` each reply that begins to arrive, by its id, and drop those whose
-    request raised: it was cancelled, timed out, or repeated."""
-
-    def begun(response: Any) -> None:
-        if id := response.headers.get(ANSWER_ID):
-            responses[id] = response
-            if (request := _REQUEST.get()) is not None:
-                request.append(id)
-
-    async def begun_async(response: Any) -> None:
-        begun(response)
-
-    def marked(request: Any) -> None:
-        request.headers[OWN_CLIENT] = "1"
-
-    async def marked_async(request: Any) -> None:
-        marked(request)
-
-    @contextlib.contextmanager
-    def request() -> Iterator[None]:
-        ids: list[str] = []
-        token = _REQUEST.set(ids)
-        try:
-            yield
-        except BaseException:
-            for id in ids:
-                responses.pop(id, None)
-            raise
-        finally:
-            _REQUEST.reset(token)
-
-    class Async(openai.AsyncOpenAI):  # type: ignore[misc]
-        async def request(self, *args: Any, **options: Any) -> Any:
-            with request():
-                return await super().request(*args, **options)
-
-    class Sync(openai.OpenAI):  # type: ignore[misc]
-        def request(self, *args: Any, **options: Any) -> Any:
-            with request():
-                return super().request(*args, **options)
-
-    def built(kind: Any, on_request: Any, on_response: Any) -> Callable[..., Any]:
-        def make(**options: Any) -> Any:
-            client = kind(**options)
-            client._client.event_hooks = {"request": [on_request], "response": [on_response]}
-            return client
-
-        return make
-
-    return built(Async, marked_async, begun_async), built(Sync, marked, begun)
 
 
 class AgentPlayer:
@@ -160,7 +45,7 @@ class AgentPlayer:
         An agent that raises after it exceeded a limit of the episode missed its goal: reward 0. Any other exception is
         a failure of the agent, never a reward.
         """
-        session = Session(ticket, self._engine, self._renderer, self._limits, progress, self._clients.was_read)
+        session = Session(ticket, self._engine, self._renderer, self._limits, progress, self._clients.receipts.was_read)
         task = {**ticket.task, "episode": ticket.id.index}
         asynchronous = is_async(self._agent)
         with self._endpoint.open(session) as base_url:
@@ -178,7 +63,7 @@ class AgentPlayer:
                 rows, choices = session.received()
             finally:
                 playing.cancel()
-                self._clients.forget(session)
+                self._clients.receipts.forget(session.transmissions())
                 await session.requests.close()
                 if not session.broken.cancel():
                     session.broken.exception()  # mark as retrieved
@@ -198,10 +83,3 @@ class AgentPlayer:
             return rewards_of(playing.result() if error is None else 0.0)
         except TypeError as wrong:
             raise EpisodeFailed("env_error", f"{name}: {wrong}") from wrong
-
-
-def _openai() -> ModuleType | None:
-    try:
-        return importlib.import_module("openai")
-    except ImportError:
-        return None

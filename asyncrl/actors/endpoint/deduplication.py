@@ -56,7 +56,7 @@ class DistinctRequests:
         digest = hashlib.blake2b(body, digest_size=16).digest()
         request = self._by_key.get(key) if key else None
         if request is None:
-            request = self._repeated(self._by_body.get(digest, ()), retry)
+            request = _repeated(self._by_body.get(digest, ()), retry)
         if request is None:
             request = DistinctRequest(asyncio.create_task(work()), self._was_read)
             self._by_body.setdefault(digest, []).append(request)
@@ -70,14 +70,17 @@ class DistinctRequests:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _repeated(self, equal: Sequence[DistinctRequest], retry: bool) -> DistinctRequest | None:
-        """The one of `equal` requests that this one repeats."""
-        for request in equal:
-            # A client's retry may arrive before its broken connection is noticed.
-            if not request.transmissions and (retry or not request.callers):
-                return request
-        answered = [request for request in equal if request.transmissions]
-        lost = [request for request in answered if request.certainly_lost and not request.contained]
-        if retry and not lost:
-            lost = [request for request in answered if not request.certainly_received]
-        return lost[-1] if lost else None
+
+def _repeated(equal: Sequence[DistinctRequest], retry: bool) -> DistinctRequest | None:
+    """The one of `equal` requests that a new one repeats."""
+    # A client's retry may arrive before its broken connection is noticed.
+    unanswered = (request for request in equal if not request.transmissions and (retry or not request.callers))
+    return next(unanswered, None) or _lost([request for request in equal if request.transmissions], retry)
+
+
+def _lost(answered: Sequence[DistinctRequest], retry: bool) -> DistinctRequest | None:
+    """The last request whose reply was lost; for a retry, if there is none, the last whose reply may have been lost."""
+    lost = [request for request in answered if request.certainly_lost and not request.contained]
+    if retry and not lost:
+        lost = [request for request in answered if not request.certainly_received]
+    return lost[-1] if lost else None

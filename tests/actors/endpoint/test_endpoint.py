@@ -12,7 +12,8 @@ import numpy as np
 import openai
 import pytest
 
-from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
+from asyncrl.actors.endpoint.agent import AgentPlayer
+from asyncrl.actors.endpoint.clients import Clients
 from asyncrl.actors.endpoint.server import MAX_BODY_BYTES, EndpointServer
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed

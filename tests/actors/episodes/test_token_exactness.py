@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actors.endpoint.agent import AgentPlayer, Clients
+from asyncrl.actors.endpoint.agent import AgentPlayer
+from asyncrl.actors.endpoint.clients import Clients
 from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.envs.protocol import Turn
