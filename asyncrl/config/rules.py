@@ -79,7 +79,8 @@ def _layers(c: Config) -> list[str]:
 
 
 NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
-"""Advantage estimators that read a critic's values."""
+"""Advantage estimators that declare a need for `values`: the config imports no torch, so it cannot ask them; a test
+compares (tests/learner/objective/test_objective.py)."""
 
 
 def _greedy_baseline(c: Config) -> list[str]:
@@ -211,7 +212,8 @@ KINDS = ("actor", "learner", "buffer", "weights")
 
 
 SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))
-"""Losses whose ratio is against the policy that sampled the token, whatever `learner.proximal` and `corrections`."""
+"""Losses that declare `correction="itself"`: their ratio is against the policy that sampled the token, whatever
+`learner.proximal` and `learner.corrections` are. A list for the same reason, compared by the same test."""
 
 
 def uncorrected(c: Config) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed, Want
-from asyncrl.learner.ragged import row_ids
+from asyncrl.learner.ragged import row_of_token
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 
 _CUT = ("max_turns", "max_tokens", "length")
@@ -61,7 +61,7 @@ class Batch:
     @property
     def baseline(self) -> Tensor:
         """[B] float: the reward of the greedy episode of the row's group. Raises ValueError where a group has none."""
-        of_rows = torch.zeros(len(self)).index_add(0, row_ids(self.lengths, len(self.rewards)), self.rewards)
+        of_rows = torch.zeros(len(self)).index_add(0, row_of_token(self.lengths, len(self.rewards)), self.rewards)
         groups = int(self.groups.max()) + 1
         if not torch.isin(self.groups, self.groups[self.greedy]).all():
             raise ValueError("baseline: a group has no greedy episode; set learner.greedy_baseline true.")

@@ -10,7 +10,7 @@ from asyncrl.config.rules import uncorrected
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.backends.protocol import Backend
-from asyncrl.learner.losses.clipped import LOSSES, corrected_where
+from asyncrl.learner.losses import LOSSES, properties_of
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.plugins import resolve
 
@@ -48,11 +48,11 @@ def objective_of(config: Config) -> Objective:
 
 
 def refuse_uncorrected(config: Config) -> None:
-    """The config refused the losses that come with asyncrl; of the user's own, the signature says how it corrects.
-    Raises ConfigError."""
+    """Checks the user's own loss, which the config could not import, as the config checked the named ones. Raises
+    ConfigError."""
     try:
         loss = resolve(config.learner.loss, LOSSES, "learner.loss")
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if corrected_where(loss) != "itself" and (problem := uncorrected(config)):
+    if properties_of(loss).correction != "itself" and (problem := uncorrected(config)):
         raise ConfigError(problem)

@@ -9,8 +9,12 @@ No padding exists, so none can leak into a mean. Everything here is a scatter by
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this before exp, as in verl and SkyRL: e^20 is finite, and outside every trust region."""
@@ -34,14 +38,14 @@ def check_flat(where: str, mask: Tensor, lengths: Tensor, **per_token: Tensor | 
         )
 
 
-def require(where: str, **inputs: object) -> None:
-    """Raise TypeError naming the first input that is None, as Python does for one that was not passed."""
-    for name, value in inputs.items():
-        if value is None:
-            raise TypeError(f"{where}() missing the required input {name!r}: pass it as a keyword.")
+def required(name: str, value: T | None) -> T:
+    """The value. Raises TypeError naming the input when it is None, as Python does for an argument not passed."""
+    if value is None:
+        raise TypeError(f"missing the required input {name!r}: the caller has not given it.")
+    return value
 
 
-def row_ids(lengths: Tensor, total: int) -> Tensor:
+def row_of_token(lengths: Tensor, total: int) -> Tensor:
     """The row of each token, `[T]` int64."""
     rows = torch.arange(lengths.numel(), device=lengths.device)
     return torch.repeat_interleave(rows, lengths, output_size=total)
@@ -59,7 +63,7 @@ def segment_sum(x: Tensor, ids: Tensor, count: int) -> Tensor:
 
 def row_sum(x: Tensor, lengths: Tensor) -> Tensor:
     """Sum of `x[T]` over each row, `[B]`."""
-    return segment_sum(x, row_ids(lengths, x.numel()), lengths.numel())
+    return segment_sum(x, row_of_token(lengths, x.numel()), lengths.numel())
 
 
 def row_tokens(mask: Tensor, lengths: Tensor) -> Tensor:

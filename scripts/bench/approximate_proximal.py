@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.learner.advantages import ESTIMATORS
-from asyncrl.learner.corrections.weights import CORRECTIONS
-from asyncrl.learner.losses.clipped import AGGREGATIONS, LOSSES
+from asyncrl.learner.advantages import ESTIMATORS, EstimatorInputs
+from asyncrl.learner.corrections import CORRECTIONS, CorrectionInputs
+from asyncrl.learner.losses import AGGREGATIONS, LOSSES, LossInputs
+from asyncrl.learner.losses.aggregation import AggregationInputs
 from asyncrl.learner.step.proximal import approximate_proximal
 
 VOCABULARY, RESPONSE, PROMPTS, GROUP, UPDATES = 32, 12, 8, 8, 4
@@ -73,7 +74,15 @@ def run(lag: int, steps: int, seed: int, use_approximate: bool) -> dict[str, flo
         everything = torch.ones(rows * RESPONSE, dtype=torch.bool)
         lengths = torch.full((rows,), RESPONSE)
         groups = torch.arange(PROMPTS).repeat_interleave(GROUP)
-        advantages = ESTIMATORS["grpo"](per_token.flatten(), everything, lengths, groups).advantages.view_as(behaviour)
+        episodes = EstimatorInputs(
+            rewards=per_token.flatten(),
+            mask=everything,
+            lengths=lengths,
+            groups=groups,
+            episodes=torch.arange(rows),
+            behaviour=behaviour.flatten(),
+        )
+        advantages = ESTIMATORS["grpo"](episodes).advantages.view_as(behaviour)
         versions = torch.full_like(ids[:, 1:], max(version - lag, 0))
         for part in torch.randperm(rows, generator=generator).chunk(UPDATES):
             current = logprobs(model, ids[part])
@@ -82,12 +91,26 @@ def run(lag: int, steps: int, seed: int, use_approximate: bool) -> dict[str, flo
             gaps.append((behaviour[part] - proximal[part]).abs().flatten())
             anchor = (approximate if use_approximate else proximal[part]).flatten()
             mask, cut = everything[: anchor.numel()], lengths[: len(part)]
-            weights = CORRECTIONS["tis"](anchor, behaviour[part].flatten(), mask, cut).weights
-            loss = LOSSES["decoupled_ppo"](
-                current.flatten(), anchor, advantages[part].flatten(), mask, cut, weights=weights
+            tokens = {
+                "proximal": anchor,
+                "behaviour": behaviour[part].flatten(),
+                "advantages": advantages[part].flatten(),
+                "mask": mask,
+                "lengths": cut,
+            }
+            weights = CORRECTIONS["tis"](CorrectionInputs(current=current.detach().flatten(), **tokens)).weights
+            inputs = LossInputs(
+                current=current.flatten(),
+                weights=weights,
+                groups=groups[part],
+                episodes=part,
+                rewards=per_token[part].flatten(),
+                generator=generator,
+                **tokens,
             )
+            loss = LOSSES["decoupled_ppo"](inputs)
             optimizer.zero_grad()
-            AGGREGATIONS["token_mean"](loss.per_token, mask, cut).backward()
+            AGGREGATIONS["token_mean"](AggregationInputs(loss.per_token, mask, cut)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     error, gap = torch.cat(errors), torch.cat(gaps)

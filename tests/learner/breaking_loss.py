@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from asyncrl.learner.losses.policy_loss import PolicyLoss
+from asyncrl.learner.losses import LossInputs, PolicyLoss
 
 calls = 0
 
 
-def loss_that_breaks(
-    current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, *, after: int
-) -> PolicyLoss:
+def loss_that_breaks(inputs: LossInputs, *, after: int) -> PolicyLoss:
     """Not a number after so many calls."""
     global calls
     calls += 1
     factor = float("nan") if calls > after else 1.0
-    return PolicyLoss(torch.where(mask, -current * advantages * factor, 0.0), {}, torch.zeros_like(mask))
+    per_token = torch.where(inputs.mask, -inputs.current * inputs.advantages * factor, 0.0)
+    return PolicyLoss(per_token, {}, torch.zeros_like(inputs.mask))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from asyncrl.learner.advantages.estimator import EstimatorInputs
+from asyncrl.learner.corrections import CorrectionInputs
+from asyncrl.learner.losses import LossInputs
 from tests.learner.reference import Batch
 
 PER_ROW = ("lengths", "groups", "episodes")
@@ -90,6 +94,53 @@ class Flat:
     @property
     def layout(self) -> tuple[Tensor, Tensor]:
         return self.mask, self.lengths
+
+
+def estimator_inputs(rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, **more: Any) -> EstimatorInputs:
+    """Every row an episode of its own unless told otherwise."""
+    known = {"episodes": torch.arange(len(lengths)), "behaviour": torch.zeros_like(rewards)}
+    return EstimatorInputs(rewards=rewards, mask=mask, lengths=lengths, groups=groups, **known | more)
+
+
+def correction_inputs(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    lengths: Tensor,
+    current: Tensor | None = None,
+    advantages: Tensor | None = None,
+) -> CorrectionInputs:
+    """The current policy is the proximal one, and no token has an advantage, unless told otherwise."""
+    return CorrectionInputs(
+        proximal=proximal,
+        behaviour=behaviour,
+        mask=mask,
+        lengths=lengths,
+        current=proximal if current is None else current,
+        advantages=torch.zeros_like(proximal) if advantages is None else advantages,
+    )
+
+
+def loss_inputs(
+    current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, **more: Any
+) -> LossInputs:
+    """The behaviour is the proximal policy, and every weight 1, unless told otherwise."""
+    known: dict[str, Any] = {
+        "behaviour": proximal,
+        "weights": torch.ones_like(proximal),
+        "groups": torch.zeros_like(lengths),
+        "episodes": torch.arange(len(lengths)),
+        "rewards": torch.zeros_like(proximal),
+        "generator": torch.Generator().manual_seed(0),
+    }
+    layout = {"mask": mask, "lengths": lengths}
+    return LossInputs(current=current, proximal=proximal, advantages=advantages, **layout, **known | more)
+
+
+def split(given: dict[str, Any], kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What are fields of the inputs, and what are options."""
+    fields = {k: v for k, v in given.items() if k in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+    return fields, {k: v for k, v in given.items() if k not in fields}
 
 
 def special() -> dict[str, Flat]:

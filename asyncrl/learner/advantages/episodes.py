@@ -1,4 +1,4 @@
-"""From rows to episodes to groups: what a baseline counts, and what whitening does."""
+"""From rows to episodes to groups: the statistics that baselines are made of, and whitening."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asyncrl.learner.advantages.estimator import Advantages, EstimatorInputs
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.ragged import check_flat, masked, row_sum, row_tokens, segment_sum, spread, unit_ids
+from asyncrl.learner.ragged import masked, row_sum, row_tokens, segment_sum, spread, unit_ids
 
 Singleton = Literal["zero", "reward"]
 """The advantage of a group of one: 0, or its reward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """What an estimator gives, both 0 outside the mask and without gradient."""
-
-    advantages: Tensor
-    """[T], at least float32."""
-
-    returns: Tensor
-    """[T]: what a critic is trained towards; equal to the advantages where the estimator has no critic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,46 +72,42 @@ class Episodes:
         return (self.size == 1)[self.group]
 
 
-def gather(
-    where: str, rewards: Tensor, mask: Tensor, lengths: Tensor, groups: Tensor, episodes: Tensor | None
-) -> Episodes:
-    """The episodes of a flat batch. Raises ValueError when an episode's rows name different groups."""
-    check_flat(where, mask, lengths, rewards=rewards)
-    rewards = promoted(rewards)
-    of_row, count = unit_ids(lengths, episodes)
-    group_of_row, num_groups = unit_ids(lengths, groups)
+def gather(inputs: EstimatorInputs) -> Episodes:
+    """The episodes of a batch. Raises ValueError when an episode's rows name different groups."""
+    rewards, lengths = promoted(inputs.rewards), inputs.lengths
+    of_row, count = unit_ids(lengths, inputs.episodes)
+    group_of_row, num_groups = unit_ids(lengths, inputs.groups)
     group = torch.zeros(count, dtype=torch.long, device=lengths.device).scatter(0, of_row, group_of_row)
-    if episodes is not None and not torch.equal(group[of_row], group_of_row):
-        raise ValueError(f"{where}: rows of one episode carry different groups. An episode belongs to one group.")
+    if not torch.equal(group[of_row], group_of_row):
+        raise ValueError("rows of one episode carry different groups. An episode belongs to one group.")
     return Episodes(
         of_row=of_row,
         group=group,
         reward=segment_sum(row_sum(rewards, lengths), of_row, count),
-        tokens=segment_sum(row_tokens(mask, lengths), of_row, count).to(rewards.dtype),
+        tokens=segment_sum(row_tokens(inputs.mask, lengths), of_row, count).to(rewards.dtype),
         size=segment_sum(torch.ones_like(group), group, num_groups).to(rewards.dtype),
     )
 
 
-def on_tokens(value: Tensor, episodes: Episodes, mask: Tensor, lengths: Tensor) -> Tensor:
+def on_tokens(value: Tensor, episodes: Episodes, inputs: EstimatorInputs) -> Tensor:
     """A value of each episode `[E]` on the policy tokens of all its rows, `[T]`."""
-    return masked(spread(value[episodes.of_row], lengths, mask.numel()), mask)
+    return masked(spread(value[episodes.of_row], inputs.lengths, inputs.mask.numel()), inputs.mask)
 
 
 def shared_by_rows(
     value: Tensor,
     episodes: Episodes,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: EstimatorInputs,
     singleton: Singleton,
     of_one: Tensor | None = None,
 ) -> Advantages:
-    """Advantages of a value of each episode `[E]`, once groups of one have what `singleton` says.
+    """Advantages of a value of each episode `[E]`, with `singleton` applied to groups of one.
 
-    `of_one[E]` is what they have under `reward`, if not the plain reward.
+    `of_one[E]` is the value of a group of one under `reward`, if not the plain reward.
     """
     reward = episodes.reward if of_one is None else of_one
     value = torch.where(episodes.alone, reward if singleton == "reward" else 0.0, value)
-    advantages = on_tokens(value, episodes, mask, lengths)
+    advantages = on_tokens(value, episodes, inputs)
     return Advantages(advantages, advantages)
 
 
@@ -139,6 +125,39 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     deviation = masked(x - masked(x, mask).sum() / count.clamp(min=1), mask)
     variance = deviation.square().sum() / (count - 1).clamp(min=1)
     return deviation * torch.rsqrt(variance + 1e-8)
+
+
+def normalised_in_group(e: Episodes, reward: Tensor, eps: float, scale_by_std: bool, variant: str) -> Tensor:
+    """GRPO's advantage of each episode, `[E]`, for one reward `[E]`."""
+    centred = e.centred(reward)
+    if variant in ("leave_one_out_mean", "leave_one_out"):
+        centred = centred * e.over_others
+    if not scale_by_std:
+        return centred
+    if variant == "leave_one_out":
+        std = _std_of_others(e, reward)
+        return torch.where(std > 0, centred / (std + eps), centred)
+    if variant == "batch_std":
+        return centred / (reward.std() + eps) if reward.numel() > 1 else centred
+    return centred / (e.group_std(reward)[e.group] + eps)
+
+
+def _std_of_others(e: Episodes, x: Tensor) -> Tensor:
+    """Standard deviation (Bessel) of the group's other episodes, `[E]`; exactly 0 where those are equal."""
+    deviation = x - e.group_mean(x)[e.group]
+    size = e.size[e.group]
+    # Taking one of G away: sum of squares - G/(G-1) * its own; this leaves G-1 values, G-2 degrees of freedom.
+    squares = e.group_sum(deviation.square())[e.group] - deviation.square() * size / (size - 1).clamp(min=1)
+    std = (squares / (size - 2).clamp(min=1)).clamp(min=0).sqrt()
+    highest, lowest = e.group_max(x)[e.group], -e.group_max(-x)[e.group]
+    at_highest, at_lowest = e.group_sum((x == highest).to(x.dtype)), e.group_sum((x == lowest).to(x.dtype))
+    others_equal = (
+        (highest == lowest)
+        | ((at_highest[e.group] == size - 1) & (x != highest))
+        | ((at_lowest[e.group] == size - 1) & (x != lowest))
+        | (size <= 2)
+    )
+    return torch.where(others_equal, 0.0, std)
 
 
 def trajectory_weights(weights: Tensor, batch: Batch, groups: Sequence[int]) -> dict[int, list[float]]:

@@ -1,4 +1,4 @@
-"""Estimators with a value per token: discounted returns, GAE, V-trace. The table is in `__init__.py`.
+"""Estimators with a value per token: discounted returns, GAE, V-trace.
 
 All of them are one recurrence, y[t] = x[t] + c[t] y[t+1], over the policy tokens of an episode. Holes (tool output) are
 no steps: the token before a hole is followed by the first policy token after it, and rows of one episode follow one
@@ -13,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.learner.advantages.episodes import Advantages, promoted
+from asyncrl.learner.advantages.episodes import promoted
 from asyncrl.learner.advantages.episodes import whiten as _whiten
-from asyncrl.learner.ragged import check_flat, clamped_exp, log_ratio, require, row_ids, unit_ids
+from asyncrl.learner.advantages.estimator import Advantages, EstimatorInputs, estimator
+from asyncrl.learner.ragged import clamped_exp, log_ratio, required, row_of_token, unit_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,13 @@ class Steps:
         return torch.where(self.last, 0.0, torch.roll(x, -1))
 
 
-def steps_of(mask: Tensor, lengths: Tensor, episodes: Tensor | None) -> Steps:
+def steps_of(mask: Tensor, lengths: Tensor, episodes: Tensor) -> Steps:
     """The steps of a flat batch."""
     token = mask.nonzero().squeeze(1)
     of_row, _ = unit_ids(lengths, episodes)
-    episode = of_row[row_ids(lengths, mask.numel())[token]]
-    if episodes is not None:
-        episode, order = episode.sort(stable=True)
-        token = token[order]
+    episode = of_row[row_of_token(lengths, mask.numel())[token]]
+    episode, order = episode.sort(stable=True)
+    token = token[order]
     last = torch.ones_like(token, dtype=torch.bool)
     last[:-1] = episode[1:] != episode[:-1]
     return Steps(token, episode, last, mask.numel())
@@ -85,36 +85,20 @@ def _ahead(x: Tensor, by: int) -> Tensor:
     return torch.cat([x[by:], x.new_zeros(by)])
 
 
-def gae(
-    rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    values: Tensor | None = None,
-    episodes: Tensor | None = None,
-    *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    whiten: bool = True,
-) -> Advantages:
+@estimator(needs=("values",))
+def gae(inputs: EstimatorInputs, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> Advantages:
     """GAE (1506.02438): delta = r + gamma V' - V, A = delta + gamma lam A'; returns = A + V, before any whitening.
 
     `values[T]` at the policy tokens. V' is 0 after the last. `whiten` over the batch's policy tokens (verl always).
     """
-    require("gae", values=values)
-    assert values is not None
-    steps = _steps("gae", rewards, mask, lengths, episodes, values=values)
-    a, v = _gae(steps, rewards, values, gamma, lam)
-    return _advantages(steps, a, a + v, mask, whiten)
+    steps, values = _steps(inputs), required("values", inputs.values)
+    a, v = _gae(steps, inputs.rewards, values, gamma, lam)
+    return _advantages(steps, a, a + v, inputs.mask, whiten)
 
 
+@estimator(needs=("values",))
 def vapo_gae(
-    rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    values: Tensor | None = None,
-    episodes: Tensor | None = None,
+    inputs: EstimatorInputs,
     *,
     alpha: float = 0.05,
     gamma: float = 1.0,
@@ -125,53 +109,39 @@ def vapo_gae(
 
     |y|: policy tokens of the episode. alpha |y| below 1 gives lam 0 (NeMo).
     """
-    require("vapo_gae", values=values)
-    assert values is not None
-    steps = _steps("vapo_gae", rewards, mask, lengths, episodes, values=values)
+    steps, values = _steps(inputs), required("values", inputs.values)
     length = steps.episode.bincount()[steps.episode].to(torch.promote_types(values.dtype, torch.float32))
     lam = 1 - 1 / (alpha * length).clamp(min=1)
-    a, _ = _gae(steps, rewards, values, gamma, lam)
-    for_critic, v = _gae(steps, rewards, values, gamma, lam_value)
-    return _advantages(steps, a, for_critic + v, mask, whiten)
+    a, _ = _gae(steps, inputs.rewards, values, gamma, lam)
+    for_critic, v = _gae(steps, inputs.rewards, values, gamma, lam_value)
+    return _advantages(steps, a, for_critic + v, inputs.mask, whiten)
 
 
+@estimator(needs=("values", "logprobs"))
 def vtrace(
-    rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    values: Tensor | None = None,
-    episodes: Tensor | None = None,
+    inputs: EstimatorInputs,
     *,
-    current: Tensor,
-    behaviour: Tensor,
     gamma: float = 1.0,
     rho_max: float = 1.0,
     c_max: float = 1.0,
 ) -> Advantages:
     """V-trace (IMPALA, 1802.01561): the critic's target corrected for off-policy tokens, and the matching advantage.
 
-    rho = exp(current - behaviour), capped at rho_max and, for the trace, c_max: v - V = delta + gamma c (v' - V') with
+    rho = exp(logprobs - behaviour), capped at rho_max and, for the trace, c_max: v - V = delta + gamma c (v' - V') with
     delta = rho (r + gamma V' - V); A = rho (r + gamma v' - V). A holds rho already: use a loss without weights.
     """
-    require("vtrace", values=values, current=current, behaviour=behaviour)
-    assert values is not None
-    steps = _steps("vtrace", rewards, mask, lengths, episodes, values=values, current=current, behaviour=behaviour)
-    r, v = steps.take(rewards), steps.take(values)
-    ratio = clamped_exp(steps.take(log_ratio(current, behaviour, mask)))
+    values, logprobs = required("values", inputs.values), required("logprobs", inputs.logprobs)
+    steps = _steps(inputs)
+    r, v = steps.take(inputs.rewards), steps.take(values)
+    ratio = clamped_exp(steps.take(log_ratio(logprobs, inputs.behaviour, inputs.mask)))
     rho, c = ratio.clamp(max=rho_max), ratio.clamp(max=c_max)
     delta = rho * (r + gamma * steps.after(v) - v)
     target = v + discounted(delta, steps.goes_on(c.dtype) * gamma * c)
-    return _advantages(steps, rho * (r + gamma * steps.after(target) - v), target, mask, False)
+    return _advantages(steps, rho * (r + gamma * steps.after(target) - v), target, inputs.mask, False)
 
 
 def reinforce_pp(
-    rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    values: Tensor | None = None,
-    episodes: Tensor | None = None,
+    inputs: EstimatorInputs,
     *,
     gamma: float = 1.0,
     variant: Literal["carry", "reset"] = "carry",
@@ -181,41 +151,30 @@ def reinforce_pp(
     `variant`: at a hole, `carry` the return through (verl, slime), or `reset`: what comes after a hole is not credited
     to what comes before it (older verl, SkyRL; wrong for tool calls).
     """
-    steps = _steps("reinforce_pp", rewards, mask, lengths, episodes)
-    r = steps.take(rewards)
+    steps = _steps(inputs)
+    r = steps.take(inputs.rewards)
     carry = steps.goes_on(r.dtype) * gamma
     if variant == "reset":
         carry = torch.where(torch.roll(steps.token, -1) == steps.token + 1, carry, 0.0)
     g = discounted(r, carry)
-    return _advantages(steps, g, g, mask, True)
+    return _advantages(steps, g, g, inputs.mask, True)
 
 
-def remax(
-    rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    values: Tensor | None = None,
-    episodes: Tensor | None = None,
-    *,
-    baseline: Tensor,
-) -> Advantages:
+@estimator(needs=("baseline",))
+def remax(inputs: EstimatorInputs) -> Advantages:
     """ReMax (2310.10505): A = rewards from here on - the reward of the greedy answer, `baseline[B]`. verl."""
-    require("remax", baseline=baseline)
+    baseline, lengths, mask = required("baseline", inputs.baseline), inputs.lengths, inputs.mask
     if baseline.shape != lengths.shape:
         raise ValueError(f"remax: baseline is {tuple(baseline.shape)}, expected [{lengths.numel()}], one of each row.")
-    steps = _steps("remax", rewards, mask, lengths, episodes)
-    r = steps.take(rewards)
+    steps = _steps(inputs)
+    r = steps.take(inputs.rewards)
     g = discounted(r, steps.goes_on(r.dtype))
-    a = g - promoted(baseline)[row_ids(lengths, mask.numel())[steps.token]].to(g.dtype)
+    a = g - promoted(baseline)[row_of_token(lengths, mask.numel())[steps.token]].to(g.dtype)
     return _advantages(steps, a, g, mask, False)
 
 
-def _steps(
-    where: str, rewards: Tensor, mask: Tensor, lengths: Tensor, episodes: Tensor | None, **per_token: Tensor
-) -> Steps:
-    check_flat(where, mask, lengths, rewards=rewards, **per_token)
-    return steps_of(mask, lengths, episodes)
+def _steps(inputs: EstimatorInputs) -> Steps:
+    return steps_of(inputs.mask, inputs.lengths, inputs.episodes)
 
 
 def _gae(steps: Steps, rewards: Tensor, values: Tensor, gamma: float, lam: Tensor | float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A baseline for each token: the one estimator that needs the policy's whole distribution. Table in `__init__.py`."""
+"""A baseline for each token: the one estimator that needs the policy's whole distribution."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.learner.advantages.episodes import Advantages, gather, promoted
+from asyncrl.learner.advantages.episodes import gather, promoted
+from asyncrl.learner.advantages.estimator import Advantages, EstimatorInputs, estimator
 from asyncrl.learner.advantages.returns import discounted, steps_of
-from asyncrl.learner.ragged import check_flat, masked, require, segment_sum, unit_ids
+from asyncrl.learner.ragged import check_flat, masked, required, segment_sum, unit_ids
 
 
+@estimator(needs=("logprobs", "sum_pi_sq"))
 def optimal_token_baseline(
-    rewards: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    groups: Tensor,
-    values: Tensor | None = None,
-    episodes: Tensor | None = None,
+    inputs: EstimatorInputs,
     *,
-    logprobs: Tensor,
-    sum_pi_sq: Tensor,
     weights: Tensor | None = None,
     variant: Literal["column", "token"] = "column",
     zero_tail: bool = True,
@@ -35,14 +30,15 @@ def optimal_token_baseline(
     or the number of policy tokens before (`tir_optimal_token_baseline`; the only one for episodes of several rows).
     `zero_tail`: in the one longest episode, b = 0 from the length of the second longest on.
     """
-    require("optimal_token_baseline", logprobs=logprobs, sum_pi_sq=sum_pi_sq)
-    check_flat("optimal_token_baseline", mask, lengths, logprobs=logprobs, sum_pi_sq=sum_pi_sq, weights=weights)
+    logprobs, sum_pi_sq = required("logprobs", inputs.logprobs), required("sum_pi_sq", inputs.sum_pi_sq)
+    rewards, mask, lengths, episodes = inputs.rewards, inputs.mask, inputs.lengths, inputs.episodes
+    check_flat("optimal_token_baseline", mask, lengths, weights=weights)
     if variant == "column" and unit_ids(lengths, episodes)[1] != lengths.numel():
         raise ValueError(
             "optimal_token_baseline: an episode has several rows, and 'column' counts places in one. "
             "Set variant: token."
         )
-    e = gather("optimal_token_baseline", rewards, mask, lengths, groups, episodes)
+    e = gather(inputs)
     steps = steps_of(mask, lengths, episodes)
     if not steps.token.numel():
         nothing = masked(promoted(rewards), mask)

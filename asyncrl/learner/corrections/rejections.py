@@ -1,4 +1,4 @@
-"""Corrections that only reject: a token stays as it is, or leaves the loss. The table is in `__init__.py`."""
+"""Corrections that only reject: a token stays as it is, or leaves the loss."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.learner.corrections.correction import Correction, correction, log_weights, within
+from asyncrl.learner.corrections.correction import Correction, CorrectionInputs, correction, within_bounds, within_mask
 from asyncrl.learner.ragged import (
-    check_flat,
     clamped_exp,
     log_ratio,
     masked,
-    require,
-    row_ids,
     row_mean,
+    row_of_token,
     row_sum,
     share,
     spread,
 )
 
 
+@correction(row_by_row=True)
 def kl_reject(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: CorrectionInputs,
     *,
     kind: Literal["k1", "k2", "k3"] = "k3",
     level: Literal["token", "seq_sum", "seq_mean", "seq_max"] = "token",
@@ -43,42 +39,31 @@ def kl_reject(
     """
     if low is None and high is None:
         raise ValueError("kl_reject: neither low nor high is set. Set at least one.")
-    log_w = log_weights("kl_reject", proximal, behaviour, mask, lengths)
+    log_w = inputs.log_weights()
     estimate = {"k1": -log_w, "k2": 0.5 * log_w.square(), "k3": clamped_exp(log_w) - 1 - log_w}[kind]
     if variant == "ratio":
-        if kind != "k1" or (low is not None and low <= 0) or (high is not None and high <= 0):
-            raise ValueError(f"kl_reject: kind {kind}, bounds {low} to {high}: 'ratio' needs k1 and bounds above 0.")
-        low = 1 / high if low is None and high is not None else low
-        low, high = (None if low is None else math.log(low)), (None if high is None else math.log(high))
+        low, high = _log_bounds(kind, low, high)
     if level != "token":
-        estimate = spread(_per_row(estimate, mask, lengths, level), lengths, mask.numel())
-    return correction("kl_reject", torch.ones_like(log_w), within("kl_reject", estimate, low, high), mask)
+        per_row = _per_row(estimate, inputs, level)
+        estimate = spread(per_row, inputs.lengths, inputs.mask.numel())
+    return within_mask(
+        "kl_reject", torch.ones_like(log_w), within_bounds("kl_reject", estimate, low, high), inputs.mask
+    )
 
 
-def veto(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    *,
-    low: float | None = 1e-4,
-    high: float | None = None,
-) -> Correction:
+@correction(row_by_row=True)
+def veto(inputs: CorrectionInputs, *, low: float | None = 1e-4, high: float | None = None) -> Correction:
     """One policy token with w < low or w > high drops its whole row. slime (`rs_veto_threshold`), SkyRL (low, 100)."""
-    w = clamped_exp(log_weights("veto", proximal, behaviour, mask, lengths))
-    outside = mask & ~within("veto", w, low, high)
-    keep = spread(row_sum(outside.long(), lengths) == 0, lengths, mask.numel())
-    return correction("veto", torch.ones_like(w), keep, mask)
+    w = clamped_exp(inputs.log_weights())
+    outside = inputs.mask & ~within_bounds("veto", w, low, high)
+    keep = spread(row_sum(outside.long(), inputs.lengths) == 0, inputs.lengths, inputs.mask.numel())
+    return within_mask("veto", torch.ones_like(w), keep, inputs.mask)
 
 
+@correction(row_by_row=True)
 def opsm(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: CorrectionInputs,
     *,
-    advantages: Tensor,
-    current: Tensor,
     delta: float = 1e-4,
     anchor: Literal["proximal", "behaviour"] = "proximal",
     variant: Literal["token", "sequence"] = "token",
@@ -90,26 +75,19 @@ def opsm(
     slime's is the proximal policy, from which the current one differs only where a step has several updates; TRL's and
     the paper's is the behaviour policy.
     """
-    require("opsm", advantages=advantages, current=current)
-    log_weights("opsm", proximal, behaviour, mask, lengths)
-    check_flat("opsm", mask, lengths, advantages=advantages, current=current)
-    start = proximal if anchor == "proximal" else behaviour
-    moved = row_mean(-log_ratio(current.detach(), start.detach(), mask), mask, lengths) > delta
-    a = masked(advantages.detach(), mask)
+    mask, lengths = inputs.mask, inputs.lengths
+    start = inputs.proximal if anchor == "proximal" else inputs.behaviour
+    moved = row_mean(-log_ratio(inputs.current.detach(), start.detach(), mask), mask, lengths) > delta
+    a = masked(inputs.advantages.detach(), mask)
     negative = a < 0 if variant == "token" else spread(row_mean(a, mask, lengths) < 0, lengths, mask.numel())
-    return correction("opsm", torch.ones_like(a), ~(negative & spread(moved, lengths, mask.numel())), mask)
+    return within_mask("opsm", torch.ones_like(a), ~(negative & spread(moved, lengths, mask.numel())), mask)
 
 
 def m2po(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: CorrectionInputs,
     *,
     tau: float = 0.04,
     variant: Literal["paper", "cap", "all"] = "paper",
-    advantages: Tensor | None = None,
-    current: Tensor | None = None,
     min_clip_low: float = 0.3,
     min_clip_high: float = 0.5,
 ) -> Correction:
@@ -120,18 +98,15 @@ def m2po(
     (the authors' code): the c at which the mean of min(|x|, c)² is tau gives one clip range for the ratio, [e^-c, e^c],
     never tighter than [1 - min_clip_low, 1 + min_clip_high]; tokens beyond it are dropped, as PPO's clip would.
     `all` (AReaL): x = behaviour - proximal of every policy token; drop the largest until the mean is below tau, keep
-    one. Use an objective without a clip of its own for `paper`. All look at the whole batch.
+    one. Use a loss without a clip of its own for `paper`. All look at the whole batch.
     """
-    log_w = log_weights("m2po", proximal, behaviour, mask, lengths)
+    mask, log_w = inputs.mask, inputs.log_weights()
     if variant == "all":
         x, concerned = log_w, mask
     else:
-        require("m2po", advantages=advantages, current=current)
-        assert advantages is not None
-        assert current is not None
-        check_flat("m2po", mask, lengths, advantages=advantages, current=current)
-        x = log_ratio(current.detach(), behaviour.detach(), mask)
-        concerned = mask & (((advantages > 0) & (x > 0)) | ((advantages < 0) & (x < 0)))
+        x = log_ratio(inputs.current.detach(), inputs.behaviour.detach(), mask)
+        a = inputs.advantages
+        concerned = mask & (((a > 0) & (x > 0)) | ((a < 0) & (x < 0)))
     square, order = x[concerned].square().sort()
     if variant == "cap":
         c = _second_moment_cap(square, tau)
@@ -149,7 +124,15 @@ def m2po(
         keep = mask.clone()
         keep[concerned] = torch.empty_like(kept).scatter(0, order, kept)
         metrics = {"concerned": share(concerned, mask)}
-    return correction("m2po", torch.ones_like(log_w), keep, mask, metrics)
+    return within_mask("m2po", torch.ones_like(log_w), keep, mask, metrics)
+
+
+def _log_bounds(kind: str, low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    """Bounds of a ratio as bounds of its logarithm; `high` alone bounds both sides."""
+    if kind != "k1" or (low is not None and low <= 0) or (high is not None and high <= 0):
+        raise ValueError(f"kl_reject: kind {kind}, bounds {low} to {high}: 'ratio' needs k1 and bounds above 0.")
+    low = 1 / high if low is None and high is not None else low
+    return (None if low is None else math.log(low)), (None if high is None else math.log(high))
 
 
 def _second_moment_cap(ascending: Tensor, tau: float) -> Tensor:
@@ -165,10 +148,12 @@ def _second_moment_cap(ascending: Tensor, tau: float) -> Tensor:
     return capped[first].clamp(min=0).sqrt()
 
 
-def _per_row(x: Tensor, mask: Tensor, lengths: Tensor, level: str) -> Tensor:
+def _per_row(x: Tensor, inputs: CorrectionInputs, level: str) -> Tensor:
+    """Sum, mean or largest of `x[T]` over the policy tokens of each row, `[B]`."""
     if level == "seq_sum":
-        return row_sum(x, lengths)
+        return row_sum(x, inputs.lengths)
     if level == "seq_mean":
-        return row_mean(x, mask, lengths)
-    lowest = torch.full((lengths.numel(),), -torch.inf, dtype=x.dtype, device=x.device)
-    return lowest.scatter_reduce(0, row_ids(lengths, x.numel())[mask], x[mask], "amax")
+        return row_mean(x, inputs.mask, inputs.lengths)
+    lowest = torch.full((inputs.lengths.numel(),), -torch.inf, dtype=x.dtype, device=x.device)
+    rows = row_of_token(inputs.lengths, x.numel())
+    return lowest.scatter_reduce(0, rows[inputs.mask], x[inputs.mask], "amax")

@@ -1,42 +1,25 @@
-"""Off-policy corrections: what a token sampled by another policy may still teach.
-
-Every function takes `(proximal[T], behaviour[T], mask[T], lengths[B], **options) -> Correction`. With
-log w = proximal - behaviour (it, or its sum over a row, clamped to ±20 before exp): the proximal logprobs are the
-learner's at the start of the training step, the behaviour logprobs what the engine reported. w covers two things at
-once: staleness, and the engine and the learner disagreeing about the same weights. All of it is constant. Several
-corrections compose in a list (`compose`).
-
-`keep` says which tokens stay in the loss; `weights` is exactly 0 where `keep` is false, so multiplying by the weights
-applies both. The loss's denominator is that of the original mask, so that a batch of which much was rejected makes a
-small step, unless `denominator: kept` is asked for. `normalize` and `m2po` look at the whole batch: correct a training
-step in one call, before it is cut into micro-batches.
-"""
+"""Corrections that weight: importance sampling, truncated, masked or clamped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asyncrl.learner.corrections.correction import Correction, compose, correction, log_weights, within
-from asyncrl.learner.corrections.rejections import kl_reject, m2po, opsm, veto
+from asyncrl.learner.corrections.correction import Correction, CorrectionInputs, correction, within_bounds, within_mask
 from asyncrl.learner.ragged import clamped_exp, masked_mean, row_mean, row_sum, row_tokens, share, spread
 
-__all__ = ["CORRECTIONS", "Correction", "compose"]
 
-
-def none(proximal: Tensor, behaviour: Tensor, mask: Tensor, lengths: Tensor) -> Correction:
+@correction(row_by_row=True)
+def none(inputs: CorrectionInputs) -> Correction:
     """No correction: every weight 1. Sound only when the behaviour is the proximal policy."""
-    return correction("none", torch.ones_like(log_weights("none", proximal, behaviour, mask, lengths)), mask, mask)
+    return within_mask("none", torch.ones_like(inputs.log_weights()), inputs.mask, inputs.mask)
 
 
+@correction(row_by_row=True, except_with=("normalize",))
 def tis(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: CorrectionInputs,
     *,
     level: Literal["token", "sequence"] = "token",
     cap: float = 2.0,
@@ -49,20 +32,17 @@ def tis(
     """
     if cap <= 0:
         raise ValueError(f"tis: cap is {cap}, expected above 0 (2 is usual).")
-    log_w = log_weights("tis", proximal, behaviour, mask, lengths)
-    w = _ratio(log_w, mask, lengths, level)
+    w = _ratio(inputs, level)
     weights = w.clamp(max=cap)
-    metrics = {"truncated": share(w > cap, mask)}
+    metrics = {"truncated": share(w > cap, inputs.mask)}
     if normalize:
-        weights = _normalized(weights, mask, lengths, level)
-    return correction("tis", weights, mask, mask, metrics)
+        weights = _normalized(weights, inputs, level)
+    return within_mask("tis", weights, inputs.mask, inputs.mask, metrics)
 
 
+@correction(row_by_row=True, except_with=("normalize",))
 def mis(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: CorrectionInputs,
     *,
     low: float,
     high: float,
@@ -78,69 +58,51 @@ def mis(
     `use_weight: false` keeps with weight 1 (SkyRL `product`, verl). `weight`: what is kept is weighted by that ratio
     (TRL, AReaL, slime), or by the token's own w (NeMo `seq-mask-tis`).
     """
-    log_w = log_weights("mis", proximal, behaviour, mask, lengths)
-    ratio = _ratio(log_w, mask, lengths, level)
-    keep = within("mis", ratio, low, high)
-    weights = torch.ones_like(ratio) if not use_weight else ratio if weight == "level" else clamped_exp(log_w)
+    ratio = _ratio(inputs, level)
+    keep = within_bounds("mis", ratio, low, high)
+    if not use_weight:
+        weights = torch.ones_like(ratio)
+    else:
+        weights = ratio if weight == "level" else clamped_exp(inputs.log_weights())
     if normalize:
-        weights = _normalized(torch.where(keep, weights, 0.0), mask, lengths, level)
-    return correction("mis", weights, keep, mask)
+        weights = _normalized(torch.where(keep, weights, 0.0), inputs, level)
+    return within_mask("mis", weights, keep, inputs.mask)
 
 
-def icepop(
-    proximal: Tensor, behaviour: Tensor, mask: Tensor, lengths: Tensor, *, low: float = 0.5, high: float = 5.0
-) -> Correction:
+@correction(row_by_row=True)
+def icepop(inputs: CorrectionInputs, *, low: float = 0.5, high: float = 5.0) -> Correction:
     """IcePop (Ring-1T, 2510.18855): the token's w where low <= w <= high, else nothing; the denominator is unchanged.
 
     0.5 to 5 in verl and NeMo; slime's bounds are 0 to 2.
     """
-    w = clamped_exp(log_weights("icepop", proximal, behaviour, mask, lengths))
-    return correction("icepop", w, within("icepop", w, low, high), mask)
+    w = clamped_exp(inputs.log_weights())
+    return within_mask("icepop", w, within_bounds("icepop", w, low, high), inputs.mask)
 
 
-def clamp(
-    proximal: Tensor,
-    behaviour: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-) -> Correction:
+@correction(row_by_row=True)
+def clamp(inputs: CorrectionInputs, *, low: float | None = None, high: float | None = None) -> Correction:
     """The token's w clamped into [low, high], on both sides. AReaL `clamp`, slime `tis_clip_low`, TRL."""
     if low is None and high is None:
         raise ValueError("clamp: neither low nor high is set. Set at least one, or use another correction.")
-    w = clamped_exp(log_weights("clamp", proximal, behaviour, mask, lengths))
+    w = clamped_exp(inputs.log_weights())
     clamped = w.clamp(min=low, max=high)
-    return correction("clamp", clamped, mask, mask, {"clamped": share(clamped != w, mask)})
+    return within_mask("clamp", clamped, inputs.mask, inputs.mask, {"clamped": share(clamped != w, inputs.mask)})
 
 
-def _ratio(log_w: Tensor, mask: Tensor, lengths: Tensor, level: str) -> Tensor:
+def _ratio(inputs: CorrectionInputs, level: str) -> Tensor:
     """The ratio that a level compares, `[T]`: exp of the token's own log w, of the row's sum, or of the row's mean."""
+    log_w, lengths = inputs.log_weights(), inputs.lengths
     if level == "token":
         return clamped_exp(log_w)
-    per_row = row_sum(log_w, lengths) if level == "sequence" else row_mean(log_w, mask, lengths)
-    return spread(clamped_exp(per_row), lengths, mask.numel())
+    per_row = row_sum(log_w, lengths) if level == "sequence" else row_mean(log_w, inputs.mask, lengths)
+    return spread(clamped_exp(per_row), lengths, inputs.mask.numel())
 
 
-def _normalized(weights: Tensor, mask: Tensor, lengths: Tensor, level: str) -> Tensor:
+def _normalized(weights: Tensor, inputs: CorrectionInputs, level: str) -> Tensor:
     """Weights over their mean: of the policy tokens, or, for a level of rows, of the rows that have any."""
     if level == "token":
-        mean = masked_mean(weights, mask)
+        mean = masked_mean(weights, inputs.mask)
     else:
-        rows = row_tokens(mask, lengths) > 0
-        mean = masked_mean(row_mean(weights, mask, lengths), rows)
+        has_tokens = row_tokens(inputs.mask, inputs.lengths) > 0
+        mean = masked_mean(row_mean(weights, inputs.mask, inputs.lengths), has_tokens)
     return weights / torch.where(mean > 0, mean, 1.0)
-
-
-CORRECTIONS: dict[str, Callable[..., Correction]] = {
-    "none": none,
-    "tis": tis,
-    "mis": mis,
-    "icepop": icepop,
-    "clamp": clamp,
-    "kl_reject": kl_reject,
-    "veto": veto,
-    "opsm": opsm,
-    "m2po": m2po,
-}

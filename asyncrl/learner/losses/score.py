@@ -1,8 +1,8 @@
-"""Objectives whose gradient is a constant factor times the gradient of the logprob. The table is in `__init__.py`.
+"""Losses whose gradient is a constant factor times the gradient of the logprob.
 
-L = -sg(factor) * A * logprob: nothing but the logprob carries gradient, so a token is never cut off from learning
-by a clip, its update is only scaled. With `behaviour[T]` given, `reinforce`, `topr` and `rollout_is` take their ratio
-against the policy that sampled the token, and so correct themselves; without it, against the proximal policy.
+L = -sg(factor) * A * logprob: only the logprob carries gradient, so a clip scales the update of a token and never
+removes it. `reinforce`, `topr` and `rollout_is` take their ratio against the behaviour policy, which sampled the token,
+and so correct themselves.
 """
 
 from __future__ import annotations
@@ -13,34 +13,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl.learner.losses.policy_loss import PolicyLoss
-from asyncrl.learner.ragged import (
-    LOG_RATIO_LIMIT,
-    check_flat,
-    clamped_exp,
-    log_ratio,
-    masked,
-    masked_mean,
-    row_sum,
-    share,
-    spread,
-)
+from asyncrl.learner.losses.policy_loss import LossInputs, PolicyLoss, loss
+from asyncrl.learner.ragged import LOG_RATIO_LIMIT, clamped_exp, masked, masked_mean, row_sum, share, spread
 
 
-def gpg(current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor) -> PolicyLoss:
+@loss(linear_in_advantage=True, row_by_row=True)
+def gpg(inputs: LossInputs) -> PolicyLoss:
     """GPG (2504.02546), the plain policy gradient: L = -A log p. verl."""
-    check_flat("gpg", mask, lengths, current=current, proximal=proximal, advantages=advantages)
-    return _score(torch.ones_like(advantages), current, proximal, advantages, mask)
+    return _score(inputs, torch.ones_like(inputs.advantages))
 
 
+@loss(linear_in_advantage=True, row_by_row=True, correction="itself")
 def reinforce(
-    current: Tensor,
-    proximal: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: LossInputs,
     *,
-    behaviour: Tensor | None = None,
     cap: float = 2.0,
     level: Literal["token", "sequence"] = "token",
     variant: Literal["score", "ratio"] = "score",
@@ -50,22 +36,17 @@ def reinforce(
     verl bypass mode (cap 2, per token or of the row's summed log-ratio), PipelineRL (cap 1 + clip_high), ROLL `tis`
     (cap 1). `variant: ratio`: L = -ratio A with the gradient through the ratio, no cap (SkyRL `importance_sampling`).
     """
-    check_flat("reinforce", mask, lengths, current=current, proximal=proximal, advantages=advantages)
-    check_flat("reinforce", mask, lengths, behaviour=behaviour)
-    ratio = _ratio(current, proximal if behaviour is None else behaviour, mask, lengths, level)
+    ratio = _behaviour_ratio(inputs, level)
     if variant == "ratio":
-        a = masked(advantages.detach(), mask).to(ratio.dtype)
-        return PolicyLoss(masked(-a * ratio, mask), _metrics(current, proximal, mask), torch.zeros_like(mask))
-    loss = _score(ratio.clamp(max=cap), current, proximal, advantages, mask)
-    return PolicyLoss(loss.per_token, loss.metrics | {"truncated": share(ratio > cap, mask)}, loss.clipped)
+        per_token = masked(-inputs.masked_advantages() * ratio, inputs.mask)
+        return PolicyLoss(per_token, _metrics(inputs), torch.zeros_like(inputs.mask))
+    plain = _score(inputs, ratio.clamp(max=cap))
+    return PolicyLoss(plain.per_token, plain.metrics | {"truncated": share(ratio > cap, inputs.mask)}, plain.clipped)
 
 
+@loss(linear_in_advantage=True, row_by_row=True)
 def cispo(
-    current: Tensor,
-    proximal: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: LossInputs,
     *,
     clip_low: float = 1.0,
     clip_high: float = 4.0,
@@ -76,22 +57,18 @@ def cispo(
     Clips the weight, never the gradient. 1 and 4 (no lower bound, 5 above) in SkyRL, AReaL's advice; verl reuses PPO's
     0.2 and 0.2, ROLL 0.1. `variant: bound`: min(r, clip_high), clip_high being the bound itself, 5 (TRL).
     """
-    check_flat("cispo", mask, lengths, current=current, proximal=proximal, advantages=advantages)
-    ratio = clamped_exp(log_ratio(current.detach(), proximal.detach(), mask))
+    ratio = clamped_exp(inputs.log_ratio().detach())
     low, high = (1 - clip_low, 1 + clip_high) if variant == "interval" else (0.0, clip_high)
     weight = ratio.clamp(low, high)
-    loss = _score(weight, current, proximal, advantages, mask)
-    return PolicyLoss(loss.per_token, loss.metrics | {"clip_fraction": share(weight != ratio, mask)}, loss.clipped)
+    plain = _score(inputs, weight)
+    clipped = {"clip_fraction": share(weight != ratio, inputs.mask)}
+    return PolicyLoss(plain.per_token, plain.metrics | clipped, plain.clipped)
 
 
+@loss(linear_in_advantage=True, row_by_row=True, correction="itself")
 def topr(
-    current: Tensor,
-    proximal: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: LossInputs,
     *,
-    behaviour: Tensor | None = None,
     outcomes: Tensor | None = None,
     variant: Literal["token", "sequence"] = "token",
     positive_weight: float = 1.0,
@@ -102,42 +79,25 @@ def topr(
     L = -A log p where the outcome is above 0, else -sg(min(ratio, 1)) A log p. `variant`: the ratio of the token
     (ROLL), or of the whole row (the paper). The outcome is `outcomes[B]` where given, else the token's advantage.
     """
-    check_flat("topr", mask, lengths, current=current, proximal=proximal, advantages=advantages, behaviour=behaviour)
-    good = (advantages if outcomes is None else spread(outcomes, lengths, mask.numel())) > 0
-    ratio = _ratio(current.detach(), proximal if behaviour is None else behaviour, mask, lengths, variant)
-    taper = ratio.clamp(max=1.0)
-    return _score(torch.where(good, positive_weight, negative_weight * taper), current, proximal, advantages, mask)
+    outcome = inputs.advantages if outcomes is None else spread(outcomes, inputs.lengths, inputs.mask.numel())
+    taper = _behaviour_ratio(inputs, variant).detach().clamp(max=1.0)
+    return _score(inputs, torch.where(outcome > 0, positive_weight, negative_weight * taper))
 
 
-def rollout_is(
-    current: Tensor,
-    proximal: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
-    *,
-    behaviour: Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-) -> PolicyLoss:
+@loss(row_by_row=True, correction="itself")
+def rollout_is(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.28) -> PolicyLoss:
     """GLM-5 (2602.15763), SkyRL: L = -sg(ratio) A log p where 1 - clip_low < ratio < 1 + clip_high, else nothing."""
-    check_flat("rollout_is", mask, lengths, current=current, proximal=proximal, advantages=advantages)
-    check_flat("rollout_is", mask, lengths, behaviour=behaviour)
-    anchor = proximal if behaviour is None else behaviour
-    ratio = clamped_exp(log_ratio(current.detach(), anchor.detach(), mask))
+    ratio = clamped_exp(inputs.log_behaviour_ratio().detach())
     keep = (ratio > 1 - clip_low) & (ratio < 1 + clip_high)
-    loss = _score(torch.where(keep, ratio, 0.0), current, proximal, advantages, mask)
-    return PolicyLoss(loss.per_token, loss.metrics | {"clip_fraction": share(~keep, mask)}, ~keep & mask)
+    plain = _score(inputs, torch.where(keep, ratio, 0.0))
+    clipped = {"clip_fraction": share(~keep, inputs.mask)}
+    return PolicyLoss(plain.per_token, plain.metrics | clipped, ~keep & inputs.mask)
 
 
+@loss(row_by_row=True, correction="inside")
 def vespo(
-    current: Tensor,
-    proximal: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    lengths: Tensor,
+    inputs: LossInputs,
     *,
-    weights: Tensor | None = None,
     k_positive: float = 2.0,
     lambda_positive: float = 3.0,
     k_negative: float = 3.0,
@@ -146,44 +106,42 @@ def vespo(
     """VESPO (2602.10693; TRL): L = -sg(phi(W)) A log p, with W the row's whole ratio and phi a smooth taper around it.
 
     phi = exp(lambda + k log W - lambda W), (k, lambda) by the sign of A; log W is the row's sum of clamped log-ratios,
-    plus that of log `weights[T]` (per-token ones) where given, kept within [log 1e-8, 20].
+    plus that of log `weights[T]`, kept within [log 1e-8, 20].
     """
-    check_flat("vespo", mask, lengths, current=current, proximal=proximal, advantages=advantages, weights=weights)
-    log_r = log_ratio(current.detach(), proximal.detach(), mask).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    mask, lengths = inputs.mask, inputs.lengths
+    log_r = inputs.log_ratio().detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     total = row_sum(log_r, lengths)
-    if weights is not None:
-        total = total + row_sum(masked(weights.detach().clamp(min=1e-8).log(), mask).to(total.dtype), lengths)
+    total = total + row_sum(masked(inputs.weights.detach().clamp(min=1e-8).log(), mask).to(total.dtype), lengths)
     log_w = spread(total.clamp(math.log(1e-8), LOG_RATIO_LIMIT), lengths, mask.numel())
-    good = advantages.detach() >= 0
+    good = inputs.advantages.detach() >= 0
     k = torch.full_like(log_w, k_negative).masked_fill(good, k_positive)
     lam = torch.full_like(log_w, lambda_negative).masked_fill(good, lambda_positive)
     phi = (lam + k * log_w - lam * log_w.exp()).exp()
-    loss = _score(phi, current, proximal, advantages, mask)
-    return PolicyLoss(loss.per_token, loss.metrics | {"phi_mean": masked_mean(phi, mask)}, loss.clipped)
+    plain = _score(inputs, phi)
+    return PolicyLoss(plain.per_token, plain.metrics | {"phi_mean": masked_mean(phi, mask)}, plain.clipped)
 
 
-def dro(
-    current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, *, beta: float
-) -> PolicyLoss:
+@loss(row_by_row=True)
+def dro(inputs: LossInputs, *, beta: float) -> PolicyLoss:
     """DRO (verl): L = -(A log p - beta/2 (current - proximal)²), a policy gradient held by a squared log-ratio."""
-    check_flat("dro", mask, lengths, current=current, proximal=proximal, advantages=advantages)
-    loss = _score(torch.ones_like(advantages), current, proximal, advantages, mask)
-    pull = 0.5 * beta * masked(current - proximal.detach(), mask).square()
-    return PolicyLoss(loss.per_token + pull, loss.metrics, loss.clipped)
+    plain = _score(inputs, torch.ones_like(inputs.advantages))
+    pull = 0.5 * beta * inputs.log_ratio().square()
+    return PolicyLoss(plain.per_token + pull, plain.metrics, plain.clipped)
 
 
-def _ratio(current: Tensor, anchor: Tensor, mask: Tensor, lengths: Tensor, level: str) -> Tensor:
-    log_r = log_ratio(current, anchor.detach(), mask)
+def _behaviour_ratio(inputs: LossInputs, level: str) -> Tensor:
+    """current / behaviour, `[T]`: of the token, or of the whole row."""
+    log_r = inputs.log_behaviour_ratio()
     if level == "token":
         return clamped_exp(log_r)
-    return spread(clamped_exp(row_sum(log_r, lengths)), lengths, mask.numel())
+    return spread(clamped_exp(row_sum(log_r, inputs.lengths)), inputs.lengths, inputs.mask.numel())
 
 
-def _score(factor: Tensor, current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLoss:
-    logprob = masked(current, mask)
-    a = masked((factor * advantages).detach(), mask).to(logprob.dtype)
-    return PolicyLoss(-a * logprob, _metrics(current, proximal, mask), torch.zeros_like(mask))
+def _score(inputs: LossInputs, factor: Tensor) -> PolicyLoss:
+    logprob = masked(inputs.current, inputs.mask)
+    a = masked((factor * inputs.advantages).detach(), inputs.mask).to(logprob.dtype)
+    return PolicyLoss(-a * logprob, _metrics(inputs), torch.zeros_like(inputs.mask))
 
 
-def _metrics(current: Tensor, proximal: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    return {"proximal_kl": masked_mean(-log_ratio(current.detach(), proximal.detach(), mask), mask)}
+def _metrics(inputs: LossInputs) -> dict[str, Tensor]:
+    return {"proximal_kl": masked_mean(-inputs.log_ratio().detach(), inputs.mask)}

@@ -1,7 +1,8 @@
-"""A function chosen in the config: by name from a table or by import path, with options, called with what it reads."""
+"""A function chosen in the config: by name from a table or by import path, with its options."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,26 +16,47 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A function with its options, called with what it has parameters for."""
+    """A function with its options."""
 
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
-    parameters: frozenset[str]
 
-    def __call__(self, known: Mapping[str, Any]) -> Any:
-        inputs = {k: v for k, v in known.items() if k in self.parameters and k not in self.options}
-        return self.function(**inputs, **self.options)
+    def __call__(self, *inputs: Any, **more: Any) -> Any:
+        return self.function(*inputs, **more, **self.options)
 
 
-def checked(value: Any, kind: type[T], of: Chosen) -> T:
-    """What the user's own function gave. Raises TypeError."""
-    if not isinstance(value, kind):
-        raise TypeError(
-            f"{of.name!r} returned a {type(value).__name__}: expected {kind.__module__}.{kind.__name__} "
-            "(docs/algorithms.md)."
-        )
-    return value
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A table of functions that take one typed structure, `inputs`, and options."""
+
+    table: Mapping[str, Callable[..., Any]]
+    inputs: type[Any]
+    """The structure: a dataclass"""
+
+    def choose(self, name: str, options: Mapping[str, Any], field: str, options_field: str | None = None) -> Chosen:
+        """Raises ConfigError, naming the field."""
+        function = _resolved(name, self.table, field)
+        signature = inspect.signature(function)
+        if next(iter(signature.parameters), "") != "inputs":
+            raise ConfigError(
+                f"{field}: {name!r} has the signature {signature}. Its first parameter must be "
+                f"`inputs: {self.inputs.__name__}` ({self.inputs.__module__}), whose fields are the tensors; all other "
+                "parameters are options (docs/algorithms.md, 'Your own')."
+            )
+        passed = ("inputs", *(f.name for f in dataclasses.fields(self.inputs)))
+        return _with_options(name, function, options, options_field or f"{field}_options", passed)
+
+    def choose_entry(self, entry: Mapping[str, Any], field: str) -> Chosen:
+        """From an entry `{name: ..., option: value}`. Raises ConfigError, naming the field."""
+        if "name" not in entry:
+            raise ConfigError(f"{field} is {dict(entry)!r}: it needs a name, one of {', '.join(self.table)}.")
+        options = {k: v for k, v in entry.items() if k != "name"}
+        return self.choose(str(entry["name"]), options, field, field)
+
+    def choose_all(self, entries: Collection[Mapping[str, Any]], field: str) -> list[Chosen]:
+        """From several entries; errors name the field and the index."""
+        return [self.choose_entry(entry, f"{field}[{i}]") for i, entry in enumerate(entries)]
 
 
 def chosen(
@@ -43,32 +65,33 @@ def chosen(
     options: Mapping[str, Any],
     field: str,
     provided: Collection[str],
-    options_field: str | None = None,
 ) -> Chosen:
-    """`provided`: inputs that asyncrl passes, which are no options. Raises ConfigError, naming the field."""
+    """`provided`: parameters that asyncrl passes, which are not options. Raises ConfigError, naming the field."""
+    return _with_options(name, _resolved(name, table, field), options, f"{field}_options", provided)
+
+
+def checked(value: Any, kind: type[T], of: Chosen) -> T:
+    """The result of a function of the user's. Raises TypeError if it is not of the type `kind`."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{of.name!r} returned a {type(value).__name__}: expected {kind.__module__}.{kind.__name__} "
+            "(docs/algorithms.md)."
+        )
+    return value
+
+
+def _resolved(name: str, table: Mapping[str, Callable[..., Any]], field: str) -> Callable[..., Any]:
     try:
-        function = resolve(name, table, field)
-        check_options(function, options, options_field or f"{field}_options", provided)
+        return resolve(name, table, field)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return Chosen(name, function, dict(options), frozenset(inspect.signature(function).parameters))
 
 
-def chosen_entry(
-    entry: Mapping[str, Any], table: Mapping[str, Callable[..., Any]], field: str, provided: Collection[str]
+def _with_options(
+    name: str, function: Callable[..., Any], options: Mapping[str, Any], field: str, provided: Collection[str]
 ) -> Chosen:
-    """An entry holds a name and, beside it, the options. Raises ConfigError, naming the field."""
-    if "name" not in entry:
-        raise ConfigError(f"{field} is {dict(entry)!r}: it needs a name, one of {', '.join(table)}.")
-    options = {k: v for k, v in entry.items() if k != "name"}
-    return chosen(str(entry["name"]), table, options, field, provided, field)
-
-
-def chosen_list(
-    entries: Collection[Mapping[str, Any]],
-    table: Mapping[str, Callable[..., Any]],
-    field: str,
-    provided: Collection[str],
-) -> list[Chosen]:
-    """Of several entries; errors name the field and the place."""
-    return [chosen_entry(entry, table, f"{field}[{i}]", provided) for i, entry in enumerate(entries)]
+    try:
+        check_options(function, options, field, provided)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return Chosen(name, function, dict(options))

@@ -2,71 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.advantages import ESTIMATORS
-from asyncrl.learner.advantages.episodes import Advantages
+from asyncrl.learner.advantages.estimator import Advantages, EstimatorInputs, needs_of
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.objective.choice import Chosen, checked, chosen, chosen_entry
+from asyncrl.learner.objective.choice import Chosen, Kind, checked
 
-_OF_ROWS = ("lengths", "groups", "episodes", "baseline")
+_FIELD = "learner.advantage"
+_KIND = Kind(ESTIMATORS, EstimatorInputs)
 
 
 class Estimators:
     """Built once per run. Raises ConfigError, naming the field, for a name or option that cannot work."""
 
-    def __init__(self, learner: LearnerConfig, inputs: Collection[str]) -> None:
-        """`inputs`: what an estimator may read, which are no options."""
-        self._all = chosen(learner.advantage, ESTIMATORS, learner.advantage_options, "learner.advantage", inputs)
-        self._of_env = {
-            env: chosen_entry(spec, ESTIMATORS, f"learner.advantage_by_env.{env}", inputs)
-            for env, spec in learner.advantage_by_env.items()
+    def __init__(self, learner: LearnerConfig) -> None:
+        self._default = _KIND.choose(learner.advantage, learner.advantage_options, _FIELD)
+        self._by_env = {
+            env: _KIND.choose_entry(spec, f"{_FIELD}_by_env.{env}") for env, spec in learner.advantage_by_env.items()
         }
-        self.read = self._all.parameters.union(*(one.parameters for one in self._of_env.values()))
-        """Inputs that any of them reads."""
+        self.needs = needs_of(self._default.function).union(*(needs_of(e.function) for e in self._by_env.values()))
+        """Optional inputs that any of them reads."""
 
     def __iter__(self) -> Iterator[tuple[str, Chosen, str]]:
-        """Field, estimator, and the environment that it is for; the one for all comes last, and is for none."""
-        for env, one in self._of_env.items():
-            yield f"learner.advantage_by_env.{env}", one, env
-        yield "learner.advantage", self._all, ""
+        """Field, estimator and environment of each; the default comes last, with no environment."""
+        for env, estimator in self._by_env.items():
+            yield f"{_FIELD}_by_env.{env}", estimator, env
+        yield _FIELD, self._default, ""
 
-    def __call__(self, batch: Batch, known: dict[str, Any]) -> Advantages:
-        """Of the whole batch. `known`: the inputs by name. Raises ConfigError where the data lack what an option
-        names."""
-        if not self._of_env:
-            return _ask("learner.advantage", self._all, known)
-        advantages = torch.zeros_like(known["rewards"], dtype=torch.float32)
+    def __call__(self, batch: Batch, inputs: EstimatorInputs) -> Advantages:
+        """Advantages of the whole batch. Raises ConfigError where the data lack what an option names."""
+        if not self._by_env:
+            return _estimate(_FIELD, self._default, inputs)
+        advantages = torch.zeros_like(inputs.rewards, dtype=torch.float32)
         returns = torch.zeros_like(advantages)
-        for place, env in enumerate(batch.env_names):
-            rows = (batch.envs == place).nonzero()[:, 0]
-            if not len(rows):
+        for i, env in enumerate(batch.env_names):
+            row_ids = (batch.envs == i).nonzero()[:, 0]
+            if not len(row_ids):
                 continue
-            t = batch.tokens_of(rows)
-            field = f"learner.advantage_by_env.{env}" if env in self._of_env else "learner.advantage"
-            found = _ask(field, self._of_env.get(env, self._all), _part(known, rows, t))
-            advantages[t], returns[t] = found.advantages.to(advantages.dtype), found.returns.to(returns.dtype)
+            t = batch.tokens_of(row_ids)
+            field = f"{_FIELD}_by_env.{env}" if env in self._by_env else _FIELD
+            estimated = _estimate(field, self._by_env.get(env, self._default), inputs.take(row_ids, t))
+            advantages[t], returns[t] = estimated.advantages.to(advantages.dtype), estimated.returns.to(returns.dtype)
         return Advantages(advantages, returns)
 
 
-def _ask(field: str, estimator: Chosen, known: dict[str, Any]) -> Advantages:
+def _estimate(field: str, estimator: Chosen, inputs: EstimatorInputs) -> Advantages:
     try:
-        return checked(estimator(known), Advantages, estimator)
+        return checked(estimator(inputs.only(needs_of(estimator.function))), Advantages, estimator)
     except ValueError as error:
         raise ConfigError(f"{field} is {estimator.name!r}: {error}") from error
-
-
-def _part(known: dict[str, Any], rows: Tensor, t: Tensor) -> dict[str, Any]:
-    """The inputs of the rows [b], whose tokens are `t`."""
-    found = {}
-    for name, value in known.items():
-        if isinstance(value, Tensor):
-            value = value[rows] if name in _OF_ROWS else value[..., t]
-        found[name] = value
-    return found

@@ -1,7 +1,7 @@
 """What is minimised, put together from the names in the config: advantage, corrections, loss, aggregation, KL.
 
-Each is a pure function from a table (or the user's own, by import path); its options are checked before anything runs,
-and it is called with those inputs that it has parameters for.
+Each is a pure function from a table (or the user's own, by import path) that takes one typed structure and options; its
+options are checked, and it is tried on made-up data, before anything runs.
 """
 
 from __future__ import annotations
@@ -14,58 +14,45 @@ from torch import Tensor
 
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.advantages.episodes import Advantages
+from asyncrl.learner.advantages.estimator import Advantages, EstimatorInputs
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.corrections.weights import CORRECTIONS, compose
-from asyncrl.learner.losses.aggregation import AGGREGATIONS, denominator, unit_tokens
-from asyncrl.learner.losses.clipped import LOSSES, corrected_where, value_loss
-from asyncrl.learner.losses.policy_loss import PolicyLoss
-from asyncrl.learner.objective.choice import Chosen, checked, chosen, chosen_list
-from asyncrl.learner.objective.estimators import Estimators
-from asyncrl.learner.objective.kl import KL, penalise_rewards, unbiased
+from asyncrl.learner.corrections import Correction, CorrectionInputs, compose
+from asyncrl.learner.losses import LossInputs, PolicyLoss
+from asyncrl.learner.losses.aggregation import AggregationInputs, denominator, unit_tokens
+from asyncrl.learner.losses.value import ValueInputs
+from asyncrl.learner.objective.choice import Chosen, checked
+from asyncrl.learner.objective.functions import Functions
+from asyncrl.learner.objective.kl import penalise_rewards, unbiased
 from asyncrl.learner.objective.rehearsal import made_up
-from asyncrl.learner.objective.shaping import OF_EPISODES, SHAPING, drawn, shaped
+from asyncrl.learner.objective.shaping import resampled, shaped
 from asyncrl.learner.ragged import masked, spread
 
-LINEAR_IN_ADVANTAGE = frozenset(("ppo", "decoupled_ppo", "gspo", "gmpo", "cispo", "sapo", "gpg", "reinforce", "topr"))
-"""Losses of which a row with no advantage has neither value nor gradient."""
-ROW_BY_ROW_LOSSES = LINEAR_IN_ADVANTAGE | {"luspo", "rollout_is", "vespo", "dro", "dppo_tv", "dppo_kl"}
-ROW_BY_ROW_CORRECTIONS = frozenset(("none", "tis", "mis", "icepop", "clamp", "kl_reject", "veto", "opsm"))
-"""What looks at one row at a time may be computed micro-batch by micro-batch. Everything else, the user's own too, is
-computed over a whole mini-batch at once, so that how it is cut never changes the result; that costs a forward pass."""
-
-OF_USERS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
-"""What a function that gets or gives the wrong things raises while it is rehearsed."""
-
-_BATCH = ("mask", "lengths", "groups", "episodes", "behaviour", "rewards", "reward_components", "reward_names")
-_STEP = ("current", "proximal", "logprobs", "advantages", "weights", "generator", "reference", "values", "sum_pi_sq")
-_GIVEN = ("per_token", "denominator", "unit_tokens", "baseline", *_BATCH, *_STEP)
-"""What a function may read: no options, then."""
-_OF_VALUES = ("values", "old_values", "returns", "mask", "lengths", "aggregation", "denominator", "episodes", "weights")
+_USER_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
+"""What a function that receives or returns the wrong things raises while it is rehearsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """What a mini-batch's loss is divided by, of which a micro-batch sees only a part."""
+    """What a mini-batch's loss is divided by; None: the call holds the whole mini-batch, and counts itself."""
 
-    denominator: Tensor | None
-    unit_tokens: Tensor | None
+    denominator: Tensor | None = None
+    unit_tokens: Tensor | None = None
     """[B] of the mini-batch, or of the rows taken from it"""
 
-    def take(self, rows: Tensor) -> Norm:
-        return Norm(self.denominator, None if self.unit_tokens is None else self.unit_tokens[rows])
+    def take(self, row_ids: Tensor) -> Norm:
+        return Norm(self.denominator, None if self.unit_tokens is None else self.unit_tokens[row_ids])
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the KL term is against, and its weight now."""
+    """The reference model's logprobs, and the current weight of the KL term."""
 
     logprobs: Tensor
     """[T]"""
     coefficient: float
 
-    def take(self, tokens: Tensor) -> Reference:
-        return Reference(self.logprobs[tokens], self.coefficient)
+    def take(self, t: Tensor) -> Reference:
+        return Reference(self.logprobs[t], self.coefficient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,51 +78,25 @@ class Objective:
 
     def __init__(self, learner: LearnerConfig) -> None:
         self._learner = learner
-        options = dict(learner.aggregation_options)
-        self._divide_by = options.pop("denominator", "all")
-        if self._divide_by not in ("all", "kept"):
-            raise ConfigError(f"learner.aggregation_options.denominator is {self._divide_by!r}: expected all or kept.")
-        # `weights` is the correction's for a loss, an option (of the rewards) for an estimator.
-        inputs = [name for name in _GIVEN if name != "weights"]
-        self._estimators = Estimators(learner, inputs)
-        self._loss = chosen(learner.loss, LOSSES, learner.loss_options, "learner.loss", _GIVEN)
-        self._aggregate = chosen(learner.aggregation, AGGREGATIONS, options, "learner.aggregation", _GIVEN)
-        self._kl = chosen(learner.kl, KL, learner.kl_options, "learner.kl", _GIVEN)
-        self._corrections = chosen_list(
-            learner.corrections or ({"name": "none"},), CORRECTIONS, "learner.corrections", _GIVEN
-        )
-        self._shaping = chosen_list(learner.shaping, SHAPING, "learner.shaping", OF_EPISODES)
-        self._value_loss = chosen(
-            "value_loss", {"value_loss": value_loss}, learner.value_options, "learner.value", _OF_VALUES
-        )
-        self.row_by_row = (
-            learner.loss in ROW_BY_ROW_LOSSES
-            and learner.aggregation in AGGREGATIONS
-            and self._divide_by == "all"
-            and all(c.name in ROW_BY_ROW_CORRECTIONS and not c.options.get("normalize") for c in self._corrections)
-        )
+        self._functions = Functions(learner)
+        self.row_by_row = self._functions.row_by_row()
         """Whether micro-batches may be evaluated one by one; otherwise a whole mini-batch must be, in one call."""
-        self.linear_in_advantage = (
-            self.row_by_row
-            and learner.loss in LINEAR_IN_ADVANTAGE
-            and (learner.kl_coef == 0 or learner.kl_in == "reward")
-            and learner.entropy_coef == 0
-            and learner.critic == "none"
-        )
+        self.linear_in_advantage = self.row_by_row and self._functions.linear_in_advantage()
         """Whether a row without any advantage adds nothing to the gradient."""
-        penalised = learner.kl_coef > 0 and learner.kl_in == "reward"
-        read = self._estimators.read
-        self.advantage_needs_sum_pi_sq = "sum_pi_sq" in read
-        self.advantage_needs_logprobs = penalised or bool(read & {"current", "proximal", "logprobs", "sum_pi_sq"})
+        needs = self._functions.estimators.needs
+        self.advantage_needs_sum_pi_sq = "sum_pi_sq" in needs
+        self.advantage_needs_logprobs = not needs.isdisjoint(("logprobs", "sum_pi_sq")) or (
+            learner.kl_coef > 0 and learner.kl_in == "reward"
+        )
         self._rehearse()
 
     def prepared(self, batch: Batch, version: int) -> Batch:
-        """The batch of the step from `version` on, with the rewards, and the episodes, that it trains on."""
-        batch, learner = shaped(batch, self._shaping), self._learner
+        """The batch of the step from `version` on, with the rewards and the episodes that it trains on."""
+        batch, learner = shaped(batch, self._functions.shaping), self._learner
         if learner.pf_ppo == "off":
             return batch
         generator = torch.Generator().manual_seed(learner.seed * 1_000_003 + version)
-        return drawn(batch, method=learner.pf_ppo, power=learner.pf_ppo_power, generator=generator)
+        return resampled(batch, method=learner.pf_ppo, power=learner.pf_ppo_power, generator=generator)
 
     def advantages(
         self,
@@ -146,26 +107,38 @@ class Objective:
         values: Tensor | None = None,
         reference: Reference | None = None,
     ) -> Advantages:
-        """Of the whole batch, each input [T]. Raises ConfigError where the data lack what an option names."""
-        known = _of_batch(batch) | {"current": proximal, "proximal": proximal, "logprobs": proximal}
-        # What the policy sampled, tokens over age too: an episode's reward may sit on one that carries no loss.
-        known |= {"mask": batch.sampled, "values": values, "sum_pi_sq": sum_pi_sq}
-        if self._learner.greedy_baseline:
-            known["baseline"] = batch.baseline
+        """Advantages of the whole batch; each input is [T]. Raises ConfigError where the data lack what an option
+        names."""
+        rewards = batch.rewards
         if reference is not None and self._learner.kl_in == "reward":
             assert proximal is not None
-            kl = self._kl({"logprobs": proximal, "reference": reference.logprobs})
-            known["rewards"] = penalise_rewards(batch.rewards, kl, batch.sampled, reference.coefficient)
-        estimated = self._estimators(batch, known)
+            kl = self._functions.kl(proximal, reference.logprobs)
+            rewards = penalise_rewards(rewards, kl, batch.sampled, reference.coefficient)
+        inputs = EstimatorInputs(
+            rewards=rewards,
+            # Tokens over age too: an episode's reward may be on one that carries no loss.
+            mask=batch.sampled,
+            lengths=batch.lengths,
+            groups=batch.groups,
+            episodes=batch.episodes,
+            behaviour=batch.behaviour,
+            values=values,
+            logprobs=proximal,
+            sum_pi_sq=sum_pi_sq,
+            baseline=batch.baseline if self._learner.greedy_baseline else None,
+            reward_components=batch.reward_components,
+            reward_names=batch.reward_names,
+        )
+        estimated = self._functions.estimators(batch, inputs)
         weights = spread(batch.row_weights, batch.lengths, len(batch.token_ids))
         return Advantages(estimated.advantages * weights, estimated.returns)
 
     def norm(self, batch: Batch) -> Norm:
-        """For a mini-batch that is evaluated in parts. The user's own aggregation is always given the whole."""
+        """The norm of a mini-batch that is evaluated in parts. The user's own aggregation always gets the whole."""
         if not self.row_by_row:
-            return Norm(None, None)
+            return Norm()
         units: dict[str, Any] = {"episodes": batch.episodes, "groups": batch.groups}
-        rows = self._aggregate.options.get("rows")
+        rows = self._functions.aggregation.options.get("rows")
         total = denominator(
             self._learner.aggregation, batch.mask, batch.lengths, **units, **({"rows": rows} if rows else {})
         )
@@ -181,29 +154,19 @@ class Objective:
         norm: Norm,
         generator: torch.Generator,
     ) -> Evaluated:
-        """`current[T]` carries the gradient. `norm` is that of the mini-batch that the rows are of."""
-        known = _of_batch(rows) | {
-            "advantages": advantages,
-            "current": current.detach(),
-            "proximal": proximal,
-            "generator": generator,
-        }
-        correction = compose([c(known) for c in self._corrections])
-        loss = checked(self._loss(known | {"current": current, "weights": correction.weights}), PolicyLoss, self._loss)
+        """`current[T]` carries the gradient. `norm` is that of the mini-batch that holds the rows."""
+        correction = self._correct(rows, advantages, current.detach(), proximal)
+        loss = self._policy_loss(rows, advantages, current, proximal, correction.weights, generator)
         per_token = loss.per_token
-        where = corrected_where(self._loss.function)
-        if where == "outside":
+        if self._functions.properties.correction == "outside":
             per_token = per_token * correction.weights
-        elif where == "itself":  # its ratio is against the behaviour policy already: only what is rejected leaves
+        elif self._functions.properties.correction == "itself":
             per_token = per_token * correction.keep
-        mask = correction.keep if self._divide_by == "kept" else rows.mask
+        mask = correction.keep if self._functions.divide_by == "kept" else rows.mask
         policy_loss = self.aggregate(per_token, rows, norm, mask)
         total, kl = policy_loss, None
         if reference is not None:
-            kl = self._kl({"logprobs": current, "reference": reference.logprobs})
-            if self._learner.kl_unbiased != "off":
-                kl = unbiased(kl, current, proximal if self._learner.kl_unbiased == "proximal" else rows.behaviour)
-            kl = masked(kl, rows.mask)
+            kl = masked(self._reference_kl(rows, current, proximal, reference), rows.mask)
             if self._learner.kl_in == "loss":
                 total = total + reference.coefficient * self.aggregate(kl, rows, norm, mask)
         return Evaluated(
@@ -218,28 +181,67 @@ class Objective:
     def metrics(
         self, batch: Batch, advantages: Tensor, current: Tensor, proximal: Tensor, generator: torch.Generator
     ) -> dict[str, float]:
-        """What the corrections and the loss say of themselves, over the whole batch."""
-        known = _of_batch(batch) | {
-            "advantages": advantages,
-            "current": current,
-            "proximal": proximal,
-            "generator": generator,
-        }
-        correction = compose([c(known) for c in self._corrections])
-        loss: PolicyLoss = self._loss(known | {"weights": correction.weights})
-        said = {f"correction/applied/{name}": float(value) for name, value in correction.metrics.items()}
-        return said | {f"weights/loss/{name}": float(value) for name, value in loss.metrics.items()}
+        """Metrics of the corrections and of the loss, over the whole batch."""
+        correction = self._correct(batch, advantages, current, proximal)
+        loss = self._policy_loss(batch, advantages, current, proximal, correction.weights, generator)
+        values = {f"correction/applied/{name}": float(value) for name, value in correction.metrics.items()}
+        return values | {f"weights/loss/{name}": float(value) for name, value in loss.metrics.items()}
+
+    def _correct(self, rows: Batch, advantages: Tensor, current: Tensor, proximal: Tensor) -> Correction:
+        inputs = CorrectionInputs(
+            proximal=proximal,
+            behaviour=rows.behaviour,
+            current=current,
+            advantages=advantages,
+            mask=rows.mask,
+            lengths=rows.lengths,
+        )
+        return compose([checked(c(inputs), Correction, c) for c in self._functions.corrections])
+
+    def _policy_loss(
+        self,
+        rows: Batch,
+        advantages: Tensor,
+        current: Tensor,
+        proximal: Tensor,
+        weights: Tensor,
+        generator: torch.Generator,
+    ) -> PolicyLoss:
+        inputs = LossInputs(
+            current=current,
+            proximal=proximal,
+            behaviour=rows.behaviour,
+            advantages=advantages,
+            weights=weights,
+            mask=rows.mask,
+            lengths=rows.lengths,
+            groups=rows.groups,
+            episodes=rows.episodes,
+            rewards=rows.rewards,
+            generator=generator,
+        )
+        loss = self._functions.loss
+        return checked(loss(inputs), PolicyLoss, loss)
+
+    def _reference_kl(self, rows: Batch, current: Tensor, proximal: Tensor, reference: Reference) -> Tensor:
+        """[T], with gradient"""
+        kl: Tensor = self._functions.kl(current, reference.logprobs)
+        if self._learner.kl_unbiased == "off":
+            return kl
+        return unbiased(kl, current, proximal if self._learner.kl_unbiased == "proximal" else rows.behaviour)
 
     def entropy_bonus(self, entropy: Tensor, rows: Batch, norm: Norm) -> Tensor:
         """What the entropy adds to the loss, a scalar with gradient."""
         return -self._learner.entropy_coef * self.aggregate(entropy, rows, norm, rows.mask)
 
     def aggregate(self, per_token: Tensor, rows: Batch, norm: Norm, mask: Tensor) -> Tensor:
-        """A scalar. An episode that is drawn n times counts n times; what is divided by is the batch as it came."""
+        """A scalar. An episode that was drawn n times counts n times in the sum, and once in what is divided by."""
         if (weights := self.token_weights(rows)) is not None:
             per_token = per_token * weights
-        known = _of_batch(rows) | {"per_token": per_token, "mask": mask, "unit_tokens": norm.unit_tokens}
-        value: Tensor = self._aggregate(known | {"denominator": norm.denominator})
+        inputs = AggregationInputs(
+            per_token, mask, rows.lengths, rows.episodes, rows.groups, norm.denominator, norm.unit_tokens
+        )
+        value: Tensor = self._functions.aggregation(inputs)
         return value
 
     def token_weights(self, rows: Batch) -> Tensor | None:
@@ -248,39 +250,28 @@ class Objective:
             return None
         return spread(rows.loss_weights, rows.lengths, len(rows.token_ids))
 
-    def value_loss(
-        self,
-        values: Tensor,
-        old_values: Tensor,
-        returns: Tensor,
-        mask: Tensor,
-        tokens: float,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Of some tokens of a mini-batch that has so many `tokens` with loss: a scalar. `weights` as `token_weights`
-        gives them."""
-        known = {"values": values, "old_values": old_values, "returns": returns, "mask": mask, "denominator": tokens}
-        loss: Tensor = self._value_loss(known | {"weights": weights})
+    def value_loss(self, inputs: ValueInputs) -> Tensor:
+        loss: Tensor = self._functions.value_loss(inputs)
         return loss
 
     def _rehearse(self) -> None:
-        """An input that is missing at training time is found before anything starts. Raises ConfigError."""
+        """Finds an input that would be missing at training time before anything starts. Raises ConfigError."""
         learner = self._learner
-        for chosen_one in self._estimators:  # the last one is for all
-            batch, estimated = self._rehearse_estimator(*chosen_one)
+        for field, estimator, env in self._functions.estimators:  # the default comes last
+            batch, estimated = self._rehearse_estimator(field, estimator, env)
         logprobs, mask = batch.behaviour, batch.mask
         reference = Reference(logprobs, 1.0)
         try:
             norm, current = self.norm(batch), logprobs.clone().requires_grad_()
             a = estimated.advantages
             self.evaluate(batch, a, current, logprobs, reference, norm, torch.Generator()).loss.backward()  # type: ignore[no-untyped-call]
-        except OF_USERS as error:
+        except _USER_ERRORS as error:
             raise ConfigError(
                 f"learner.loss {learner.loss!r} with learner.corrections, learner.kl and learner.aggregation "
                 f"{learner.aggregation!r} cannot be computed: {error}"
             ) from error
         try:
-            self.value_loss(torch.zeros(len(mask)), torch.zeros(len(mask)), estimated.returns, mask, 8.0)
+            self.value_loss(ValueInputs(torch.zeros(len(mask)), torch.zeros(len(mask)), estimated.returns, mask, 8.0))
         except ValueError as error:
             raise ConfigError(f"learner.value_options: {error}") from error
 
@@ -296,22 +287,9 @@ class Objective:
         known: dict[str, Any] = {"proximal": logprobs, "sum_pi_sq": logprobs.exp().square(), "values": values}
         try:
             return batch, self.advantages(batch, reference=Reference(logprobs, 1.0), **known)
-        except OF_USERS as error:
+        except _USER_ERRORS as error:
             raise ConfigError(
                 f"{field} is {estimator.name!r}: {error} The learner has rewards, groups, logprobs and sum_pi_sq; "
                 "values under learner.critic shared or separate; the greedy episode's reward (baseline) under "
-                "learner.greedy_baseline."
+                "learner.greedy_baseline. It gets those that it declares with @estimator(needs=...)."
             ) from error
-
-
-def _of_batch(batch: Batch) -> dict[str, Any]:
-    return {
-        "mask": batch.mask,
-        "lengths": batch.lengths,
-        "groups": batch.groups,
-        "episodes": batch.episodes,
-        "behaviour": batch.behaviour,
-        "rewards": batch.rewards,
-        "reward_components": batch.reward_components,
-        "reward_names": batch.reward_names,
-    }

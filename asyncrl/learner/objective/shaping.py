@@ -1,13 +1,13 @@
 """Rewards before they become advantages: penalties, clipping, PF-PPO's choice of what to train on (`learner.shaping`).
 
-All take one reward per episode. Filters of zero-variance groups judge the raw reward, not the shaped one: a length
-penalty gives every group some variance.
+Each function takes `(inputs: ShapingInputs, *, options)` and returns the new reward of each episode. Filters of
+zero-variance groups judge the raw reward, not the shaped one: a length penalty gives every group some variance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -19,39 +19,53 @@ from asyncrl.learner.objective.choice import Chosen
 from asyncrl.learner.ragged import row_sum, segment_sum, spread, unit_ids
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapingInputs:
+    """The E episodes of a batch."""
+
+    rewards: Tensor
+    """[E] float: as the functions before this one left them"""
+    groups: Tensor
+    """[E] int64: the episode's prompt group"""
+    output_tokens: Tensor
+    """[E] int64: tokens that the policy sampled"""
+    input_tokens: Tensor
+    """[E] int64: all other tokens"""
+    turns: Tensor
+    """[E] int64: assistant turns"""
+    truncated: Tensor
+    """[E] bool: a limit of turns or tokens ended the episode"""
+
+
 def overlong_penalty(
-    rewards: Tensor, tokens: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0, floor: bool = False
+    inputs: ShapingInputs, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0, floor: bool = False
 ) -> Tensor:
     """DAPO (2503.14476): R + min(-(tokens - (max_tokens - buffer_tokens)) / buffer_tokens * factor, 0), `[E]`.
 
-    `tokens[E]`: the response's length. `floor`: never below -factor, however far past max_tokens (the paper; verl and
-    AReaL have no floor).
+    `tokens`: the output tokens. `floor`: never below -factor, however far past max_tokens (the paper; verl and AReaL
+    have no floor).
     """
     if not 0 < buffer_tokens <= max_tokens:
         raise ValueError(
             f"overlong_penalty: buffer_tokens is {buffer_tokens}, expected 1 to max_tokens = {max_tokens}."
         )
-    penalty = -(tokens - (max_tokens - buffer_tokens)) / buffer_tokens * factor
-    return rewards + penalty.clamp(min=-factor if floor else None, max=0.0).to(rewards.dtype)
+    penalty = -(inputs.output_tokens - (max_tokens - buffer_tokens)) / buffer_tokens * factor
+    return inputs.rewards + penalty.clamp(min=-factor if floor else None, max=0.0).to(inputs.rewards.dtype)
 
 
-def stop_properly(rewards: Tensor, truncated: Tensor, *, coefficient: float) -> Tensor:
-    """R * coefficient for episodes cut at their length limit (`truncated[E]` bool). NeMo."""
-    return torch.where(truncated, rewards * coefficient, rewards)
+def stop_properly(inputs: ShapingInputs, *, coefficient: float) -> Tensor:
+    """R * coefficient for episodes cut at their length limit (`truncated`). NeMo."""
+    return torch.where(inputs.truncated, inputs.rewards * coefficient, inputs.rewards)
 
 
-def clip(rewards: Tensor, *, bias: float = 0.0, scale: float = 1.0, limit: float = 20.0) -> Tensor:
+def clip(inputs: ShapingInputs, *, bias: float = 0.0, scale: float = 1.0, limit: float = 20.0) -> Tensor:
     """(R + bias) * scale, clamped to ±limit. AReaL."""
-    return ((rewards + bias) * scale).clamp(-limit, limit)
+    return ((inputs.rewards + bias) * scale).clamp(-limit, limit)
 
 
 def length_penalty(
-    rewards: Tensor,
-    groups: Tensor,
+    inputs: ShapingInputs,
     *,
-    output_tokens: Tensor,
-    input_tokens: Tensor,
-    turns: Tensor,
     output_weight: float = 0.25,
     input_weight: float = 0.1,
     turns_weight: float = 0.1,
@@ -60,7 +74,8 @@ def length_penalty(
 
     Mean and maxima are of the group: a group that always fails is not taught to fail in fewer words.
     """
-    group, count = unit_ids(groups, groups)
+    rewards = inputs.rewards
+    group, count = unit_ids(inputs.groups, inputs.groups)
     size = segment_sum(torch.ones_like(rewards), group, count)
     mean = segment_sum(rewards, group, count) / size
 
@@ -69,8 +84,8 @@ def length_penalty(
         largest = torch.zeros_like(size).scatter_reduce(0, group, x, "amax")
         return x / torch.where(largest > 0, largest, 1.0)[group]
 
-    cost = output_weight * relative(output_tokens) + input_weight * relative(input_tokens)
-    return rewards - mean[group] * (cost + turns_weight * relative(turns))
+    cost = output_weight * relative(inputs.output_tokens) + input_weight * relative(inputs.input_tokens)
+    return rewards - mean[group] * (cost + turns_weight * relative(inputs.turns))
 
 
 SHAPING: dict[str, Callable[..., Tensor]] = {
@@ -121,48 +136,44 @@ def pf_ppo_draws(
     return torch.bincount(chosen, minlength=rewards.numel()).to(rewards.dtype)
 
 
-OF_EPISODES = ("rewards", "tokens", "output_tokens", "input_tokens", "turns", "truncated", "groups")
-"""Inputs of a shaping function, each [E]: what it has parameters for is passed."""
-
-
 def shaped(batch: Batch, shaping: Sequence[Chosen]) -> Batch:
-    """The batch with each episode's reward shaped by one function after another, and paid where it was."""
+    """The batch with each episode's reward shaped by one function after another, on the episode's last policy token."""
     if not shaping:
         return batch
     index, count = unit_ids(batch.lengths, batch.episodes)
-    known = _of_episodes(batch, index, count)
-    for one in shaping:
-        known["rewards"] = one(known)
+    inputs = _by_episode(batch, index, count)
+    for function in shaping:
+        inputs = replace(inputs, rewards=function(inputs))
     steps = steps_of(batch.sampled, batch.lengths, batch.episodes)
     last = steps.token[steps.last]
     episode_of_token = spread(index, batch.lengths, len(batch.token_ids))
-    paid = torch.zeros_like(batch.rewards)
-    paid[last] = known["rewards"][episode_of_token[last]].to(paid.dtype)
-    return replace(batch, rewards=paid)
+    rewards = torch.zeros_like(batch.rewards)
+    rewards[last] = inputs.rewards[episode_of_token[last]].to(rewards.dtype)
+    return replace(batch, rewards=rewards)
 
 
-def drawn(batch: Batch, *, method: Any, power: float, generator: torch.Generator) -> Batch:
+def resampled(batch: Batch, *, method: Any, power: float, generator: torch.Generator) -> Batch:
     """The batch with each episode weighing in the loss as often as PF-PPO drew it."""
     index, count = unit_ids(batch.lengths, batch.episodes)
-    rewards = _of_episodes(batch, index, count)["rewards"]
+    rewards = _by_episode(batch, index, count).rewards
     draws = pf_ppo_draws(rewards, method=method, power=power, generator=generator)
     return replace(batch, loss_weights=batch.loss_weights * draws[index])
 
 
-def _of_episodes(batch: Batch, index: Tensor, count: int) -> dict[str, Tensor]:
+def _by_episode(batch: Batch, index: Tensor, count: int) -> ShapingInputs:
+    """`index[B]`: the episode of each row, below `count`."""
+
     def total(per_token: Tensor) -> Tensor:
         return segment_sum(row_sum(per_token, batch.lengths), index, count)
 
     def of_rows(per_row: Tensor) -> Tensor:
         return torch.zeros(count, dtype=per_row.dtype).scatter(0, index, per_row)
 
-    tokens = total(batch.sampled.long())
-    return {
-        "rewards": total(batch.rewards),
-        "tokens": tokens,
-        "output_tokens": tokens,
-        "input_tokens": total((~batch.sampled).long()),
-        "turns": of_rows(batch.turns),
-        "truncated": of_rows(batch.truncated),
-        "groups": of_rows(batch.groups),
-    }
+    return ShapingInputs(
+        rewards=total(batch.rewards),
+        groups=of_rows(batch.groups),
+        output_tokens=total(batch.sampled.long()),
+        input_tokens=total((~batch.sampled).long()),
+        turns=of_rows(batch.turns),
+        truncated=of_rows(batch.truncated),
+    )

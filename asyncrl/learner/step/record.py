@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from asyncrl.learner.advantages.episodes import Advantages
+from asyncrl.learner.advantages.estimator import Advantages
 from asyncrl.learner.batch import Batch
 
 

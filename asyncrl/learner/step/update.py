@@ -11,6 +11,7 @@ from torch import Tensor
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.backends.protocol import Backend, Packed, Scores, Want
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.losses.value import ValueInputs
 from asyncrl.learner.objective.objective import Norm, Objective, Reference
 from asyncrl.learner.step.critic import Critic, OfValues
 from asyncrl.learner.step.micro_batches import Plan, score
@@ -75,7 +76,7 @@ class Update:
         """
         if len(self._parts) == 1:
             rows, t = self._batch.take(self._parts[0]), self._batch.tokens_of(self._parts[0])
-            norm = Norm(None, None)
+            norm = Norm()
 
             def direct(_: int, scores: Scores) -> Tensor:
                 return self._evaluate(rows, t, scores.logprobs.to("cpu"), norm) + self._extras(rows, t, scores, norm)
@@ -85,13 +86,13 @@ class Update:
         known = self._step.proximal if first else None
         seen = score(self._backend, self._batch, [Plan(self._parts, [])]).logprobs if known is None else known
         current = seen[self.tokens].clone().requires_grad_()
-        self._evaluate(self._minibatch, self.tokens, current, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
+        self._evaluate(self._minibatch, self.tokens, current, Norm()).backward()  # type: ignore[no-untyped-call]
         slope = torch.zeros_like(seen)
         slope[self.tokens] = current.grad if current.grad is not None else 0.0
         entropy_slope = None
         if self._learner.entropy_coef:
             entropy = torch.zeros_like(seen).requires_grad_()
-            self._objective.entropy_bonus(entropy[self.tokens], self._minibatch, Norm(None, None)).backward()  # type: ignore[no-untyped-call]
+            self._objective.entropy_bonus(entropy[self.tokens], self._minibatch, Norm()).backward()  # type: ignore[no-untyped-call]
             entropy_slope = entropy.grad
 
         def carried(i: int, scores: Scores) -> Tensor:
@@ -154,7 +155,9 @@ class Update:
 
         def of_values(values: Tensor) -> Tensor:
             on_tokens = torch.zeros(len(t)).index_put((sampled,), values.to("cpu"))
-            return self._objective.value_loss(on_tokens, old, returns, mask, self._tokens_with_loss, weights)
+            return self._objective.value_loss(
+                ValueInputs(on_tokens, old, returns, mask, self._tokens_with_loss, weights)
+            )
 
         return of_values
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.learner.advantages import ESTIMATORS
+from asyncrl.learner.advantages import ESTIMATORS, EstimatorInputs
 from tests.learner import reference
-from tests.learner.flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
+from tests.learner.flat_batches import FLATS, Flat, close, estimator_inputs, shuffled, split, with_a_masked_token
 
 GROUP_RELATIVE: list[tuple[str, str, dict[str, Any]]] = [
     ("grpo", "grpo", {}),
@@ -32,7 +32,9 @@ GROUP_RELATIVE: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def estimate(name: str, flat: Flat, **options: Any) -> Any:
-    return ESTIMATORS[name](flat.rewards, flat.mask, flat.lengths, flat.groups, episodes=flat.episodes, **options)
+    more, options = split(options, EstimatorInputs)
+    layout = (flat.rewards, flat.mask, flat.lengths, flat.groups)
+    return ESTIMATORS[name](estimator_inputs(*layout, episodes=flat.episodes, **more), **options)
 
 
 @pytest.mark.parametrize("case", FLATS)
@@ -102,7 +104,7 @@ def test_vtrace(rho_max: float, c_max: float, case: str) -> None:
         "vtrace",
         flat,
         values=flat.values,
-        current=flat.current,
+        logprobs=flat.current,
         behaviour=flat.behaviour,
         gamma=0.98,
         rho_max=rho_max,
@@ -114,7 +116,7 @@ def test_vtrace(rho_max: float, c_max: float, case: str) -> None:
 
 def test_vtrace_on_policy_is_the_return_minus_the_value() -> None:
     flat = FLATS["seed1"]
-    got = estimate("vtrace", flat, values=flat.values, current=flat.behaviour, behaviour=flat.behaviour)
+    got = estimate("vtrace", flat, values=flat.values, logprobs=flat.behaviour, behaviour=flat.behaviour)
     g = reference.returns(flat.rows, flat.floats["rewards"], 1.0)
     close(got.returns, g)
 
@@ -173,13 +175,15 @@ def call_all(flat: Flat, change: Callable[[str, Any], Any] = lambda name, x: x) 
     extra: dict[str, dict[str, Any]] = {
         "gdpo": {"reward_components": torch.stack([given["rewards"], given["rewards"] ** 2])},
         "remax": {"baseline": torch.cos(groups.double())},
-        "vtrace": {"current": given["current"], "behaviour": given["behaviour"]},
+        "vtrace": {"logprobs": given["current"], "behaviour": given["behaviour"]},
         "optimal_token_baseline": {"logprobs": given["proximal"], "sum_pi_sq": given["sum_pi_sq"], "variant": "token"},
     }
-    return {
-        name: fn(given["rewards"], mask, lengths, groups, given["values"], episodes, **extra.get(name, {}))
-        for name, fn in ESTIMATORS.items()
-    }
+    found = {}
+    for name, fn in ESTIMATORS.items():
+        more, options = split(extra.get(name, {}), EstimatorInputs)
+        more = {"values": given["values"], "episodes": episodes} | more
+        found[name] = fn(estimator_inputs(given["rewards"], mask, lengths, groups, **more), **options)
+    return found
 
 
 @pytest.mark.parametrize("case", FLATS)
@@ -210,7 +214,8 @@ def test_groups_of_one_and_of_equal_rewards_have_exactly_zero(name: str, dtype: 
         extra = {"logprobs": torch.full((8,), -1.0), "sum_pi_sq": torch.full((8,), 0.5)}
     if name == "reinforce_pp_baseline":
         extra = {"keep_zero": True}
-    got = ESTIMATORS[name](rewards, mask, lengths, groups, **extra).advantages
+    more, options = split(extra, EstimatorInputs)
+    got = ESTIMATORS[name](estimator_inputs(rewards, mask, lengths, groups, **more), **options).advantages
     if name != "gdpo":  # whitened over the batch afterwards: see the table in docs/algorithms.md
         assert (got[:4] == 0).all()
     assert (got[4:] != 0).any()
@@ -219,9 +224,10 @@ def test_groups_of_one_and_of_equal_rewards_have_exactly_zero(name: str, dtype: 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "max_rl", "grpo_passk"])
 def test_a_group_of_one_passes_its_reward_when_asked(name: str) -> None:
-    got = ESTIMATORS[name](
-        torch.tensor([0.0, 0.7]), torch.tensor([True, True]), torch.tensor([2]), torch.tensor([5]), singleton="reward"
+    inputs = estimator_inputs(
+        torch.tensor([0.0, 0.7]), torch.tensor([True, True]), torch.tensor([2]), torch.tensor([5])
     )
+    got = ESTIMATORS[name](inputs, singleton="reward")
     torch.testing.assert_close(got.advantages, torch.tensor([0.7, 0.7]))
 
 
@@ -272,7 +278,7 @@ def test_a_masked_token_changes_nothing(seed: int, several: bool) -> None:
     [
         ("gae", "values"),
         ("vapo_gae", "values"),
-        ("vtrace", "current"),
+        ("vtrace", "values"),
         ("remax", "baseline"),
         ("gdpo", "reward_components"),
         ("optimal_token_baseline", "logprobs"),
@@ -281,16 +287,17 @@ def test_a_masked_token_changes_nothing(seed: int, several: bool) -> None:
 def test_a_missing_input_is_named(name: str, missing: str) -> None:
     flat = FLATS["seed0"]
     with pytest.raises(TypeError, match=missing):
-        ESTIMATORS[name](flat.rewards, flat.mask, flat.lengths, flat.groups)
+        ESTIMATORS[name](estimator_inputs(flat.rewards, flat.mask, flat.lengths, flat.groups))
 
 
 def test_wrong_layouts_are_refused() -> None:
     flat = FLATS["seed0"]
     with pytest.raises(ValueError, match="rewards is"):
-        ESTIMATORS["grpo"](flat.rewards[:-1], flat.mask, flat.lengths, flat.groups)
+        estimator_inputs(flat.rewards[:-1], flat.mask, flat.lengths, flat.groups)
     with pytest.raises(ValueError, match="lengths sum to"):
-        ESTIMATORS["grpo"](flat.rewards, flat.mask, flat.lengths + 1, flat.groups)
+        estimator_inputs(flat.rewards, flat.mask, flat.lengths + 1, flat.groups)
     with pytest.raises(ValueError, match="mask is"):
-        ESTIMATORS["grpo"](flat.rewards, flat.mask.float(), flat.lengths, flat.groups)
+        estimator_inputs(flat.rewards, flat.mask.float(), flat.lengths, flat.groups)
+    one_episode = {"episodes": torch.zeros_like(flat.groups)}
     with pytest.raises(ValueError, match="different groups"):
-        ESTIMATORS["grpo"](flat.rewards, flat.mask, flat.lengths, flat.groups, episodes=torch.zeros_like(flat.groups))
+        ESTIMATORS["grpo"](estimator_inputs(flat.rewards, flat.mask, flat.lengths, flat.groups, **one_episode))

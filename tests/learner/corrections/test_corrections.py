@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.learner.corrections.weights import CORRECTIONS, Correction, compose
+from asyncrl.learner.corrections import CORRECTIONS, Correction, CorrectionInputs, compose
 from tests.learner import reference_objectives as reference
-from tests.learner.flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
+from tests.learner.flat_batches import FLATS, Flat, close, correction_inputs, shuffled, split, with_a_masked_token
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("none", {}),
@@ -33,7 +33,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def correct(name: str, flat: Flat, **options: Any) -> Correction:
-    return CORRECTIONS[name](flat.proximal, flat.behaviour, *flat.layout, **options)
+    more, options = split(options, CorrectionInputs)
+    return CORRECTIONS[name](correction_inputs(flat.proximal, flat.behaviour, *flat.layout, **more), **options)
 
 
 @pytest.mark.parametrize("case", FLATS)
@@ -128,10 +129,11 @@ def test_cutting_into_micro_batches_changes_nothing(name: str, seed: int) -> Non
         extra = dict(options.get(name, {}))
         if name == "opsm":
             extra = {"advantages": flat.advantages[tokens], "current": flat.current[tokens]}
-        got = CORRECTIONS[name](
-            flat.proximal[tokens], flat.behaviour[tokens], flat.mask[tokens], flat.lengths[rows], **extra
+        more, extra = split(extra, CorrectionInputs)
+        inputs = correction_inputs(
+            flat.proximal[tokens], flat.behaviour[tokens], flat.mask[tokens], flat.lengths[rows], **more
         )
-        return got.weights
+        return CORRECTIONS[name](inputs, **extra).weights
 
     whole = run(slice(None), slice(None))
     parts = [run(slice(None, at), slice(None, cut)), run(slice(at, None), slice(cut, None))]
@@ -151,7 +153,8 @@ def test_the_order_of_rows_and_masked_tokens_change_nothing(alteration: Any, see
         if name in ("opsm", "m2po"):
             extra = {k: change(k, getattr(flat, k)) for k in ("advantages", "current")}
         inputs = {k: change(k, getattr(flat, k)) for k in ("proximal", "behaviour", "mask", "lengths")}
-        return CORRECTIONS[name](*inputs.values(), **extra).weights
+        more, extra = split(extra, CorrectionInputs)
+        return CORRECTIONS[name](correction_inputs(*inputs.values(), **more), **extra).weights
 
     for name in CORRECTIONS:
         before, after = weights(name, lambda _, x: x), weights(name, change)
@@ -166,10 +169,10 @@ def test_a_missing_input_is_named() -> None:
     flat = FLATS["seed0"]
     with pytest.raises(TypeError, match="low"):
         correct("mis", flat, high=2.0)
+    whole = correction_inputs(flat.proximal, flat.behaviour, *flat.layout)
+    fields = {name: getattr(whole, name) for name in CorrectionInputs.__dataclass_fields__ if name != "advantages"}
     with pytest.raises(TypeError, match="advantages"):
-        correct("opsm", flat, current=flat.current)
-    with pytest.raises(TypeError, match="advantages"):
-        correct("m2po", flat, current=flat.current)
+        CorrectionInputs(**fields)
     with pytest.raises(ValueError, match="low nor high"):
         correct("kl_reject", flat)
     with pytest.raises(ValueError, match=r"low 2\.0 is above high 0\.5"):

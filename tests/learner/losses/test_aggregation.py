@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.learner.losses.aggregation import AGGREGATIONS, denominator, unit_tokens
+from asyncrl.learner.losses.aggregation import AGGREGATIONS, AggregationInputs, denominator, unit_tokens
 from tests.learner import reference
 from tests.learner.flat_batches import FLATS, Flat
 
@@ -27,17 +28,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 IDS = ["-".join([n, *map(str, o.values())]) for n, o in CASES]
 
 
-def with_groups(name: str, options: dict[str, Any], groups: torch.Tensor) -> dict[str, Any]:
-    return options | ({"groups": groups} if name == "prompt_mean" else {})
+def aggregate(name: str, x: torch.Tensor, flat: Flat, **options: Any) -> torch.Tensor:
+    layout = {"episodes": flat.episodes, "groups": flat.groups}
+    return AGGREGATIONS[name](AggregationInputs(x, *flat.layout, **layout), **options)
 
 
 @pytest.mark.parametrize("case", FLATS)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
 def test_value(name: str, options: dict[str, Any], case: str) -> None:
     flat = FLATS[case]
-    got = AGGREGATIONS[name](
-        flat.advantages, *flat.layout, episodes=flat.episodes, **with_groups(name, options, flat.groups)
-    )
+    got = aggregate(name, flat.advantages, flat, **options)
     want = reference.aggregate(flat.rows, name, flat.floats["advantages"], **options)
     assert float(got) == pytest.approx(want, rel=1e-9, abs=1e-9)
 
@@ -51,8 +51,7 @@ def test_sum_over_micro_batches(name: str, options: dict[str, Any], seed: int, s
     layout = {"episodes": flat.episodes, "groups": flat.groups}
     rows_option = {k: v for k, v in options.items() if k == "rows"}
     whole_x = flat.advantages.requires_grad_()
-    options = with_groups(name, options, flat.groups)
-    whole = AGGREGATIONS[name](whole_x, *flat.layout, episodes=flat.episodes, **options)
+    whole = aggregate(name, whole_x, flat, **options)
     whole.backward()
 
     total = denominator(name, *flat.layout, **layout, **rows_option)
@@ -64,16 +63,16 @@ def test_sum_over_micro_batches(name: str, options: dict[str, Any], seed: int, s
     for piece in range(pieces):
         rows = (dealt == piece).nonzero().squeeze(1)
         tokens = torch.cat([cuts[int(b)] for b in rows]) if len(rows) else torch.arange(0)
-        part = AGGREGATIONS[name](
+        inputs = AggregationInputs(
             part_x[tokens],
             flat.mask[tokens],
             flat.lengths[rows],
-            total,
             flat.episodes[rows],
-            unit_tokens=tokens_of_unit[rows],
-            **(options | ({"groups": flat.groups[rows]} if "groups" in options else {})),
+            flat.groups[rows],
+            total,
+            tokens_of_unit[rows],
         )
-        added = added + part
+        added = added + AGGREGATIONS[name](inputs, **options)
     added.backward()
     torch.testing.assert_close(added, whole, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(part_x.grad, whole_x.grad, rtol=1e-9, atol=1e-9)
@@ -84,7 +83,7 @@ def test_sum_over_micro_batches(name: str, options: dict[str, Any], seed: int, s
 def test_without_a_policy_token_it_is_zero_with_a_graph(name: str, options: dict[str, Any], case: str) -> None:
     flat = FLATS[case]
     x = flat.advantages.requires_grad_()
-    got = AGGREGATIONS[name](x, *flat.layout, **with_groups(name, options, flat.groups))
+    got = aggregate(name, x, flat, **options)
     got.backward()
     assert float(got) == 0.0
     assert x.grad is not None
@@ -96,26 +95,29 @@ def test_an_episode_of_several_rows_weighs_one() -> None:
     mask = torch.ones(3, dtype=torch.bool)
     x = torch.tensor([1.0, 3.0, 10.0])
     episodes = torch.tensor([4, 4, 9])
-    assert float(AGGREGATIONS["seq_mean_token_mean"](x, mask, lengths, episodes=episodes)) == (2 + 10) / 2
-    assert float(AGGREGATIONS["seq_mean_token_sum"](x, mask, lengths, episodes=episodes)) == (4 + 10) / 2
+    inputs = AggregationInputs(x, mask, lengths, episodes)
+    assert float(AGGREGATIONS["seq_mean_token_mean"](inputs)) == (2 + 10) / 2
+    assert float(AGGREGATIONS["seq_mean_token_sum"](inputs)) == (4 + 10) / 2
 
 
 def test_norm_is_the_longest_row_of_a_whole_step() -> None:
     flat = FLATS["seed0"]
     longest = max(len(row) for row in flat.rows.rows)
-    got = AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout)
-    assert float(got) == float(AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout, norm=longest))
+    inputs = AggregationInputs(flat.advantages, *flat.layout)
+    got = AGGREGATIONS["seq_mean_token_sum_norm"](inputs)
+    assert float(got) == float(AGGREGATIONS["seq_mean_token_sum_norm"](inputs, norm=longest))
 
 
 def test_errors_name_what_is_missing() -> None:
     flat = FLATS["seed0"]
+    inputs = AggregationInputs(flat.advantages, *flat.layout)
     with pytest.raises(TypeError, match="groups"):
-        AGGREGATIONS["prompt_mean"](flat.advantages, *flat.layout)
+        AGGREGATIONS["prompt_mean"](inputs)
     with pytest.raises(TypeError, match="groups"):
         denominator("prompt_mean", *flat.layout)
     with pytest.raises(ValueError, match="mean_of_means"):
         denominator("mean_of_means", *flat.layout)
     with pytest.raises(TypeError, match="norm"):
-        AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout, denominator=3.0)
+        AGGREGATIONS["seq_mean_token_sum_norm"](dataclasses.replace(inputs, denominator=3.0))
     with pytest.raises(ValueError, match="norm is 0"):
-        AGGREGATIONS["seq_mean_token_sum_norm"](flat.advantages, *flat.layout, norm=0.0)
+        AGGREGATIONS["seq_mean_token_sum_norm"](inputs, norm=0.0)

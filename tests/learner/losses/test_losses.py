@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.learner.losses.clipped import AGGREGATIONS, LOSSES, PolicyLoss, corrected_where
+from asyncrl.learner.losses import AGGREGATIONS, LOSSES, LossInputs, PolicyLoss, properties_of
+from asyncrl.learner.losses.aggregation import AggregationInputs
 from tests.learner import reference_objectives as reference
-from tests.learner.flat_batches import FLATS, Flat, close, shuffled, with_a_masked_token
+from tests.learner.flat_batches import FLATS, Flat, close, loss_inputs, shuffled, split, with_a_masked_token
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("ppo", {}),
@@ -60,7 +61,8 @@ def inputs(name: str, options: dict[str, Any], flat: Flat) -> tuple[dict[str, An
 
 def run(name: str, flat: Flat, **options: Any) -> tuple[PolicyLoss, torch.Tensor]:
     current = flat.current.requires_grad_()
-    return LOSSES[name](current, flat.proximal, flat.advantages, *flat.layout, **options), current
+    more, options = split(options, LossInputs)
+    return LOSSES[name](loss_inputs(current, flat.proximal, flat.advantages, *flat.layout, **more), **options), current
 
 
 @pytest.mark.parametrize("case", [k for k in FLATS if k not in ("seed4", "seed5", "seed6", "seed7")])
@@ -131,7 +133,7 @@ def test_finite_and_silent_outside_the_mask(case: str, name: str) -> None:
     """NaN logprobs of tool output reach neither loss nor gradient; without policy tokens the loss is exactly 0."""
     flat = FLATS[case]
     got, current = run(name, flat, **everything(name, flat))
-    loss = AGGREGATIONS["token_mean"](got.per_token, *flat.layout)
+    loss = AGGREGATIONS["token_mean"](AggregationInputs(got.per_token, *flat.layout))
     loss.backward()
     assert current.grad is not None
     assert torch.isfinite(got.per_token).all()
@@ -155,16 +157,16 @@ def test_cutting_into_micro_batches_changes_nothing(name: str, seed: int) -> Non
     parts = []
     for rows, tokens in ((slice(None, cut), slice(None, at)), (slice(cut, None), slice(at, None))):
         extra = {k: v[tokens] if isinstance(v, torch.Tensor) else v for k, v in everything(name, flat).items()}
-        parts.append(
-            LOSSES[name](
-                flat.current[tokens],
-                flat.proximal[tokens],
-                flat.advantages[tokens],
-                flat.mask[tokens],
-                flat.lengths[rows],
-                **extra,
-            ).per_token
+        more, options = split(extra, LossInputs)
+        inputs = loss_inputs(
+            flat.current[tokens],
+            flat.proximal[tokens],
+            flat.advantages[tokens],
+            flat.mask[tokens],
+            flat.lengths[rows],
+            **more,
         )
+        parts.append(LOSSES[name](inputs, **options).per_token)
     torch.testing.assert_close(torch.cat(parts), whole.per_token.detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -178,7 +180,8 @@ def test_the_order_of_rows_and_masked_tokens_change_nothing(alteration: Any, see
     def per_token(fn: Any, extra: dict[str, Any], change: Any) -> torch.Tensor:
         inputs = {k: change(k, getattr(flat, k)) for k in ("current", "proximal", "advantages", "mask", "lengths")}
         extra = {k: change(k, v) if isinstance(v, torch.Tensor) else v for k, v in extra.items()}
-        return fn(*inputs.values(), **extra).per_token
+        more, options = split(extra, LossInputs)
+        return fn(loss_inputs(*inputs.values(), **more), **options).per_token
 
     for name in sorted(set(LOSSES) - {"clip_cov"}):  # which draws by place
         before = per_token(LOSSES[name], everything(name, flat), lambda _, x: x)
@@ -194,7 +197,8 @@ def test_one_update_a_step_needs_no_proximal_forward() -> None:
     """With the detached current logprobs as proximal, decoupled PPO is exactly the weighted policy gradient."""
     flat = FLATS["seed2"]
     current = flat.current.requires_grad_()
-    loss = LOSSES["decoupled_ppo"](current, current.detach(), flat.advantages, *flat.layout, weights=flat.weights)
+    inputs = loss_inputs(current, current.detach(), flat.advantages, *flat.layout, weights=flat.weights)
+    loss = LOSSES["decoupled_ppo"](inputs)
     loss.per_token.sum().backward()
     expected = torch.where(flat.mask, -flat.weights * flat.advantages, 0.0)
     torch.testing.assert_close(current.grad, expected)
@@ -202,18 +206,22 @@ def test_one_update_a_step_needs_no_proximal_forward() -> None:
 
 
 def test_where_each_objective_meets_the_correction() -> None:
-    where = {name: corrected_where(fn) for name, fn in LOSSES.items()}
+    where = {name: properties_of(fn).correction for name, fn in LOSSES.items()}
     assert {n for n, w in where.items() if w == "inside"} == {"decoupled_ppo", "gmpo", "vespo"}
     assert {n for n, w in where.items() if w == "itself"} == {"reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"}
 
 
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [("decoupled_ppo", "weights"), ("dppo_tv", "behaviour"), ("dppo_kl", "behaviour"), ("clip_cov", "generator")],
-)
-def test_a_missing_input_is_named(name: str, missing: str) -> None:
+@pytest.mark.parametrize("missing", ["weights", "behaviour", "generator", "lengths"])
+def test_a_missing_input_is_named(missing: str) -> None:
+    whole = loss_inputs(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([True]), torch.tensor([1]))
+    fields = {name: getattr(whole, name) for name in LossInputs.__dataclass_fields__ if name != missing}
     with pytest.raises(TypeError, match=missing):
-        run(name, FLATS["seed0"])
+        LossInputs(**fields)
+
+
+def test_a_tensor_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"LossInputs: advantages is \(2,\), expected \[1\]"):
+        loss_inputs(torch.zeros(1), torch.zeros(1), torch.zeros(2), torch.tensor([True]), torch.tensor([1]))
 
 
 @pytest.mark.parametrize(

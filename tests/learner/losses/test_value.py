@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from asyncrl.learner.losses.clipped import value_loss
+from asyncrl.learner.losses.value import ValueInputs, value_loss
 from tests.learner import reference
 from tests.learner.flat_batches import FLATS
 
@@ -17,7 +19,7 @@ def test_value_and_gradient(huber: float | None, clip: float | None, case: str) 
     flat = FLATS[case]
     values = flat.values.requires_grad_()
     old, returns = flat.values.detach() + flat.weights - 1, flat.advantages
-    got = value_loss(values, old, returns, flat.mask, clip, huber_delta=huber)
+    got = value_loss(ValueInputs(values, old, returns, flat.mask), clip, huber_delta=huber)
     got.backward()
 
     def distance(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -40,25 +42,27 @@ def test_value_and_gradient(huber: float | None, clip: float | None, case: str) 
 
 def test_by_row_and_cut() -> None:
     flat = FLATS["seed1"]
-    got = value_loss(
+    inputs = ValueInputs(
         flat.values,
         flat.values,
         flat.advantages,
         flat.mask,
         lengths=flat.lengths,
-        scale=1.0,
         aggregation="seq_mean_token_mean",
     )
+    got = value_loss(inputs, scale=1.0)
     squares = [(v - a) ** 2 for v, a in zip(flat.floats["values"], flat.floats["advantages"], strict=True)]
     assert float(got) == pytest.approx(reference.aggregate(flat.rows, "seq_mean_token_mean", squares))
-    half = value_loss(flat.values, flat.values, flat.advantages, flat.mask, denominator=2.0 * int(flat.mask.sum()))
-    whole = value_loss(flat.values, flat.values, flat.advantages, flat.mask)
+    whole_inputs = ValueInputs(flat.values, flat.values, flat.advantages, flat.mask)
+    half = value_loss(dataclasses.replace(whole_inputs, denominator=2.0 * int(flat.mask.sum())))
+    whole = value_loss(whole_inputs)
     assert float(half) == pytest.approx(float(whole) / 2)
 
 
 def test_errors() -> None:
     flat = FLATS["seed1"]
+    inputs = ValueInputs(flat.values, flat.values, flat.values, flat.mask)
     with pytest.raises(TypeError, match="lengths"):
-        value_loss(flat.values, flat.values, flat.values, flat.mask, aggregation="seq_mean_token_sum")
+        value_loss(dataclasses.replace(inputs, aggregation="seq_mean_token_sum"))
     with pytest.raises(ValueError, match=r"clip is -0\.1"):
-        value_loss(flat.values, flat.values, flat.values, flat.mask, clip=-0.1)
+        value_loss(inputs, clip=-0.1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from asyncrl.config import Config
 from asyncrl.config.rules import warnings
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.learner.advantages import ESTIMATORS, Advantages
+from asyncrl.learner.advantages import ESTIMATORS, Advantages, EstimatorInputs
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective.kl import KL, AdaptiveKL
@@ -26,6 +26,7 @@ from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Trajectory
+from tests.learner.flat_batches import estimator_inputs, split
 from tests.learner.step.test_train_step import differ, episodes
 from tests.learner.tiny import tiny_config, tiny_model
 
@@ -73,10 +74,9 @@ def trained(trainer: Trainer, steps: int = 2) -> tuple[dict[str, Tensor], list[S
 
 
 def of(name: str, batch: Batch, **given: Any) -> Tensor:
-    rewards = given.pop("rewards", batch.rewards)
-    values = given.pop("values", None)
-    found = ESTIMATORS[name](rewards, batch.mask, batch.lengths, batch.groups, values, batch.episodes, **given)
-    return found.advantages
+    fields, options = split(given, EstimatorInputs)
+    layout = (fields.pop("rewards", batch.rewards), batch.mask, batch.lengths, batch.groups)
+    return ESTIMATORS[name](estimator_inputs(*layout, episodes=batch.episodes, **fields), **options).advantages
 
 
 def rewards_of(batch: Batch, by_episode: list[float]) -> Tensor:
@@ -283,7 +283,7 @@ def test_estimators_with_values(model: Path, name: str) -> None:
     batch, record = a_batch(1), second.record
     assert record.values is not None
     assert record.values[batch.mask].abs().min() > 0
-    extra = {"current": record.proximal, "behaviour": batch.behaviour} if name == "vtrace" else {}
+    extra = {"logprobs": record.proximal, "behaviour": batch.behaviour} if name == "vtrace" else {}
     same(record.advantages, of(name, batch, values=record.values, **extra))
 
 

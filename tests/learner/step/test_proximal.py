@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from asyncrl.config import Config
-from asyncrl.config.rules import SELF_CORRECTING
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.build import refuse_uncorrected
-from asyncrl.learner.losses.clipped import LOSSES, corrected_where
-from asyncrl.learner.losses.policy_loss import PolicyLoss
+from asyncrl.learner.losses import LOSSES, LossInputs, PolicyLoss, loss
+from asyncrl.learner.objective.functions import Functions
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.step.diagnostics import effective_sample_size, mismatch, sequence_effective_sample_size
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.proximal import approximate_proximal
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check
+from tests.learner.flat_batches import loss_inputs
 from tests.learner.step.test_train_step import _Counting, a_batch, differ, episodes
 from tests.learner.tiny import tiny_config, tiny_model
 
@@ -65,7 +65,9 @@ def test_plain_ppo_is_anchored_to_who_sampled(minibatches: int) -> None:
     assert torch.equal(record.anchor[batch.mask], batch.behaviour[batch.mask])
     assert torch.equal(record.weights[batch.mask], torch.ones(int(batch.mask.sum())))
     if minibatches == 1:
-        plain = LOSSES["ppo"](record.current, batch.behaviour, record.advantages, batch.mask, batch.lengths)
+        plain = LOSSES["ppo"](
+            loss_inputs(record.current, batch.behaviour, record.advantages, batch.mask, batch.lengths)
+        )
         torch.testing.assert_close(record.loss, float(plain.per_token.sum() / batch.mask.sum()))
     # The diagnostics still compare the learner with who sampled.
     values = step_metrics(Objective(config.learner), batch, episodes(), result, version=3, success="success")
@@ -84,7 +86,7 @@ def test_how_the_batch_is_cut_changes_nothing(
     many = tiny_config(tokens_per_micro_batch=60, minibatches=minibatches, **learner)
     expected, _, _ = one_step(few)
     assert differ(one_step(many)[0], expected) < 1e-5
-    monkeypatch.setattr("asyncrl.learner.objective.objective.ROW_BY_ROW_LOSSES", frozenset())
+    monkeypatch.setattr(Functions, "row_by_row", lambda _: False)
     assert differ(one_step(many)[0], expected) < 1e-5
 
 
@@ -117,18 +119,13 @@ def test_a_fresh_batch_takes_the_whole_step() -> None:
     assert float(effective_sample_size(result.record.weights, batch.mask)) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_config_knows_the_losses_that_correct_themselves() -> None:
-    assert {n for n, loss in LOSSES.items() if corrected_where(loss) == "itself"} == SELF_CORRECTING
+@loss(correction="itself")
+def corrects_itself(inputs: LossInputs) -> PolicyLoss:
+    return PolicyLoss(-inputs.current * inputs.advantages, {}, torch.zeros_like(inputs.mask))
 
 
-def takes_behaviour(
-    current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor, *, behaviour: Tensor
-) -> PolicyLoss:
-    return PolicyLoss(-current * advantages, {}, torch.zeros_like(mask))
-
-
-def takes_nothing(current: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, lengths: Tensor) -> PolicyLoss:
-    return PolicyLoss(-current * advantages, {}, torch.zeros_like(mask))
+def declares_nothing(inputs: LossInputs) -> PolicyLoss:
+    return PolicyLoss(-inputs.current * inputs.advantages, {}, torch.zeros_like(inputs.mask))
 
 
 def test_of_the_users_own_loss_the_learner_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,10 +134,12 @@ def test_of_the_users_own_loss_the_learner_decides(monkeypatch: pytest.MonkeyPat
     def config(**learner: Any) -> Config:
         return Config.model_validate({"learner": {"corrections": ()} | learner})
 
-    refuse_uncorrected(config(loss="my_losses:takes_behaviour"))
-    refuse_uncorrected(config(loss="my_losses:takes_nothing", unsafe=True))
-    refuse_uncorrected(config(loss="my_losses:takes_nothing", corrections=({"name": "icepop"},)))
+    refuse_uncorrected(config(loss="my_losses:corrects_itself"))
+    refuse_uncorrected(config(loss="my_losses:declares_nothing", unsafe=True))
+    refuse_uncorrected(config(loss="my_losses:declares_nothing", corrections=({"name": "icepop"},)))
     with pytest.raises(ConfigError, match=r"learner.corrections is empty.*max_staleness is 2"):
-        refuse_uncorrected(config(loss="my_losses:takes_nothing"))
+        refuse_uncorrected(config(loss="my_losses:declares_nothing"))
     with pytest.raises(ConfigError, match=r"learner.proximal is behaviour"):
-        refuse_uncorrected(config(loss="my_losses:takes_nothing", proximal="behaviour", corrections=({"name": "tis"},)))
+        refuse_uncorrected(
+            config(loss="my_losses:declares_nothing", proximal="behaviour", corrections=({"name": "tis"},))
+        )

@@ -12,7 +12,9 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
-from asyncrl.learner.objective.objective import LINEAR_IN_ADVANTAGE, Objective
+from asyncrl.learner.losses import LOSSES, properties_of
+from asyncrl.learner.objective.functions import Functions
+from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check
@@ -124,7 +126,7 @@ def test_a_whole_mini_batch_at_once_is_the_same_as_part_by_part(
 ) -> None:
     config = tiny_config(tokens_per_micro_batch=60, minibatches=minibatches, entropy_coef=0.02)
     by_parts, a = trained(config)
-    monkeypatch.setattr("asyncrl.learner.objective.objective.ROW_BY_ROW_LOSSES", frozenset())
+    monkeypatch.setattr(Functions, "row_by_row", lambda _: False)
     whole, b = trained(config)
     assert differ(by_parts, whole) < 1e-5
     torch.testing.assert_close(a[1].record.weights, b[1].record.weights, atol=1e-4, rtol=1e-4)
@@ -151,7 +153,7 @@ def test_one_update_makes_no_extra_forward_and_is_identical_to_one_that_does() -
     assert differ(dict(plain.weights()), dict(forced.weights())) == 0.0
 
 
-@pytest.mark.parametrize("loss", sorted(LINEAR_IN_ADVANTAGE))
+@pytest.mark.parametrize("loss", sorted(n for n, fn in LOSSES.items() if properties_of(fn).linear_in_advantage))
 def test_rows_without_advantage_need_no_gradient(monkeypatch: pytest.MonkeyPatch, loss: str) -> None:
     # Group 1 is all alike, and so is every row of it; mini-batch 2 of 2 holds nothing else.
     def alike(seed: int) -> Batch:
@@ -167,7 +169,7 @@ def test_rows_without_advantage_need_no_gradient(monkeypatch: pytest.MonkeyPatch
         config = tiny_config(loss=loss, minibatches=minibatches, tokens_per_micro_batch=70)
         quick, a = weights(config)
         with monkeypatch.context() as patched:
-            patched.setattr("asyncrl.learner.objective.objective.LINEAR_IN_ADVANTAGE", frozenset())
+            patched.setattr(Functions, "linear_in_advantage", lambda _: False)
             slow, b = weights(config)
         assert differ(quick, slow) < 2e-5
         for name in ("current", "entropy", "weights", "proximal"):
