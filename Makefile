@@ -47,6 +47,7 @@ test-gyms: .venv/.tested .venv-gyms/.installed
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
+	$(BIN)/python scripts/check_links.py
 
 types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/
