@@ -47,6 +47,8 @@ test-gyms: .venv/.tested .venv-gyms/.installed
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
+	$(BIN)/complexipy --failed --quiet
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python scripts/check_links.py
 
 types: .venv/.tested

@@ -53,7 +53,7 @@ class Zmq:
         return ShmPublisher(run.shm)
 
     def subscriber(self, run: RunFolder) -> Subscriber:
-        from asyncrl.weights.network.mirror import MirroredSubscriber
+        from asyncrl.weights.network.subscriber import MirroredSubscriber
 
         relays = run.load_config().weights.fanout > 0
         return MirroredSubscriber(run.shm / "mirror", run.address("weights"), relays)

@@ -26,7 +26,6 @@ from asyncrl.weights.local.file import digest, digest_of, read_index, verify
 from asyncrl.weights.local.folder import File, Folder, Watch
 from asyncrl.weights.local.reused_files import ReusedFile
 from asyncrl.weights.local.shared_folder import SharedFolder
-from asyncrl.weights.local.shm import ShmSubscriber
 from asyncrl.weights.network import delta
 from asyncrl.weights.network.relay import Relay, relay
 from asyncrl.weights.network.source import Gone, Offer, Silent, Source, Stopped
@@ -211,22 +210,3 @@ class Mirror:
             slot.finish(end + len(index))
         finally:
             base.close()
-
-
-class MirroredSubscriber(ShmSubscriber):
-    """A subscriber to versions of another host: a mirror, and a reader of its folder."""
-
-    def __init__(self, dir: Path, server: Endpoint | str, relays: bool = False) -> None:
-        """`relays`: this host serves what it fetches to others."""
-        super().__init__(dir)
-        self.mirror = Mirror(dir, server, relays=relays)
-        self.mirror.start()
-
-    def latest(self) -> WeightsVersion | None:
-        """The newest version. Raises RunError if the mirror has failed."""
-        self.mirror.check()
-        return super().latest()
-
-    def close(self) -> None:
-        super().close()
-        self.mirror.close()

@@ -17,7 +17,8 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 from asyncrl.weights.network import fanout
 from asyncrl.weights.network import mirror as mirror_module
-from asyncrl.weights.network.mirror import Mirror, MirroredSubscriber
+from asyncrl.weights.network.mirror import Mirror
+from asyncrl.weights.network.subscriber import MirroredSubscriber
 from tests.weights.network.mirror_stage import Place, Serving, holds, model, same, until
 
 
