@@ -44,7 +44,7 @@ class Fault:
     """A role; for `node` the roles that share the host, joined by +; otherwise a description."""
     for_s: float = 0.0
     """Duration; 0: the fault does not pass."""
-    how: str = ""
+    mode: str = ""
     """net: one of NET."""
     offset_s: float = 0.0
     """clock: offset from the true time."""
@@ -55,7 +55,7 @@ class Fault:
         return tuple(self.target.split("+")) if self.kind in PROCESSES else ()
 
     def __str__(self) -> str:
-        what = {"net": self.how, "clock": f"{self.offset_s:+.0f} s off"}.get(self.kind, KINDS[self.kind])
+        what = {"net": self.mode, "clock": f"{self.offset_s:+.0f} s off"}.get(self.kind, KINDS[self.kind])
         return f"{self.target} {what}{f' for {self.for_s:.1f} s' if self.for_s else ''}"
 
 
@@ -105,9 +105,9 @@ def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, 
         shift = rng.uniform(-0.25, 0.25) * every_s
         least, most = LASTS_S.get(kind, (0.0, 0.0))
         lasts_s = least * (most / least) ** rng.random() if least else 0.0
-        how = rng.choice(NET) if kind == "net" else ""
+        mode = rng.choice(NET) if kind == "net" else ""
         offset_s = rng.uniform(-CLOCK_S, CLOCK_S) if kind == "clock" else 0.0
-        faults.append(Fault(at + shift, kind, rng.choice(of_kind[kind]), lasts_s, how, offset_s))
+        faults.append(Fault(at + shift, kind, rng.choice(of_kind[kind]), lasts_s, mode, offset_s))
     return faults
 
 

@@ -65,14 +65,14 @@ def prepare(
     checkpoint = origin.check(config)
     check(config)
     sinks.check(config.tracking.sinks)
-    found = warnings(config)
+    warned = warnings(config)
     if checks == "learner":
         from asyncrl.learner.build import builder_of, objective_of
 
         builder_of(config), objective_of(config)
     elif checks == "data":
-        found = [*found, *_check_data(config)]
-    return Prepared(config, origin, checkpoint, stem, tuple(found))
+        warned = [*warned, *_check_data(config)]
+    return Prepared(config, origin, checkpoint, stem, tuple(warned))
 
 
 def launch(

@@ -91,7 +91,7 @@ class ProcessTable:
         record = self._run.record()
         here, elsewhere = dict(record["processes"]), dict(record.get("elsewhere", {}))
         for name, (pid, created) in identities.items():
-            place, other = (here, elsewhere) if self.processes[name].here else (elsewhere, here)
+            place, other = (here, elsewhere) if self.processes[name].local else (elsewhere, here)
             place[name] = [pid, created]
             other.pop(name, None)
         self._recorded = identities

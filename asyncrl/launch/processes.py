@@ -80,7 +80,7 @@ class Process:
         self.pid = self._popen.pid
         self.identity = (self.pid, psutil.Process(self.pid).create_time())
         """The pid and the start time that the system reports, which together identify the process for good."""
-        self.here, self.lost = True, False
+        self.local, self.lost = True, False
         if role.cpus and sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):  # it has ended already: `ended` tells how
                 os.sched_setaffinity(self.pid, role.cpus)

@@ -49,8 +49,8 @@ def why_it_ended(log: Path, code: int) -> str:
     error = last_error(log)
     if error and code in (CONFIG_ERROR, RUN_ERROR):
         return error
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{how}: {error}" if error else how
+    ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{ending}: {error}" if error else ending
 
 
 def last_error(log: Path) -> str:

@@ -64,7 +64,7 @@ def test_a_link_is_cut_silent_and_slow_and_then_as_before(tmp_path: Path, echo: 
         assert until(shown.exists, 5.0)
         host, _, port = shown.read_text().removeprefix("tcp://").rpartition(":")
         assert (host, int(port) != echo) == ("127.0.0.1", True)
-        faults = {how: Fault(0.0, "net", "connections to buffer", 1.0, how) for how in ("cut", "silent", "slow")}
+        faults = {mode: Fault(0.0, "net", "connections to buffer", 1.0, mode) for mode in ("cut", "silent", "slow")}
         assert relay.ready(faults["cut"])
         assert not relay.ready(Fault(0.0, "net", "connections to weights", 1.0, "cut"))
         with socket.create_connection((host, int(port)), 5.0) as link:

@@ -30,7 +30,7 @@ def test_every_kind_has_its_turn_and_befalls_what_it_can() -> None:
     assert seen["actor"] == {"actor-0", "actor-1"}
     assert seen["node"] <= {"buffer", "weights+learner", "actor-0", "actor-1"}
     assert seen["net"] <= {f"connections to {name}" for name in ("buffer", "weights", "launcher")}
-    assert {fault.how for fault in faults if fault.kind == "net"} == set(NET)
+    assert {fault.mode for fault in faults if fault.kind == "net"} == set(NET)
 
 
 def test_a_fault_says_what_it_is() -> None:

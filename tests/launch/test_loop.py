@@ -110,7 +110,7 @@ class FakeStuck:
 
     def __init__(self, role: Role, log: Path) -> None:
         self.role, self.log, self.killed_for, self.started = role, log, "", time.monotonic()
-        self.identity, self.here, self.lost = None, True, False
+        self.identity, self.local, self.lost = None, True, False
 
     def ended(self) -> int | None:
         return None

@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 class _Edge:
     """All connections to one listening role."""
 
-    how: str = ""
+    mode: str = ""
     audible: asyncio.Event = field(default_factory=asyncio.Event)
     target: tuple[str, int] = ("", 0)
     """Address of the role itself."""
@@ -78,7 +78,7 @@ class Relay(Injector):
         return bool(self._edges.get(_name(fault), _Edge()).address)
 
     def begin(self, fault: Fault) -> str:
-        self._set(_name(fault), fault.how)
+        self._set(_name(fault), fault.mode)
         return ""
 
     def end(self, fault: Fault) -> None:
@@ -91,15 +91,15 @@ class Relay(Injector):
             self._thread.join(END_S)
         self._loop.close()
 
-    def _set(self, name: str, how: str) -> None:
+    def _set(self, name: str, mode: str) -> None:
         def act() -> None:
             edge = self._edges[name]
-            edge.how = how
-            if how == "silent":
+            edge.mode = mode
+            if mode == "silent":
                 edge.audible.clear()
             else:
                 edge.audible.set()
-            for writer in [*edge.open] if how == "cut" else ():
+            for writer in [*edge.open] if mode == "cut" else ():
                 writer.transport.abort()
 
         self._loop.call_soon_threadsafe(act)
@@ -135,7 +135,7 @@ class Relay(Injector):
     async def _carry(self, edge: _Edge, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ends = {writer}
         try:
-            if edge.how == "cut":
+            if edge.mode == "cut":
                 return
             far_reader, far_writer = await asyncio.open_connection(*edge.target)
             ends.add(far_writer)
@@ -161,7 +161,7 @@ class Relay(Injector):
         with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK_BYTES):
                 await edge.audible.wait()
-                if edge.how == "slow":
+                if edge.mode == "slow":
                     lost = self._rng.random() < LOST_SHARE
                     await asyncio.sleep(LOST_S if lost else self._rng.uniform(*LATE_S))
                 writer.write(chunk)

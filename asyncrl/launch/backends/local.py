@@ -31,7 +31,7 @@ class RoleProcess(Protocol):
         ...
 
     @property
-    def here(self) -> bool:
+    def local(self) -> bool:
         """Whether it runs on this host."""
         ...
 

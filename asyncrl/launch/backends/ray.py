@@ -136,7 +136,7 @@ class RayProcess:
         """Address of its node; empty before it is placed."""
         self._host = host
         self._began, self._end = host.began.remote(), host.wait.remote()
-        self.here = self.lost = False
+        self.local = self.lost = False
         self._asked, self._placed = time.monotonic(), float("inf")
         self._identity: tuple[int, float] | None = None
         self._code: int | None = None
@@ -196,7 +196,7 @@ class RayProcess:
             return
         self._placed = time.monotonic()
         self._identity = (pid, created) if pid else None
-        self.here = alive(pid, created)
+        self.local = alive(pid, created)
 
 
 def _check_reachable(address: str) -> None:

@@ -35,8 +35,8 @@ def role_states(processes: Mapping[str, RoleProcess], collector: Collector) -> l
         wait, pid = waiting.get(name), (process.identity or (0, 0.0))[0]
         cause, on = (wait.cause, wait.on) if wait else (None, "")
         for_s = wait.for_s if wait else collector.silent_s(name)
-        state = process_state(pid) if process.here else "running"
-        states.append(RoleState(name, pid if process.here else 0, name in ready, cause, on, for_s, state))
+        state = process_state(pid) if process.local else "running"
+        states.append(RoleState(name, pid if process.local else 0, name in ready, cause, on, for_s, state))
     return states
 
 
