@@ -52,7 +52,7 @@ def test_several_are_a_weighted_sum_and_keep_their_names() -> None:
         ("gsmk8", r"score: 'gsmk8' is not a known name \(did you mean 'gsm8k'\?\).*path/to/file\.py:Name"),
         ({"name": "gsm8k", "options": {"method": "lax"}}, r"score\.options\.method: 'lax' does not suit gsm8k"),
         ({"name": "gsm8k", "options": {"solution_str": ""}}, "is passed to gsm8k by asyncrl itself"),
-        ({"name": "gsm8k", "method": "strict"}, r"score\.method: no such field.*goes into `options`"),
+        ({"name": "gsm8k", "method": "strict"}, r"score\.method: no such field.*go into `options`"),
         ([{"name": "f1"}, {"name": "f1"}], "two scores called 'f1'"),
         ([], "is empty"),
         ({"name": "f1", "weight": "2"}, "weight is '2': expected a number"),
