@@ -21,7 +21,7 @@ LEARNER = [
     (f"{CLIENT}.finished", 2),
     ("asyncrl.weights.local.shm:ShmPublisher.publish", 2),
     (f"{CLIENT}.published", 2),
-    ("asyncrl.learner.checkpoints:Checkpoints.begin", 1),
+    ("asyncrl.learner.checkpoints.checkpoints:Checkpoints.begin", 1),
     (f"{CLIENT}.checkpointed", 1),
 ]
 ACTORS = [(f"{ACTOR}.tickets", 3), (f"{ACTOR}.put", 5), ("asyncrl.actors.weight_updates:WeightUpdates.look", 3)]

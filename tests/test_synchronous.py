@@ -31,7 +31,7 @@ from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import flatten
-from asyncrl.learner.checkpoints import complete, group_digests, read_list
+from asyncrl.learner.checkpoints.checkpoints import complete, group_digests, read_list
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.step.train_step import train_step
 from asyncrl.run_folder import RunFolder

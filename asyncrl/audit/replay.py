@@ -26,7 +26,7 @@ from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.build import builder_of, objective_of
-from asyncrl.learner.checkpoints import complete, read, read_list
+from asyncrl.learner.checkpoints.checkpoints import complete, read, read_list
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.run_folder import RunFolder

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.audit.checks.logs import loss
 from asyncrl.audit.ledger import LedgerRows
-from asyncrl.audit.logs import loss
 from asyncrl.audit.witnesses import Evidence
 from asyncrl.buffer.ledger.drop_bias import Fate, Tally
 

@@ -22,7 +22,7 @@ from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import RunError
-from asyncrl.learner.checkpoints import Done, complete, read_list
+from asyncrl.learner.checkpoints.checkpoints import Done, complete, read_list
 from asyncrl.run_folder import RunFolder
 
 

@@ -115,7 +115,7 @@ def new_folder(config: Config, stem: str) -> RunFolder:
 
 def checkpoint_at(run: RunFolder, step: int | None) -> Path:
     """The checkpoint after training step `step`; None: the newest. Raises ConfigError when there is none."""
-    from asyncrl.learner.checkpoints import complete, read_list
+    from asyncrl.learner.checkpoints.checkpoints import complete, read_list
 
     paths = complete(run.checkpoints)
     if not paths:

@@ -12,7 +12,7 @@ from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.build import builder_of, objective_of
-from asyncrl.learner.checkpoints import Checkpoints
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks

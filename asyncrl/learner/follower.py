@@ -16,7 +16,7 @@ from pathlib import Path
 from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.buffer.client.retry import through_outages
 from asyncrl.errors import RunError
-from asyncrl.learner.background import Background
+from asyncrl.learner.checkpoints.background import Background
 from asyncrl.learner.ranks import Order, Ranks
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.reporter import Reporter

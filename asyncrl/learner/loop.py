@@ -28,12 +28,12 @@ from pathlib import Path
 from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.learner.checkpoints import Checkpoints, Done
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints, Done
+from asyncrl.learner.checkpoints.resume import start
+from asyncrl.learner.checkpoints.saving import Saving
 from asyncrl.learner.evaluation import evaluate
 from asyncrl.learner.publication import Publication
 from asyncrl.learner.ranks import Order, Ranks
-from asyncrl.learner.resume import start
-from asyncrl.learner.saving import Saving
 from asyncrl.learner.session import Session
 from asyncrl.learner.step_report import StepReport
 from asyncrl.learner.trainer import Trainer

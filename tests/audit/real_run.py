@@ -15,7 +15,7 @@ from asyncrl.actors.ack_log import AckLog
 from asyncrl.buffer.client import BufferClient
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
-from asyncrl.learner.checkpoints import Checkpoints
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.trainer import Trainer

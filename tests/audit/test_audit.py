@@ -18,7 +18,7 @@ from asyncrl.audit.command import audit
 from asyncrl.buffer.ledger.payloads import SEGMENT_BYTES, checksum
 from asyncrl.cli import main
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.learner.checkpoints import complete
+from asyncrl.learner.checkpoints.checkpoints import complete
 from asyncrl.run_folder import RunFolder
 from tests.audit.real_run import STEPS
 

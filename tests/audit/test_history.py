@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from asyncrl.audit.accounting import equation, staleness, uses
-from asyncrl.audit.curriculum import curriculum
-from asyncrl.audit.draws import draws
+from asyncrl.audit.checks.accounting import equation, staleness, uses
+from asyncrl.audit.checks.curriculum import curriculum
+from asyncrl.audit.checks.draws import draws
+from asyncrl.audit.checks.logs import acknowledgements, loss
+from asyncrl.audit.checks.prefixes import prefixes
+from asyncrl.audit.checks.references import rows
 from asyncrl.audit.ledger import LedgerRows, read_ledger
-from asyncrl.audit.logs import acknowledgements, loss
 from asyncrl.audit.payloads import PayloadFiles, payloads
-from asyncrl.audit.prefixes import prefixes
-from asyncrl.audit.references import rows
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Ack, AckLines, Bounds
 from asyncrl.buffer.ledger.snapshot import restore

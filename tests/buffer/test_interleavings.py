@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncrl.audit.curriculum import curriculum
+from asyncrl.audit.checks.curriculum import curriculum
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused

@@ -15,7 +15,7 @@ from asyncrl.cli import dispatch
 from asyncrl.config import Config
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.supervision import Outcome
-from asyncrl.learner.checkpoints import Checkpoints, State
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

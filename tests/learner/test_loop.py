@@ -12,7 +12,7 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
-from asyncrl.learner.checkpoints import Checkpoints, complete, read
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints, complete, read
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.trainer import Trainer

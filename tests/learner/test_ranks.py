@@ -19,7 +19,7 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.__main__ import compute_alike, take_gpu
 from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
-from asyncrl.learner.checkpoints import Checkpoints, State, complete, read
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State, complete, read
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective

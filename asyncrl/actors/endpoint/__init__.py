@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint through which any agent plays episodes."""

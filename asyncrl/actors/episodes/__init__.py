@@ -1,0 +1,1 @@
+"""Playing one episode: turns, token-exact rows, limits, resumption, group scores."""

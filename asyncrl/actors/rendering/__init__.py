@@ -1,0 +1,1 @@
+"""Messages to token ids and back: chat templates, tool calls."""

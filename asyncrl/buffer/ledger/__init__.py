@@ -1,0 +1,1 @@
+"""What is durable: the SQLite ledger, its history of branches, the payloads beside it."""

@@ -1,0 +1,1 @@
+"""Who may produce which trajectory: tickets, leases, failures, what an interrupted attempt left."""

@@ -1,0 +1,1 @@
+"""The faults that `asyncrl chaos` injects, one file per kind."""

@@ -1,0 +1,1 @@
+"""The task sources that come with asyncrl."""

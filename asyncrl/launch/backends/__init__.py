@@ -1,0 +1,1 @@
+"""Where processes are started: this machine, or the nodes of a Ray cluster."""

@@ -1,0 +1,1 @@
+"""What a training step minimises, put together from the config's choices."""

@@ -1,0 +1,1 @@
+"""One training step, from a batch to applied weights or a refusal."""

@@ -1,0 +1,1 @@
+"""Scores in processes of their own, which can be killed."""

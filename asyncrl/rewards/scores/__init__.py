@@ -1,0 +1,1 @@
+"""The scores that come with asyncrl."""

@@ -1,0 +1,1 @@
+"""The report, its plots and the dashboards."""

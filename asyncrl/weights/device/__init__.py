@@ -1,0 +1,1 @@
+"""Policy versions sent from GPU to GPU: CUDA IPC and NCCL."""

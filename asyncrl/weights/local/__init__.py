@@ -1,0 +1,1 @@
+"""Policy versions handed over in shared memory, for processes of one host."""

@@ -1,0 +1,1 @@
+"""Policy versions sent from host to host over ZeroMQ."""

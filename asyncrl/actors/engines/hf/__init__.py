@@ -1,0 +1,1 @@
+"""The embedded engine: transformers in the actor's process, on a CPU or a GPU."""

@@ -1,0 +1,1 @@
+"""What engines behind an HTTP server share: the server process, its dialects, its errors."""

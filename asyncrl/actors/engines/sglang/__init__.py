@@ -1,0 +1,1 @@
+"""SGLang as an engine, behind its server."""

@@ -1,0 +1,1 @@
+"""vLLM as an engine: in a child of the actor, or behind `vllm serve`."""

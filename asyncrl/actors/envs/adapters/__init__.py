@@ -1,0 +1,1 @@
+"""Environments of other packages: MCP servers, gyms, OpenEnv, NeMo Gym, verifiers."""

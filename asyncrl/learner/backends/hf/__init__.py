@@ -1,0 +1,1 @@
+"""Training with transformers models: one process, FSDP2, LoRA, compiled layers."""

@@ -1,0 +1,1 @@
+"""Training with Megatron-core: tensor, pipeline and data parallel."""

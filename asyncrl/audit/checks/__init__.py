@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from asyncrl.audit.accounting import EQUATION, STALENESS, USES, equation, staleness, uses
-from asyncrl.audit.curriculum import CURRICULUM, curriculum
-from asyncrl.audit.draws import DRAWS, draws
-from asyncrl.audit.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
+from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation, staleness, uses
+from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
+from asyncrl.audit.checks.draws import DRAWS, draws
+from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
+from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
+from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.payloads import PAYLOADS, payloads
-from asyncrl.audit.prefixes import PREFIXES, prefixes
-from asyncrl.audit.references import ROWS, rows
 from asyncrl.audit.table import Check, described
 from asyncrl.audit.witnesses import Evidence
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Ack, AckLines, LearnerList
-from asyncrl.learner.checkpoints import Done, group_digests
+from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 
 
 def acknowledgements(ledger: LedgerRows, log: AckLines) -> Iterator[str]:

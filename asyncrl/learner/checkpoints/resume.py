@@ -8,9 +8,9 @@ from pathlib import Path
 
 from asyncrl.buffer.client import BufferRefused, Start
 from asyncrl.config.learner import LearnerConfig
-from asyncrl.learner.checkpoints import State, complete, read_list
+from asyncrl.learner.checkpoints.checkpoints import State, complete, read_list
+from asyncrl.learner.checkpoints.saving import Saving
 from asyncrl.learner.publication import Publication
-from asyncrl.learner.saving import Saving
 from asyncrl.learner.session import Session
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.errors import RunError
-from asyncrl.learner.background import Background
+from asyncrl.learner.checkpoints.background import Background
 
 _UNFINISHED = ".unfinished-"
 _STATE = "state.json"

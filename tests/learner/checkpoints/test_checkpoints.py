@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.hf.torch import TorchBackend
-from asyncrl.learner.checkpoints import Checkpoints, Done, State, complete, group_digests, read
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints, Done, State, complete, group_digests, read
 from tests.learner.tiny import tiny_config, tiny_model
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from asyncrl.buffer.client import BatchReply
 from asyncrl.learner.advantages.episodes import trajectory_weights
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.checkpoints import Checkpoints, Done, State, group_digests, read
+from asyncrl.learner.checkpoints.checkpoints import Checkpoints, Done, State, group_digests, read
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.train_step import StepResult

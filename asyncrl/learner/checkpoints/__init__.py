@@ -1,0 +1,1 @@
+"""Checkpoints: written in the background, read back when a learner starts again."""
