@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.errors import RunError
-from asyncrl.trajectory import Lease as Lease
+from asyncrl.trajectory import Lease
 
 log = logging.getLogger(__name__)
 

@@ -26,12 +26,11 @@ from typing import Any
 from asyncrl.actors.components import Components
 from asyncrl.actors.concurrency import Concurrency
 from asyncrl.actors.departure import LEAVE_S, drain
-from asyncrl.actors.leases import Lease
 from asyncrl.actors.status import Status
 from asyncrl.actors.tickets import HeldTickets
 from asyncrl.buffer.client import TicketReply
 from asyncrl.config import Config
-from asyncrl.trajectory import Ticket
+from asyncrl.trajectory import Lease, Ticket
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,9 @@ from asyncrl.actors.components import Components
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.resumption import Interrupted
-from asyncrl.actors.leases import Lease
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.buffer.client.retry import Calls
-from asyncrl.trajectory import Ticket, Trajectory
+from asyncrl.trajectory import Lease, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from asyncrl.actors.components import Components
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
+from asyncrl.actors.leases import LeaseKeeper, Patience
 from asyncrl.actors.loop import Actor
 from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
 from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
-from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Lease, Row, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
 

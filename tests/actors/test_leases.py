@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.actors.leases import Lease, LeaseKeeper, Patience
+from asyncrl.actors.leases import LeaseKeeper, Patience
 from asyncrl.errors import RunError
-from asyncrl.trajectory import TicketId
+from asyncrl.trajectory import Lease, TicketId
 
 A, B = (TicketId(0, 0, 0), 1), (TicketId(0, 0, 1), 2)
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError
-from asyncrl.plugins import check_options, resolve
+from asyncrl.plugins import choose
 
 ENGINES: dict[str, str] = {
     "hf": "asyncrl.actors.engines.hf.engine:from_config",
@@ -21,9 +20,5 @@ ENGINES: dict[str, str] = {
 def build_engine(config: Config) -> Engine:
     """The engine that `actors.engine` names, with `actors.engine_options`. Raises ConfigError."""
     options = config.actors.engine_options
-    try:
-        build: Callable[..., Engine] = resolve(config.actors.engine, ENGINES, "actors.engine")
-        check_options(build, options, "actors.engine_options", provided=("config",))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    return build(config, **options)
+    make: Callable[..., Engine] = choose(config.actors.engine, ENGINES, "actors.engine", options, provided=("config",))
+    return make(config, **options)

@@ -15,6 +15,9 @@ from asyncrl.actors.engines.protocol import EngineDied
 Command = Callable[[int], tuple[str, Any]]
 """(path, body) for the i-th server. The path is relative to the server's URL, the body is JSON."""
 
+KEEP_ALIVE_S = 2.0
+"""Shorter than servers keep an idle connection (uvicorn: 5 s), so that none closes a connection about to be used."""
+
 
 @dataclass(slots=True)
 class Server:
@@ -40,7 +43,7 @@ class Servers:
         return len(self.all)
 
     def open(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
         timeout = httpx.Timeout(self._call_s, read=self._idle_s)
         self._http = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
 

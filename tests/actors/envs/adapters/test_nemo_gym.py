@@ -207,7 +207,7 @@ def test_rows(tmp_path: Path) -> None:
         file.write_text(line)
         with pytest.raises(ConfigError, match=why):
             NemoGymSource(str(file))
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         NemoGymSource("missing.jsonl")
 
 
