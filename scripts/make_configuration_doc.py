@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the config tree; a test compares the two."""
+"""Writes docs/reference/configuration.md from the config tree; a test compares the two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from asyncrl.config import Config
 from asyncrl.config.loading import fields
 
-PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
 
 HEAD = """# Configuration
 

@@ -1,4 +1,4 @@
-"""Writes docs/series.md from the table of series, so that the page cannot differ from it. A test compares them."""
+"""Writes docs/reference/series.md from the table of series; a test compares the two."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from asyncrl.tracking.series import AXES, CAUSES, SECTIONS, SERIES
 
-PAGE = Path(__file__).parents[1] / "docs" / "series.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "series.md"
 
 HEAD = """# Series
 

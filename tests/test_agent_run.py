@@ -1,4 +1,4 @@
-"""The example of docs/agents.md, trained with the real processes."""
+"""The example of docs/how-to/agents.md, trained with the real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staleness as a hard bound: the formulas of docs/buffer.md as pure functions.
+"""Staleness as a hard bound: the formulas of docs/explanation/buffer.md as pure functions.
 
 v is the learner's version when a batch is fixed, p the latest version published on the branch, S = max_staleness. The
 bound is checked on stored versions, never on counters, so that no restart can loosen it.

@@ -120,7 +120,7 @@ def chaos(words: list[str]) -> int:
             str,
             Arg(
                 help="Kinds of faults: actor, learner, buffer, weights kill such a process; stop halts one of them for "
-                "a while; env, node, net, disk-full, disk-slow, clock: see docs/operations.md."
+                "a while; env, node, net, disk-full, disk-slow, clock: see docs/how-to/operations.md."
             ),
         ] = "actor,learner,buffer,stop"
         every: Annotated[float, Arg(help="Seconds between two faults.", metavar="SECONDS")] = 20.0

@@ -33,7 +33,7 @@ class LearnerConfig(Section):
     `megatron`) or `package.module:Name`."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the backend. megatron: tensor_parallel (1), pipeline_parallel (1), sequence_parallel (false),
-    distributed_optimizer (false); docs/learner.md."""
+    distributed_optimizer (false); docs/explanation/learner.md."""
     ranks: int = Field(1, ge=1)
     """Processes that train together; above 1 with `fsdp2` or `megatron`. It changes the result of a step only by
     rounding."""
@@ -44,7 +44,7 @@ class LearnerConfig(Section):
     computation."""
     compile: bool = False
     """Compile the decoder's layers with torch.compile; only with `torch`. On a CPU it needs a C++ compiler, and saves
-    memory rather than time (docs/learner.md)."""
+    memory rather than time (docs/explanation/learner.md)."""
     lora: LoraConfig = LoraConfig()
     cpu_offload: bool = False
     """With `fsdp2`, keep parameters, gradients and optimizer state in CPU memory; a layer moves to the GPU to run."""
@@ -71,7 +71,7 @@ class LearnerConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     """A gradient of a larger norm is scaled down to this norm."""
     advantage: str = "grpo"
-    """Advantage estimator, by name (docs/algorithms.md) or import path."""
+    """Advantage estimator, by name (docs/reference/algorithms.md) or import path."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the estimator."""
     advantage_by_env: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -95,7 +95,7 @@ class LearnerConfig(Section):
     """Weight of the entropy bonus."""
     shaping: tuple[dict[str, Any], ...] = ()
     """Transformations of an episode's reward before advantages are computed, applied in order: each a name
-    (docs/algorithms.md) or import path and its options. Filters and metrics use the reward before them."""
+    (docs/reference/algorithms.md) or import path and its options. Filters and metrics use the reward before them."""
     greedy_baseline: bool = False
     """Play the first trajectory of every group greedily: its reward is the baseline that `advantage: remax` subtracts,
     and its tokens carry no loss."""

@@ -33,11 +33,11 @@ class DataConfig(Section):
     """Seed of the order in which tasks are drawn."""
     curriculum: str = "in_order"
     """Chooses the next task from measured success: `in_order` (every task once per epoch, whatever its success),
-    `by_success`, `levels` (docs/data.md) or `package.module:Name`."""
+    `by_success`, `levels` (docs/how-to/data.md) or `package.module:Name`."""
     curriculum_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the curriculum."""
     on_step_end: str = ""
-    """Import path of a function that adds tasks after a training step, made from its groups (docs/data.md)."""
+    """Import path of a function that adds tasks after a training step, made from its groups (docs/how-to/data.md)."""
     on_step_end_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of that function."""
 
@@ -45,7 +45,7 @@ class DataConfig(Section):
 class EnvConfig(Section):
     name: str = "lookup"
     """The environment of an episode, by name or `package.module:Name`; or an agent, as the import path of a function of
-    task and client (docs/agents.md). A bare `env: X` in the file sets this field."""
+    task and client (docs/how-to/agents.md). A bare `env: X` in the file sets this field."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_turns: int = Field(8, ge=1)
@@ -55,8 +55,8 @@ class EnvConfig(Section):
     """Maximum of tokens in one row of an episode (prompt, tool outputs and answers). The default is the context length
     of the quickstart's model."""
     group_score: str = ""
-    """A score that compares all episodes of a group: `listwise_judge` or `package.module:name` (docs/rewards.md). All
-    episodes of a group are then played by one actor."""
+    """A score that compares all episodes of a group: `listwise_judge` or `package.module:name`
+    (docs/how-to/rewards.md). All episodes of a group are then played by one actor."""
     group_score_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of that score."""
     group_score_weight: float = 1.0
@@ -83,8 +83,8 @@ class ActorsConfig(Section):
     count: int = Field(1, ge=0)
     """Actor processes."""
     engine: str = "hf"
-    """Inference engine: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang` (docs/engines.md)
-    or `package.module:Name`."""
+    """Inference engine: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang`
+    (docs/how-to/engines.md) or `package.module:Name`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the engine."""
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
@@ -104,7 +104,8 @@ class ActorsConfig(Section):
     (Llama 3.2 and 4), `mistral` or `package.module:Name`."""
     renderer: str = "template"
     """Converts messages to token ids and back: `template`, the tokenizer's chat template, or `package.module:Name` of a
-    callable that makes a renderer from the tokenizer: one of the package `renderers`, or your own (docs/agents.md)."""
+    callable that makes a renderer from the tokenizer: one of the package `renderers`, or your own
+    (docs/how-to/agents.md)."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Tokens that end an assistant turn; empty: the tokenizer's eos token."""
     seed: int = 0
@@ -119,7 +120,7 @@ class ActorsConfig(Section):
     """Seconds that an actor has, when it is stopped, to finish its episodes or hand them back."""
     resume_episodes: bool = False
     """When an actor stops, hand back unfinished episodes whose environment was not stepped yet, with the tokens sampled
-    so far; the next actor continues them (docs/engines.md). Otherwise they start over."""
+    so far; the next actor continues them (docs/how-to/engines.md). Otherwise they start over."""
 
     @property
     def most_slots(self) -> int:
@@ -178,7 +179,8 @@ class WeightsConfig(Section):
     channel: str = "shm"
     """How weights reach the actors: `shm`, through shared memory of one host; `zmq`, also to other hosts, each of which
     fetches a version once (only the changes, if they are smaller) and shares it among its actors; `cuda_ipc`, to
-    engines on the learner's own GPU; `nccl`, from GPU to GPU (docs/weights.md); or `package.module:Name`."""
+    engines on the learner's own GPU; `nccl`, from GPU to GPU (docs/explanation/weights.md); or
+    `package.module:Name`."""
     full_every: int = Field(100, ge=0)
     """For `zmq`: publications after which hosts fetch the whole file instead of changes. 0: only when they must."""
     fanout: int = Field(8, ge=0)
@@ -229,7 +231,7 @@ class LaunchConfig(Section):
     """Folder of the run folders."""
     backend: Literal["local", "ray"] = "local"
     """Where processes are started: `local`, as subprocesses on this machine, or `ray`, on the nodes of a Ray cluster
-    (docs/cluster.md)."""
+    (docs/how-to/cluster.md)."""
     gpus: dict[str, float] = Field(default_factory=dict)
     """Under `ray`, GPUs reserved for and visible to one process of a role (`actor-0`) or kind of role: a number, or a
     share of one. Default: none; for an actor its engine's `tensor_parallel` if that is above 1."""

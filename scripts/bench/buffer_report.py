@@ -1,6 +1,6 @@
 """What the benchmark of the buffer prints, and the targets that its figures are held against.
 
-python scripts/bench/buffer_report.py [RESULTS]     the tables of docs/performance.md, from bench/results/buffer.json
+python scripts/bench/buffer_report.py [RESULTS]   prints tables for docs/explanation/performance.md
 """
 
 from __future__ import annotations

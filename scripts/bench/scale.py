@@ -13,7 +13,8 @@ of it goes through the sockets, the ledger and the disk that a run uses.
 
 Where the buffer takes a whole core, it is saturated; where those that simulate do, they are. From the buffer's CPU per
 trajectory follows how many GPUs one buffer carries. For memory there is one longer window (`--long`), whose slope is
-said. Prints what docs/scaling.md takes, as markdown; writes bench/results/scale.json. As it stands: five minutes.
+said. Prints what docs/explanation/scaling.md takes, as markdown; writes bench/results/scale.json. As it stands: five
+minutes.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def estimate(rows: list[Found], tokens: float) -> Found:
 
 
 def markdown(found: Found) -> str:
-    """What docs/scaling.md takes."""
+    """What docs/explanation/scaling.md takes."""
     head = (
         "| actors | offered, put [trajectories/s] | put, median and p99 [ms] | batch of | asked for again, median and "
         "p99 [ms] | largest staleness | buffer's cores | us CPU per trajectory | RSS, MB |"

@@ -10,7 +10,8 @@
 
 Seconds are the least of the repeats; CPU is that of this process (publisher, mirror, actor), the server's apart. Where
 the process may use several cores, shm copies and verifies on all of them: its seconds may be fewer than its CPU. Prints
-what docs/weights.md takes, as markdown; writes bench/results/weights.json. 600M parameters take 18 GB of memory.
+what docs/explanation/weights.md takes, as markdown; writes bench/results/weights.json. 600M parameters take 18 GB of
+memory.
 """
 
 from __future__ import annotations
@@ -347,7 +348,7 @@ NAMES = {
 
 
 def markdown(found: Found) -> str:
-    """What docs/weights.md takes."""
+    """What docs/explanation/weights.md takes."""
     lines = [found["machine"]]
     for row in found["transport"]:
         lines += [

@@ -1,4 +1,4 @@
-"""docs/algorithms.md lists every name and every option."""
+"""docs/reference/algorithms.md lists every name and every option."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.learner.losses import AGGREGATIONS, LOSSES
 from asyncrl.learner.objective.kl import CONTROLLERS, KL
 from asyncrl.learner.objective.shaping import SHAPING
 
-TEXT = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text()
 SECTIONS = {
     "Advantages": ESTIMATORS,
     "Objectives": LOSSES,
@@ -36,7 +36,7 @@ def test_every_name_and_option(section: str) -> None:
     text = TEXT.split(f"\n## {section} ")[1].split("\n## ")[0]
     rows = {line.split("|")[1].strip(" *`"): line for line in text.splitlines() if line.startswith("|")}
     for name, fn in SECTIONS[section].items():
-        assert name in rows, f"{section}: {name} has no row in docs/algorithms.md"
+        assert name in rows, f"{section}: {name} has no row in docs/reference/algorithms.md"
         for option in options(fn):
             shared = option in text and "those of `ppo`" in rows[name]
             assert f"`{option}`" in rows[name] or shared, f"{section}: {name}.{option} is not in its row"

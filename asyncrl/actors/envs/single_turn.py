@@ -15,7 +15,7 @@ class SingleTurnEnv(Environment):
     """Gives the task's prompt and scores the assistant's text."""
 
     def __init__(self, score: ScoreSpec) -> None:
-        """`score`: a name (`asyncrl rewards` lists them), an import path, or several with weights (docs/rewards.md)."""
+        """`score`: a name (see `asyncrl rewards`), an import path, or several with weights (docs/how-to/rewards.md)."""
         self._score = build(score, "env.options.score")
         self._task: Task = {}
 

@@ -39,7 +39,8 @@ class ToolEnvironment(Environment):
         """
         Args:
             tools: the tools of the policy.
-            score: a name, an import path, or several with weights (docs/rewards.md); scores the last message's text.
+            score: a name, an import path, or several with weights (docs/how-to/rewards.md). It scores the last
+                message's text.
             max_turns: number of assistant messages, if fewer than `env.max_turns`. The last message that both limits
                 allow is scored even if it calls tools (metric `max_turns` is 1).
             tool_timeout_s: deadline of one call.

@@ -1,4 +1,4 @@
-"""Tasks of a taskset of the package verifiers, which has a Python of its own (docs/environments.md)."""
+"""Tasks of a taskset of the package verifiers, which has a Python of its own (docs/how-to/environments.md)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Every loss is a function `(inputs: LossInputs, *, options) -> PolicyLoss`, readable beside its paper. With
 r = exp(current - proximal), the log-ratio clamped to ±20, L is what is minimised. Aggregation to a scalar is separate
 (`AGGREGATIONS`), and so is the correction for tokens that another policy sampled (`asyncrl.learner.corrections`).
-docs/algorithms.md says who uses which variant.
+docs/reference/algorithms.md says who uses which variant.
 """
 
 from __future__ import annotations

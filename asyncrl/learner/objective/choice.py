@@ -42,7 +42,7 @@ class Kind:
             raise ConfigError(
                 f"{field}: {name!r} has the signature {signature}. Its first parameter must be "
                 f"`inputs: {self.inputs.__name__}` ({self.inputs.__module__}), whose fields are the tensors; all other "
-                "parameters are options (docs/algorithms.md, 'Your own')."
+                "parameters are options (docs/reference/algorithms.md, 'Your own')."
             )
         passed = ("inputs", *(f.name for f in dataclasses.fields(self.inputs)))
         return _with_options(name, function, options, options_field or f"{field}_options", passed)
@@ -75,7 +75,7 @@ def checked(value: Any, kind: type[T], of: Chosen) -> T:
     if not isinstance(value, kind):
         raise TypeError(
             f"{of.name!r} returned a {type(value).__name__}: expected {kind.__module__}.{kind.__name__} "
-            "(docs/algorithms.md)."
+            "(docs/reference/algorithms.md)."
         )
     return value
 

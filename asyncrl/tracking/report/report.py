@@ -57,7 +57,7 @@ def page(name: str, records: Sequence[Record], pictures: dict[str, str]) -> str:
         rest = [p for p in panels if p.slug not in FIRST and p.slug in pictures]
         if rest:
             body.append(f"<h2>{html.escape(title)}</h2>" + _grid(rest, pictures))
-    body.append("<footer>Every series is explained in docs/series.md. Data: metrics.jsonl.</footer>")
+    body.append("<footer>Every series is explained in docs/reference/series.md. Data: metrics.jsonl.</footer>")
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>asyncrl {html.escape(name)}</title>"
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style><main>{''.join(body)}</main></html>\n"

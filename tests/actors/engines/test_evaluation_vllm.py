@@ -38,7 +38,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """As anybody would serve a model that calls tools (docs/rewards.md), with what a CPU wants added."""
+    """As anybody would serve a model that calls tools (docs/how-to/rewards.md), with what a CPU wants added."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHECKPOINT)]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]

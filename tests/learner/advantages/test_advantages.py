@@ -216,7 +216,7 @@ def test_groups_of_one_and_of_equal_rewards_have_exactly_zero(name: str, dtype: 
         extra = {"keep_zero": True}
     more, options = split(extra, EstimatorInputs)
     got = ESTIMATORS[name](estimator_inputs(rewards, mask, lengths, groups, **more), **options).advantages
-    if name != "gdpo":  # whitened over the batch afterwards: see the table in docs/algorithms.md
+    if name != "gdpo":  # whitened over the batch afterwards: see the table in docs/reference/algorithms.md
         assert (got[:4] == 0).all()
     assert (got[4:] != 0).any()
     assert got.dtype == torch.promote_types(dtype, torch.float32)

@@ -103,7 +103,7 @@ def old_estimator(rewards, mask, lengths, groups, scale: float = 1.0):
 def old_loss(current, advantages, mask):
     return -advantages * current
 """
-"""As in docs/algorithms.md."""
+"""As in docs/reference/algorithms.md."""
 
 
 def test_functions_of_the_users_own(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_functions_of_the_users_own(tmp_path: Path) -> None:
     Objective(
         LearnerConfig(advantage=f"{own}:centred", advantage_options={"scale": 2.0}, loss=f"{own}:policy_gradient")
     )
-    text = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "algorithms.md").read_text()
     assert OWN.partition("\n\n\ndef undeclared(")[0].strip() in text
 
 

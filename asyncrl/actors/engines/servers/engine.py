@@ -182,7 +182,7 @@ class ServerEngine:
         if output.reason not in ("stop", "length", "abort") or len(logprobs) != len(ids) or (versions < 0).any():
             raise EngineDied(
                 f"{server.url} ended a request with {output.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
-                f"the versions {output.spans}: this engine was written for another release (docs/engines.md)"
+                f"the versions {output.spans}: this engine was written for another release (docs/how-to/engines.md)"
             )
         return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], output.reason))
 

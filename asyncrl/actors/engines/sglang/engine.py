@@ -23,7 +23,7 @@ MARGIN = 8
 INSTALL = (
     "actors.engine is 'sglang', which needs a server. SGLang pins another torch than asyncrl and lives in an "
     "environment of its own: there, pip install 'sglang==0.5.23'; then set actors.engine_options.python to that "
-    "environment's interpreter, or actors.engine_options.urls to servers that run (docs/engines.md)."
+    "environment's interpreter, or actors.engine_options.urls to servers that run (docs/how-to/engines.md)."
 )
 
 

