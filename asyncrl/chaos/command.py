@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.command import audit
-from asyncrl.chaos.faults.clock import Clock
-from asyncrl.chaos.faults.disk import Disk
-from asyncrl.chaos.faults.environment import Environments
-from asyncrl.chaos.faults.network import Relay
-from asyncrl.chaos.faults.processes import Processes
+from asyncrl.chaos.faults import INJECTORS
 from asyncrl.chaos.injector import Injector
 from asyncrl.chaos.job import Job
 from asyncrl.chaos.plan import Fault, differs, plan
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.roles import roles
+from asyncrl.plugins import build
 from asyncrl.run_folder import RunFolder
 
 SPARE_RESTARTS = 3
@@ -141,19 +138,8 @@ def _report(job: Job, seed: int, injected: list[Fault], planned: list[Fault], br
 
 def _injectors(kinds: Sequence[str], config: Config, seed: int) -> dict[str, Injector]:
     """The injector of each kind; some kinds share one. Raises ConfigError for a kind that is impossible here."""
-    injectors: dict[str, Injector] = {}
-    processes = Processes(config)
+    built: dict[str, Injector] = {}
     for kind in kinds:
-        match kind:
-            case "env":
-                injectors[kind] = Environments(config)
-            case "net":
-                injectors[kind] = Relay(seed)
-            case "clock":
-                injectors[kind] = Clock()
-            case "disk-full" | "disk-slow":
-                disks = [injector for injector in injectors.values() if isinstance(injector, Disk)]
-                injectors[kind] = disks[0] if disks else Disk(kind)
-            case _:
-                injectors[kind] = processes
-    return injectors
+        if (path := INJECTORS[kind]) not in built:
+            built[path] = build(kind, INJECTORS, "--kill", {}, defaults={"config": config, "seed": seed, "kind": kind})
+    return {kind: built[INJECTORS[kind]] for kind in kinds}

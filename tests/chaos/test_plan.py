@@ -4,7 +4,10 @@ from collections import Counter
 
 import pytest
 
+from asyncrl.chaos.command import _injectors
+from asyncrl.chaos.faults import INJECTORS
 from asyncrl.chaos.plan import CLOCK_S, KINDS, LASTS_S, NET, plan
+from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
 ROLES = ("buffer", "weights", "learner", "actor-0", "actor-1")
@@ -53,3 +56,10 @@ def test_what_the_run_does_not_have_cannot_be_killed() -> None:
 def test_a_plan_without_a_fault_or_without_an_end_is_refused(every_s: float, for_s: float) -> None:
     with pytest.raises(ConfigError, match="--every is"):
         plan(0, ("actor",), ROLES, every_s, for_s)
+
+
+def test_every_kind_of_fault_has_an_injector() -> None:
+    assert INJECTORS.keys() == KINDS.keys()
+    built = _injectors(["env", "actor", "net", "stop"], Config(), seed=1)
+    assert built["actor"] is built["stop"]
+    assert len({*map(id, built.values())}) == 3

@@ -30,8 +30,8 @@ that no frozen disk is left when this process is killed."""
 
 
 class Disk(Injector):
-    def __init__(self, kinds: str) -> None:
-        """`kinds`: the requested kinds, for the error. Raises ConfigError."""
+    def __init__(self, kind: str) -> None:
+        """`kind`: the requested kind, for the error. Raises ConfigError."""
         missing = [program for program in NEEDS if shutil.which(program, path=PATH) is None]
         why = ""
         if os.geteuid() != 0:
@@ -41,7 +41,7 @@ class Disk(Injector):
         elif not Path("/dev/loop-control").exists():
             why = "the kernel has no loop devices"
         if why:
-            raise ConfigError(f"--kill {kinds} mounts a disk of its own for the run, and {why}. Leave it out.")
+            raise ConfigError(f"--kill {kind} mounts a disk of its own for the run, and {why}. Leave it out.")
         self._slow: subprocess.Popen[bytes] | None = None
 
     def open(self, run: RunFolder) -> None:

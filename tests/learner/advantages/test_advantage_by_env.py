@@ -63,7 +63,7 @@ def test_a_batch_without_the_environment_is_as_ever() -> None:
 @pytest.mark.parametrize(
     ("learner", "said"),
     [
-        ({"advantage_by_env": {"c": {"name": "grpo"}}}, r"advantage_by_env\.c: 'c' is no environment .* a, b"),
+        ({"advantage_by_env": {"c": {"name": "grpo"}}}, r"advantage_by_env\.c: 'c' is not an environment .* a, b"),
         ({"advantage_by_env": {"a": {"name": "gae"}}}, r"advantage_by_env\.a is gae, which needs values"),
         ({"advantage_by_env": {"a": {"name": "remax"}}}, r"advantage_by_env\.a is remax"),
         ({"advantage_by_env": {"a": {"name": "grp"}}}, r"advantage_by_env\.a: 'grp' is not a known name"),
