@@ -79,7 +79,7 @@ def _group_scores(config: Config, score: GroupScore) -> GroupScores:
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:
-    """(the name that a task counts under, its limits), by task; they differ for an environment that holds several."""
+    """Two functions of a task: the name under which it is counted, and its limits. Only a mix has several of each."""
     name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: config.env.name)
     own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
     limits = EpisodeLimits.of(config)

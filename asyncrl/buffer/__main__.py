@@ -35,7 +35,9 @@ def main(path: Path) -> None:
     folder = run.ledger(config)
     restored = restore(run.checkpoints, folder)
     if restored is not None:
-        log.warning("no ledger in %s: restored from %s; later groups are drawn again", folder, restored)
+        log.warning(
+            "no ledger in %s: restored from checkpoint %s; prompts issued after it are drawn again", folder, restored
+        )
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
     curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
     buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end)

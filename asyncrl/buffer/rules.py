@@ -1,4 +1,4 @@
-"""What the config says about the buffer, resolved once: numbers, and functions in place of names."""
+"""The buffer's settings, taken from the config; names of samplers and filters are replaced by their functions."""
 
 from __future__ import annotations
 

@@ -85,9 +85,7 @@ def plan(seed: int, kinds: Sequence[str], roles: Sequence[str], every_s: float, 
     """
     rng = random.Random(seed)
     if not 0 < every_s <= for_s:
-        raise ConfigError(
-            f"--every is {every_s:g} and --for {for_s:g}: expected the former above 0, at most the latter."
-        )
+        raise ConfigError(f"--every is {every_s:g} and --for {for_s:g}: expected --every above 0 and at most --for.")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"--kill names {unknown[0]!r}: expected some of {', '.join(KINDS)}.")
     of_kind: Mapping[str, list[str]] = {kind: targets(kind, roles) for kind in kinds}

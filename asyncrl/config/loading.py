@@ -21,7 +21,8 @@ from asyncrl.config.tree import Tree
 from asyncrl.errors import ConfigError
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
-"""`launch.seed` sets these: in the file, those that the file does not set; as a flag, those that no flag sets."""
+"""`launch.seed` sets these seeds. Given in the file, it sets the seeds that the file does not set. Given as a flag, it
+sets every seed that has no flag of its own, also those in the file."""
 
 
 _CODE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[A-Za-z_][\w.]*)")
@@ -38,9 +39,10 @@ class Sourced(Generic[C]):
 
 
 def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[C]:
-    """A `kind` from `file` (None: the defaults) with `flags`, by field path, on top. Raises ConfigError.
+    """Build a configuration of class `kind` from `file` (None: the defaults), then apply `flags`, which maps field
+    paths to values. Raises ConfigError.
 
-    `kind` is an argument so that this module imports the tree alone: `Config.load` is the usual caller.
+    The class is passed in so that this module need not import `Config`, which would be a circular import.
     """
     values = read(file) if file else {}
     in_file = set(_given(values, Tree, file))

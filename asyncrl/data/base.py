@@ -19,8 +19,8 @@ before it hands the task to an environment, so that anything random in an episod
 class TaskSource(Protocol):
     """Tasks by position, the same for the same (seed, index) in every process and after every restart.
 
-    The buffer keeps one number, the next index, and needs no other state to continue where it stopped. A source whose
-    groups are of several sizes says so as `asyncrl/data/group_sizes.py` asks.
+    The buffer keeps one number, the next index, and needs no other state to continue where it stopped. A source with
+    groups of different sizes declares them, as `asyncrl/data/group_sizes.py` describes.
     """
 
     train_size: int | None
@@ -63,7 +63,8 @@ class Curriculum(Protocol):
     def update(self, version: int, results: Sequence[GroupResult]) -> None:
         """Take the `results` of groups completed since the last call, by number; the policy is at `version` now.
 
-        Groups that filters or age dropped are among them: what is all solved or never solved is never trained on.
+        They include dropped groups: a task that is always or never solved is filtered out of training, and the
+        curriculum must still see it.
         """
         ...
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 ORDER = ("actor", "learner", "buffer", "weights")
 """The kinds in the order in which they are stopped: nothing is generated for a buffer or learner that has ended."""
 KILL_S = 10.0
-"""Seconds after which a killed process that still runs is left to the kernel, in which it is stuck."""
+"""If a process still exists so many seconds after SIGKILL, it is stuck in a system call; the launcher stops waiting for
+it."""
 
 
 @dataclass(frozen=True, slots=True)

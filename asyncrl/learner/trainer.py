@@ -10,7 +10,7 @@ from asyncrl.config import Config
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.step.auxiliary import companions
+from asyncrl.learner.step.companions import companions
 from asyncrl.learner.step.train_step import StepResult, train_step
 
 

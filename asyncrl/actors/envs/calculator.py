@@ -19,7 +19,7 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mod: operator.mod,
 }
 _UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-_MAX_CHARS = 200  # bounds the size of every intermediate number, since there is no power operator
+_MAX_CHARS = 200  # without `**`, an expression of this length cannot make a huge number
 
 
 async def calculate(expression: str) -> str:

@@ -18,7 +18,7 @@ __all__ = ["Env", "EnvFailed", "Environment", "Message", "Task", "Tool", "Turn"]
 
 
 class EnvFailed(Exception):
-    """An environment's failure, described by a complete message: the type of the exception is not shown with it."""
+    """An environment's failure, with a complete message, since it is shown alone, without the exception's type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

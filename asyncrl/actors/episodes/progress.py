@@ -43,7 +43,8 @@ class Progress:
     prefix_tokens: int = 0
     """Those of `tokens` that an earlier attempt sampled: they came with the ticket."""
     interruptible: str = ""
-    """Name of the engine's request while the first turn runs; aborting it leaves a prefix."""
+    """Id of the engine's request of the first turn while it runs, else empty. If it is aborted, its sampled tokens are
+    kept as a prefix."""
     interrupted: bool = False
     """Set before aborting the request, when the actor shuts down."""
     prefix: Row | None = None

@@ -159,7 +159,7 @@ def enough_is_kept(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
 
 
 def _used(ledger: LedgerRows) -> Iterator[tuple[BatchRow, TrajectoryRow]]:
-    """Every use of a trajectory, also in released batches."""
+    """Every use of a trajectory, also in batches of an abandoned branch."""
     for batch in ledger.batches:
         for number in batch.groups:
             for row in ledger.members.get(number, ()):

@@ -73,7 +73,7 @@ def _of_attempt(row: TrajectoryRow, attempts: Sequence[AttemptRow]) -> str | Non
 
 
 def versions_add_up(ledger: LedgerRows) -> Iterator[str]:
-    """The tokens of a trajectory's versions are its policy tokens."""
+    """The token counts per version add up to the trajectory's policy tokens."""
     for key, row in ledger.trajectories.items():
         if sum(count for _, count in row.versions) != row.policy_tokens:
             yield (

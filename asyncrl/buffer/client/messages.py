@@ -66,7 +66,7 @@ class TicketReply:
     why: str
     """If there are fewer tickets than credits: what the buffer is waiting for."""
     prefixes: Sequence[Count] = ()
-    """Places in `tickets` of those whose prefixes travel as frames, in this order."""
+    """Indices into `tickets`: these tickets have a prefix. The frames come in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class EvalReply:
     total: int
     results: list[EvalResult]
     why: str
-    """What an unfinished set waits for; how many episodes of a finished one failed in their environment."""
+    """If not done: what the set waits for. If done: how many episodes failed in their environment."""
 
 
 # Requests

@@ -1,6 +1,6 @@
 """The drop bias: length, turns, reward and environment of generated, trained and dropped trajectories.
 
-A dropping policy that starves long episodes shows first in these numbers.
+If the rules for dropping remove mainly long episodes, these numbers show it first.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 COMMAND_S = 60.0
 SLOW = 'i=0; while [ $i -lt "$2" ]; do fsfreeze -f "$1" && sleep 0.4; fsfreeze -u "$1"; sleep 0.1; i=$((i+1)); done'
 SLOW_S = 0.5
-"""Seconds of one cycle, in which the disk is frozen for 0.4 s. A separate process runs a fixed number of cycles, so
-that no frozen disk is left when this process is killed."""
+"""Seconds of one cycle, in which the disk is frozen for 0.4 s. A child shell runs a fixed number of cycles, so that the
+disk does not stay frozen if `asyncrl chaos` itself is killed."""
 
 
 class Disk(Injector):

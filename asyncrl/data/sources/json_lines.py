@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 
 
 class JsonLinesSource(ListedTasks):
-    """Repeats the training tasks, without held-out prompts, in a new order in each epoch."""
+    """Yields the training tasks in a new random order in each epoch. Held-out prompts among them are an error."""
 
     def __init__(self, path: str, seed: int = 0, held_out_size: int = 0, held_out_path: str | None = None) -> None:
         """

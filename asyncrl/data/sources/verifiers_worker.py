@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 API_KEY_VAR = "ASYNCRL_VERIFIERS_KEY"
-"""verifiers reads keys from the environment; any key will do, the URL is the secret."""
+"""verifiers reads keys from environment variables. Any value works, because the secret is in the URL."""
 
 
 def environment(config: dict[str, Any]) -> Any:

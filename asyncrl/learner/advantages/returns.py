@@ -1,7 +1,8 @@
 """Estimators with a value per token: discounted returns, GAE, V-trace.
 
-All of them are one recurrence, y[t] = x[t] + c[t] y[t+1], over the policy tokens of an episode. Holes (tool output) are
-no steps: the token before a hole is followed by the first policy token after it, and rows of one episode follow one
+All of them are one recurrence, y[t] = x[t] + c[t] y[t+1], over the policy tokens of an episode. Tool output is skipped:
+for the recurrence, the token before it is followed directly by the next policy token, and rows of one episode follow
+one
 another in the order of the batch. Nothing is read beyond an episode's last policy token.
 """
 
@@ -105,7 +106,7 @@ def vapo_gae(
     lam_value: float = 1.0,
     whiten: bool = False,
 ) -> Advantages:
-    """VAPO (2504.05118): the policy's lam = 1 - 1 / (alpha |y|), longer for longer episodes; the critic's is lam_value.
+    """VAPO (2504.05118): the policy's lam = 1 - 1 / (alpha |y|), larger for longer episodes; the critic's is lam_value.
 
     |y|: policy tokens of the episode. alpha |y| below 1 gives lam 0 (NeMo).
     """

@@ -14,7 +14,7 @@ from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective, Reference
 from asyncrl.learner.ragged import spread
-from asyncrl.learner.step.auxiliary import Companions
+from asyncrl.learner.step.companions import Companions
 from asyncrl.learner.step.critic import Critic
 from asyncrl.learner.step.micro_batches import Plan, minibatches, on_tokens, parts_of, plan
 from asyncrl.learner.step.proximal import Proximal, score_proximal, score_reference

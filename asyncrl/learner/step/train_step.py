@@ -29,7 +29,7 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
 from asyncrl.learner.step.apply import ess_scale, refuse, scheduled
-from asyncrl.learner.step.auxiliary import Companions, stateless
+from asyncrl.learner.step.companions import Companions, stateless
 from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.prepare import Step, prepare
 from asyncrl.learner.step.record import Record

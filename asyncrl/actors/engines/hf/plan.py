@@ -17,7 +17,8 @@ from asyncrl.actors.engines.hf.slots import Index, KVSlots, Tokens
 PREFILL_TOKENS = 4096
 """Tokens, padding included, of one prefill pass."""
 WIDTHS = (8, 32, 128)
-"""Tails up to each of these widths are prefilled together, so that short tool results are not padded to prompts."""
+"""Tails are prefilled in classes of these maximum lengths, so that a short tool result is not padded to the length of a
+long prompt."""
 KEY_BLOCK = 16
 """The cache is read up to the longest sequence rounded up to this."""
 
@@ -72,7 +73,7 @@ def decode(s: KVSlots, scratch: int) -> Iterator[Planned]:
     if not len(rows):
         return
     top = int(rows[-1]) + 1
-    # In place over all slots up to the last one that decodes, unless so few decode that gathering is cheaper.
+    # Compute all slots up to the last decoding one in place, unless so few decode that gathering them is cheaper.
     dense = 2 * len(rows) >= top
     computed = np.arange(top) if dense else rows
     chosen = rows if dense else np.arange(len(rows))

@@ -1,7 +1,7 @@
 """Engines behind HTTP: servers of one kind, each with the whole model, addressed in their own dialect.
 
     generate ──token ids──> the server with the fewest requests; it streams ids, logprobs, versions
-    pause, load, resume ──> all servers at once (http.py); weights go by the carrier of this kind of server
+    pause, load, resume ──> all servers at once (http.py); weights are sent by the carrier for this kind of server
 
 The servers belong to one actor alone, since a pause by another actor would not be known here. While paused, new
 requests wait here, so that they are computed with the new weights only.

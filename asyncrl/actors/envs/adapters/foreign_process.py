@@ -114,7 +114,8 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], Fore
 
 
 def shared(name: str, command: Sequence[str], *, answer_s: float | None = None) -> ForeignProcess:
-    """The process with this command that this event loop shares; it ends with the loop. One that ended is restarted."""
+    """Return the process for this command. Callers on one event loop share it, and it ends with the loop. If it has
+    ended, a new one is started."""
     workers, key = _shared.setdefault(asyncio.get_running_loop(), {}), tuple(command)
     if key not in workers or not workers[key].usable:
         workers[key] = ForeignProcess(name, command, answer_s)

@@ -20,7 +20,8 @@ from asyncrl.learner.backends.shared_prefixes import Segment
 
 NAME = "varlen_sdpa"
 ROUND = 64
-"""Masks are views of one for the longest row and the longest prefix, both rounded up to this."""
+"""One mask is built for the longest row and the longest prefix, both rounded up to a multiple of this; the mask of each
+row is a view of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
