@@ -16,8 +16,12 @@ import torch
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
-from engine_conformance import *  # noqa: F403
-from engine_conformance import (
+from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
+from asyncrl.actors.engines.vllm.engine import VLLMEngine
+from asyncrl.actors.engines.vllm.settings import VLLMSettings
+from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
+from tests.actors.engines.engine_conformance import *  # noqa: F403
+from tests.actors.engines.engine_conformance import (
     MAX_TOKENS,
     VOCAB,
     Shared,
@@ -30,11 +34,6 @@ from engine_conformance import (
     sampling,
     tiny,
 )  # fmt: skip
-
-from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
-from asyncrl.actors.engines.vllm.engine import VLLMEngine
-from asyncrl.actors.engines.vllm.settings import VLLMSettings
-from asyncrl.weights.local.shm import ShmPublisher, ShmSubscriber
 
 pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)

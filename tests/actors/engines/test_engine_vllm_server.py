@@ -13,13 +13,12 @@ import torch
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
-from engine_conformance import *  # noqa: F403
-from engine_conformance import MAX_TOKENS, VOCAB, Shared, Subject, closed_under, play, tiny
-
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.engines.servers.process import ServerProcess, free_port
 from asyncrl.actors.engines.vllm.attached import COMMAND
 from asyncrl.config import Config
+from tests.actors.engines.engine_conformance import *  # noqa: F403
+from tests.actors.engines.engine_conformance import MAX_TOKENS, VOCAB, Shared, Subject, closed_under, play, tiny
 
 pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)

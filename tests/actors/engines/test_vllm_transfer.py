@@ -16,7 +16,6 @@ import torch
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
-from engine_conformance import Subject, judge, play, prompts, sampling
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, WeightsMismatch
@@ -28,6 +27,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Broadcast
+from tests.actors.engines.engine_conformance import Subject, judge, play, prompts, sampling
 
 pytestmark = pytest.mark.timeout(300)
 torch.set_num_threads(1)
