@@ -16,7 +16,6 @@ import pytest
 
 import asyncrl
 import asyncrl.launch.loop  # `asyncrl.launch` is a package, which must not hide `asyncrl.train`
-from asyncrl.config.loading import load
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import kill_all, of_run
@@ -46,7 +45,7 @@ pytestmark = pytest.mark.system
 
 def configured(folder: Path, **fields: object) -> asyncrl.Config:
     values = SMALL | {name.replace("__", "."): value for name, value in fields.items()}
-    return load(QUICKSTART, {**values, "launch.runs_dir": str(folder)}).config
+    return asyncrl.Config.load(QUICKSTART, {**values, "launch.runs_dir": str(folder)})
 
 
 @pytest.fixture
