@@ -13,8 +13,8 @@ from asyncrl.buffer.client.messages import BatchState, Outcome, Start
 from asyncrl.buffer.deadlines import Deadlines
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
-from asyncrl.buffer.ledger.history import Batch, Incarnation
 from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.records import Batch, Incarnation
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
@@ -134,7 +134,7 @@ class Batches:
 
     def _ended(self, b: int, version: int) -> BatchAnswer | None:
         """Why there will be no batch b, if so."""
-        rules, skipped = self._rules, self._ledger.history.skipped_in_a_row(b)
+        rules, skipped = self._rules, self._ledger.history.skipped_in_a_row()
         if skipped > rules.max_skipped:
             why = f"{skipped} batches in a row were skipped, learner.max_skipped is {rules.max_skipped}"
             return BatchAnswer("ended", why, failed=True)

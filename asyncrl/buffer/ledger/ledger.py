@@ -21,8 +21,8 @@ from asyncrl.buffer.ledger.account import Account
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.drop_bias import Bias
 from asyncrl.buffer.ledger.group import Group, Reason, Received, State
-from asyncrl.buffer.ledger.history import Batch, History, IllegalTransition
-from asyncrl.buffer.ledger.records import insert_group, insert_trajectory, read_groups
+from asyncrl.buffer.ledger.history import History, IllegalTransition
+from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory, read_groups
 from asyncrl.buffer.ledger.unmeasured import Unmeasured, unmeasured_numbers
 
 
