@@ -7,7 +7,7 @@ from collections.abc import Callable
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.staleness import Deadline, due
+from asyncrl.buffer.staleness import due
 from asyncrl.buffer.tickets.tickets import Tickets
 
 
@@ -22,16 +22,14 @@ class Deadlines:
         if rules.over_age != "wait":
             return []
         unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
-        last_versions = [(g, self._tickets.queue.last_version(g)) for g in unused]
-        deadlines = [Deadline(group, last) for group, last in last_versions if last is not None]
-        return [d.group for d in due(deadlines, version, rules.max_staleness, rules.groups_per_step)]
+        deadlines = [(self._tickets.queue.last_version(group), group) for group in unused]
+        return due(deadlines, version, rules.max_staleness, rules.groups_per_step)
 
     def missing(self, now: float, version: int, usable: Callable[[Group], bool]) -> list[Group]:
         """The due groups that are not usable yet. One that was awaited for `buffer.wait_s` is dropped instead."""
         missing = [group for group in self.due(version) if not usable(group)]
         self._missing_since = {group.number: self._missing_since.get(group.number, now) for group in missing}
-        for group in missing:
-            if now >= self._missing_since[group.number] + self._rules.wait_s:
-                del self._missing_since[group.number]
-                self._tickets.drop(group, "wait_deadline", self._rules.requeue)
-        return [group for group in missing if group.number in self._missing_since]
+        overdue = [g for g in missing if now >= self._missing_since[g.number] + self._rules.wait_s]
+        for group in overdue:
+            self._tickets.drop(group, "wait_deadline", self._rules.requeue)
+        return [group for group in missing if group not in overdue]
