@@ -140,8 +140,8 @@ class Batches:
             return BatchAnswer("ended", why, failed=True)
         if version >= rules.steps:
             return BatchAnswer("ended", f"all {rules.steps} training steps are done")
-        if self._tickets.starved:
-            return BatchAnswer("ended", self._tickets.starved)
+        if self._tickets.filtering.starved:
+            return BatchAnswer("ended", self._tickets.filtering.starved)
         if self._tickets.failing:
             return BatchAnswer("ended", self._tickets.failing, failed=True)
         return None

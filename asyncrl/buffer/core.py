@@ -283,7 +283,7 @@ class Buffer:
             "disk_bytes": self.database.payloads.disk_bytes,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,
-            "starved": self.tickets.starved,
+            "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }
 

@@ -140,13 +140,10 @@ class History:
 
     def checkpoint(self, batch: int, version: int, path: str, keep: int) -> None:
         """Records a checkpoint; only the latest `keep` are kept for resuming."""
-        if not list(
-            self._db.read("SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0", (path, batch))
-        ):
-            self._db.write(
-                "INSERT INTO checkpoints(branch, batch, version, path) VALUES (?, ?, ?, ?)",
-                (self.branch, batch, version, path),
-            )
+        recorded = "SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0"
+        if not list(self._db.read(recorded, (path, batch))):
+            new = (self.branch, batch, version, path)
+            self._db.write("INSERT INTO checkpoints(branch, batch, version, path) VALUES (?, ?, ?, ?)", new)
         self._db.write(
             "UPDATE checkpoints SET released = 1 WHERE released = 0 AND serial NOT IN "
             "(SELECT serial FROM checkpoints WHERE released = 0 ORDER BY batch DESC, serial DESC LIMIT ?)",

@@ -101,10 +101,13 @@ def read_line(db: Database) -> list[Batch]:
     groups: dict[int, list[int]] = {}
     for serial, number in db.read("SELECT serial, grp FROM uses ORDER BY serial, place"):
         groups.setdefault(serial, []).append(number)
-    rows = db.read(
-        "SELECT serial, b, branch, version, incarnation, first_uses, outcome FROM batches WHERE released = 0 ORDER BY b"
-    )
-    return [Batch(*row, tuple(groups.get(row[0], ())), outcome) for *row, outcome in rows]
+    columns = "serial, b, branch, version, incarnation, first_uses, outcome"
+    return [
+        Batch(serial, b, branch, version, incarnation, first_uses, tuple(groups.get(serial, ())), outcome)
+        for serial, b, branch, version, incarnation, first_uses, outcome in db.read(
+            f"SELECT {columns} FROM batches WHERE released = 0 ORDER BY b"
+        )
+    ]
 
 
 def read_incarnations(db: Database) -> list[Incarnation]:

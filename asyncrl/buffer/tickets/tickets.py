@@ -6,15 +6,14 @@ a new group is issued while admission, capacity and the disk allow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
 from asyncrl.buffer.ledger.group import Group, Reason, Received, version_counts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
-from asyncrl.buffer.tasks.drawing import TaskDraws
+from asyncrl.buffer.tasks.drawing import Draw, TaskDraws
 from asyncrl.buffer.tasks.sources import ticket_seed
 from asyncrl.buffer.tickets.failures import FailureBudget
 from asyncrl.buffer.tickets.filtering import Filtering
@@ -31,16 +30,12 @@ class Tickets:
     def __init__(
         self, ledger: Ledger, rules: Rules, source: TaskSource, draws: TaskDraws, leases: Leases, now: float
     ) -> None:
-        self._ledger = ledger
-        self._rules = rules
-        self._draws = draws
+        self._ledger, self._rules, self._draws, self._leases = ledger, rules, draws, leases
         self._sizes = GroupSizes(source, rules.group_size)
-        self._leases = leases
         self.prefixes = Prefixes(ledger.db)
-        self._tasks: dict[int, Mapping[str, Any]] = {}
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
-        self._filtering = Filtering(ledger, rules)
+        self.filtering = Filtering(ledger, rules)
         for number, index, attempt, actor, min_version in list(ledger.outstanding()):
             group = ledger.live.get(number)
             if group is not None and group.state == "in_flight" and group.stored[index] is None:
@@ -61,17 +56,14 @@ class Tickets:
         if held < least:
             return [], f"{actor} holds weights {held}, {least} are needed"
         tickets: list[Ticket] = []
-        why = ""
         while len(tickets) < credits:
-            key = self.queue.pop(now, actor)
-            if key is None:
-                why = self._why_no_group()
-                if why:
-                    break
+            if (key := self.queue.pop(now, actor)) is not None:
+                tickets.append(self._start_attempt(now, key, actor, least))
+            elif why := self._why_no_group():
+                return tickets, why
+            else:
                 self.queue.add_group(self._issue_group())
-                continue
-            tickets.append(self._start_attempt(now, key, actor, least))
-        return tickets, why
+        return tickets, ""
 
     def _start_attempt(self, now: float, key: TicketKey, actor: str, least: tuple[int, int]) -> Ticket:
         number, index = key
@@ -82,45 +74,24 @@ class Tickets:
         id = TicketId(group.branch, number, index)
         self._leases.add(now, id, attempt, actor, oldest)
         seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
-        return Ticket(
-            id,
-            attempt,
-            "train",
-            self._task(group),
-            least,
-            group.size,
-            0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature,
-            seed,
-            self._rules.lease_s,
-            prefix and prefix[0],
-        )
+        temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
+        task, row, lease_s = self._draws.task(group.task), prefix and prefix[0], self._rules.lease_s
+        return Ticket(id, attempt, "train", task, least, group.size, temperature, seed, lease_s, row)
 
     def _issue_group(self) -> Group:
         put_back = self._ledger.put_back()
-        if put_back is None:
-            draw = self._draws.next()
-            index, curriculum = draw.task, draw.curriculum
-        else:
-            index, curriculum = put_back.task, put_back.curriculum
-        task = self._draws.task(index)
-        group = self._ledger.issue(self._sizes.of(index), str(task["id"]), index, curriculum, put_back)
+        draw = self._draws.next() if put_back is None else Draw(put_back.draw, put_back.task, put_back.curriculum)
+        task_id = str(self._draws.task(draw.task)["id"])
+        group = self._ledger.issue(self._sizes.of(draw.task), task_id, draw.task, draw.curriculum, put_back)
         if put_back is None:
             self._draws.issued(draw)
-        self._tasks[group.number] = task
         return group
-
-    def _task(self, group: Group) -> Mapping[str, Any]:
-        if group.number not in self._tasks:
-            self._tasks[group.number] = self._draws.task(group.task)
-        return self._tasks[group.number]
 
     def _why_no_group(self) -> str:
         """Empty when a new group may be issued."""
         rules, ledger, history = self._rules, self._ledger, self._ledger.history
-        if self.starved:
-            return self.starved
-        if self.failing:
-            return self.failing
+        if ended := self.filtering.starved or self.failing:
+            return ended
         in_flight, unused = ledger.count("in_flight"), ledger.count("waiting")
         if rules.max_uses > 1:
             unused -= sum(g.state == "waiting" and g.uses > 0 for g in ledger.live.values())
@@ -136,11 +107,6 @@ class Tickets:
         if ledger.db.payloads.disk_bytes >= rules.max_disk_bytes:
             return f"disk: the payloads reach buffer.max_disk_gb = {rules.max_disk_bytes / 1e9:g}"
         return ""
-
-    @property
-    def starved(self) -> str | None:
-        """Why the run ends: filters used up their allowance, and `buffer.on_starved` is end."""
-        return self._filtering.starved
 
     @property
     def failing(self) -> str:
@@ -221,11 +187,9 @@ class Tickets:
 
     def _judge(self, group: Group) -> None:
         """Drops a group with a new trajectory if it is too old, or once it is complete if a filter rejects it."""
-        if group.complete:
-            self._tasks.pop(group.number, None)
         if self._over_age(group):
             self.drop(group, "stale", self._rules.requeue)
-        elif group.state == "waiting" and self._filtering.drops(group):
+        elif group.state == "waiting" and self.filtering.drops(group):
             self.drop(group, "filtered")
 
     def sweep(self) -> None:
@@ -243,7 +207,6 @@ class Tickets:
         """Ends a group that is in flight or waiting; one that was trained on before ends as trained."""
         for lease in self._leases.of_group(group.number):
             self._end(lease, "revoked")
-        self._tasks.pop(group.number, None)
         self.prefixes.drop(group.number, group.size)
         if group.uses:
             self._ledger.retire(group)
@@ -282,7 +245,7 @@ class Tickets:
 
     def forked(self) -> None:
         """Ends the leases and prefixes of groups that the fork dropped."""
-        self._filtering.forked()
+        self.filtering.forked()
         for lease in self._leases:
             if not lease.eval and lease.id.group not in self._ledger.live:
                 self._end(lease, "revoked")
