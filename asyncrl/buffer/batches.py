@@ -153,7 +153,7 @@ class Batches:
         if missing:
             return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
         must = [group for group in self._deadlines.due(version) if self._usable(group, version)]
-        complete = self._ledger.count("waiting")
+        complete = self._ledger.account.count("waiting")
         candidates: list[Group] = []
         if complete >= rules.groups_per_step:  # the batch is asked for after every put: do not check each group in vain
             candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
@@ -172,7 +172,7 @@ class Batches:
 
     def _why_fewer(self, version: int) -> str:
         ledger = self._ledger
-        parts = [f"{ledger.count('in_flight')} are in flight"]
+        parts = [f"{ledger.account.count('in_flight')} are in flight"]
         if ledger.history.recorded_version > version:
             ahead = sum(g.state == "waiting" and (g.newest or 0) > version for g in ledger.live.values())
             parts.append(f"{ahead} are ahead of version {version}")
@@ -217,7 +217,7 @@ class Batches:
 
     def _disk_is_full_for_good(self) -> bool:
         full = self._ledger.db.payloads.disk_bytes >= self._rules.max_disk_bytes
-        return full and not self._ledger.count("in_flight")
+        return full and not self._ledger.account.count("in_flight")
 
     def _disk_message(self) -> str:
         used = self._ledger.db.payloads.disk_bytes / 1e9

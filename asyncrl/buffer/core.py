@@ -272,7 +272,7 @@ class Buffer:
             "published": history.published,
             "batches": len(history.line),
             "incarnation": len(history.incarnations),
-            "equation": {str(branch): ledger.equation(branch) for branch in branches},
+            "equation": {str(branch): ledger.account.equation(branch) for branch in branches},
             "counters": {str(branch): _of(ledger.account.counters, branch) for branch in branches},
             "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
             "staleness_in_queue": _sorted(queue),

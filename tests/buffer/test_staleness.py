@@ -91,7 +91,7 @@ class Simulation:
                 ticket, begun = event
                 busy -= 1
                 put(buffer, trajectory(ticket, tuple(range(begun, self.held + 1)), float(ticket.id.index)))
-        return buffer.ledger.equation(0) | {"version": buffer.ledger.history.version}
+        return buffer.ledger.account.equation(0) | {"version": buffer.ledger.history.version}
 
 
 def test_equal_durations_in_issue_order_drop_nothing(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class Tickets:
         rules, ledger, history = self._rules, self._ledger, self._ledger.history
         if ended := self.filtering.starved or self.failing:
             return ended
-        in_flight, unused = ledger.count("in_flight"), ledger.count("waiting")
+        in_flight, unused = ledger.account.count("in_flight"), ledger.account.count("waiting")
         if rules.max_uses > 1:
             unused -= sum(g.state == "waiting" and g.uses > 0 for g in ledger.live.values())
         recent = history.first_uses_since(history.published or 0)
@@ -119,7 +119,7 @@ class Tickets:
         last = self._rules.max_uses - 1
         if last or self._sizes.smallest < self._sizes.largest:
             return sum(g.size for g in self._ledger.live.values() if g.state != "assigned" or g.uses < last)
-        return (self._ledger.count("in_flight") + self._ledger.count("waiting")) * self._rules.group_size
+        return self._ledger.account.count("in_flight", "waiting") * self._rules.group_size
 
     # Coming back
 
