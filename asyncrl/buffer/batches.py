@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from random import Random
 
 from asyncrl.buffer.client.messages import BatchState, Outcome, Start
-from asyncrl.buffer.deadlines import Deadlines
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -40,7 +39,6 @@ class Batches:
         self._served = False
         """The current incarnation got a batch from this process. Otherwise it died with the whole run, or at its start,
         and no batch is suspected."""
-        self._deadlines = Deadlines(ledger, rules, tickets)
         self.restored = ledger.db.get("restored")
         """The checkpoint from which the ledger was copied, while no learner has started on it."""
 
@@ -149,10 +147,10 @@ class Batches:
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:
         """The groups of batch b; or None, and what is missing."""
         rules = self._rules
-        missing = self._deadlines.missing(now, version, lambda group: self._usable(group, version))
+        missing = self._tickets.missing(now, version, lambda group: self._usable(group, version))
         if missing:
             return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
-        must = [group for group in self._deadlines.due(version) if self._usable(group, version)]
+        must = [group for group in self._tickets.queue.due(version) if self._usable(group, version)]
         complete = self._ledger.account.count("waiting")
         candidates: list[Group] = []
         if complete >= rules.groups_per_step:  # the batch is asked for after every put: do not check each group in vain

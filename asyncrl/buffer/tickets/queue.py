@@ -11,7 +11,7 @@ from bisect import insort
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.staleness import last_version
+from asyncrl.buffer.staleness import due, last_version
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
 
 
@@ -57,6 +57,15 @@ class IssueQueue:
         """The highest version at which the group still meets the bound, with what its leased tickets may bring."""
         leased = [lease.min_version for lease in self._leases.of_group(group.number)]
         return last_version(group, leased, self._rules.max_staleness)
+
+    def due(self, version: int) -> list[Group]:
+        """Under `wait`: the groups that the batch for `version` must hold, complete or not. Otherwise none."""
+        rules = self._rules
+        if rules.over_age != "wait":
+            return []
+        unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
+        deadlines = [(self.last_version(group), group) for group in unused]
+        return due(deadlines, version, rules.max_staleness, rules.groups_per_step)
 
     def _may_get(self, actor: str, key: TicketKey) -> bool:
         """Whether the rate allows it and, where groups are scored together, no other actor plays the group."""

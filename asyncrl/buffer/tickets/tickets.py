@@ -6,6 +6,7 @@ a new group is issued while admission, capacity and the disk allow it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
@@ -36,6 +37,8 @@ class Tickets:
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
         self.filtering = Filtering(ledger, rules)
+        self._missing_since: dict[int, float] = {}
+        """When the learner began to wait for a group, by number."""
         for number, index, attempt, actor, min_version in list(ledger.outstanding()):
             group = ledger.live.get(number)
             if group is not None and group.state == "in_flight" and group.stored[index] is None:
@@ -197,6 +200,16 @@ class Tickets:
         for group in list(self._ledger.live.values()):
             if group.state != "assigned" and self._over_age(group):
                 self.drop(group, "stale", self._rules.requeue)
+
+    def missing(self, now: float, version: int, usable: Callable[[Group], bool]) -> list[Group]:
+        """Groups that the batch for `version` must hold and that are not usable yet. One that was awaited for
+        `buffer.wait_s` is dropped instead."""
+        missing = [group for group in self.queue.due(version) if not usable(group)]
+        self._missing_since = {group.number: self._missing_since.get(group.number, now) for group in missing}
+        overdue = [g for g in missing if now >= self._missing_since[g.number] + self._rules.wait_s]
+        for group in overdue:
+            self.drop(group, "wait_deadline", self._rules.requeue)
+        return [group for group in missing if group not in overdue]
 
     def _over_age(self, group: Group) -> bool:
         rules = self._rules
