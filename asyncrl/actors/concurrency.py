@@ -36,6 +36,10 @@ class Concurrency:
         first = min(FIRST, most) if config.actors.slots == "auto" else most
         return cls(1 if config.actors.slots == "auto" else most, most, first)
 
+    def free(self, busy: int) -> int:
+        """Slots left when `busy` are in use."""
+        return max(0, self.limit - busy)
+
     def adjust(self, playing: int, stats: Mapping[str, float]) -> bool:
         """Adjust the limit to `playing`, the episodes in progress, and the engine's load (Engine.load_stats). Called at
         a steady pace. Returns whether the limit grew."""

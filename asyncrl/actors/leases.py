@@ -19,6 +19,8 @@ from asyncrl.trajectory import Lease
 
 log = logging.getLogger(__name__)
 
+ANNOUNCE_S = 1.0
+"""Seconds between two ticket requests that list the leases held; the list would be most of a request's cost."""
 BLOCKED_S = 30.0
 """Seconds without a sign of life, which comes twice a second, before the event loop counts as blocked; a shorter gap
 means a busy machine."""
@@ -80,7 +82,7 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._engine_moved = self._beat = time.monotonic()
-        self._seen = -1.0
+        self._seen, self._announced = -1.0, float("-inf")
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
 
     def start(self) -> None:
@@ -104,6 +106,13 @@ class LeaseKeeper:
     def leased(self) -> list[Lease]:
         with self._lock:
             return list(self._watched)
+
+    def announced(self, now: float) -> list[Lease]:
+        """The leases that a request for tickets lists: all of them, once per `ANNOUNCE_S`; otherwise none."""
+        if now - self._announced < ANNOUNCE_S:
+            return []
+        self._announced = now
+        return self.leased()
 
     def beat(self) -> None:
         """Sign of life of the event loop."""

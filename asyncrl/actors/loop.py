@@ -21,6 +21,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from asyncrl.actors.components import Components
@@ -30,14 +31,12 @@ from asyncrl.actors.status import Status
 from asyncrl.actors.tickets import HeldTickets
 from asyncrl.buffer.client import TicketReply
 from asyncrl.config import Config
-from asyncrl.trajectory import Lease, Ticket
+from asyncrl.trajectory import Ticket
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Longest time the buffer may hold a ticket request; kept short because new weights require a new request."""
-ANNOUNCE_S = 1.0
-"""Seconds between two ticket requests that list the leases held; the list would be most of a request's cost."""
 LOOK_S = 0.02
 """Seconds between two looks for new weights; a look costs one stat."""
 
@@ -53,7 +52,6 @@ class Actor:
         self._stopping = False
         self._issued_eval = False
         """The last reply held evaluation tickets; the next one may, too."""
-        self._announced = float("-inf")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns after `stop` is set and every ticket is put or released. Raises what ends an actor: EngineDied,
@@ -63,7 +61,7 @@ class Actor:
         self._reporter.waiting("weights", "learner")
         while not stop.is_set() and not await self._updates.look():
             self._keeper.beat()
-            await _sleep_until(stop, LOOK_S)
+            await asyncio.sleep(LOOK_S)
         self._keeper.start()
         loops = [asyncio.create_task(loop()) for loop in (self._take_tickets, self._take_weights, self._beat)]
         stopped = asyncio.create_task(stop.wait())
@@ -85,7 +83,7 @@ class Actor:
         while not self._stopping:
             self.tickets.changed.clear()
             issued: Sequence[Ticket] = ()
-            if self._free_slots():
+            if self._concurrency.free(self.tickets.busy):
                 reply = await self.tickets.calls.until_answered("tickets", self._ask)
                 issued, self._status.no_ticket = reply.tickets, reply.why
                 self._issued_eval = any(ticket.kind == "eval" for ticket in issued)
@@ -93,17 +91,15 @@ class Actor:
                     self.tickets.begin(ticket)
             if not issued:
                 self._status.report()
-                await _sleep_until(self.tickets.changed, POLL_S / 2)
-
-    def _free_slots(self) -> int:
-        return max(0, self._concurrency.limit - self.tickets.busy)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S / 2):
+                        await self.tickets.changed.wait()
 
     def _ask(self) -> Awaitable[TicketReply]:
         # The keeper renews all leases; they are listed here as well, for a buffer that has just restarted.
-        leased: Sequence[Lease] = ()
-        if (now := time.monotonic()) - self._announced >= ANNOUNCE_S:
-            self._announced, leased = now, self._keeper.leased()
-        return self._buffer.tickets(self._name, self._engine.held_version, self._free_slots(), leased, POLL_S)
+        leased = self._keeper.announced(time.monotonic())
+        credits = self._concurrency.free(self.tickets.busy)
+        return self._buffer.tickets(self._name, self._engine.held_version, credits, leased, POLL_S)
 
     async def _take_weights(self) -> None:
         while True:
@@ -139,11 +135,3 @@ class Actor:
         interrupt = self._engine if actors.resume_episodes else None
         await drain(self._name, self.tickets, self._buffer, actors.drain_s, interrupt)
         self._status.send_metrics()
-
-
-async def _sleep_until(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

@@ -63,7 +63,7 @@ def main(path: Path) -> None:
             log.error("%s", failing)
             reporter.event("failing", why=failing)
         reported = failing
-        reporter.metrics(series(buffer, service.counts, service.commit_seconds))
+        reporter.metrics(series(buffer, service.counts, service.outbox.commit_seconds))
 
     try:
         service.run(config.tracking.system_s, report)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from random import Random
 
 from asyncrl.buffer.client.messages import BatchState, Outcome, Start
-from asyncrl.buffer.deadlines import Deadlines
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
-from asyncrl.buffer.ledger.history import Batch, Incarnation
 from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.records import Batch, Incarnation
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
@@ -40,7 +39,6 @@ class Batches:
         self._served = False
         """The current incarnation got a batch from this process. Otherwise it died with the whole run, or at its start,
         and no batch is suspected."""
-        self._deadlines = Deadlines(ledger, rules, tickets)
         self.restored = ledger.db.get("restored")
         """The checkpoint from which the ledger was copied, while no learner has started on it."""
 
@@ -134,14 +132,14 @@ class Batches:
 
     def _ended(self, b: int, version: int) -> BatchAnswer | None:
         """Why there will be no batch b, if so."""
-        rules, skipped = self._rules, self._ledger.history.skipped_in_a_row(b)
+        rules, skipped = self._rules, self._ledger.history.skipped_in_a_row()
         if skipped > rules.max_skipped:
             why = f"{skipped} batches in a row were skipped, learner.max_skipped is {rules.max_skipped}"
             return BatchAnswer("ended", why, failed=True)
         if version >= rules.steps:
             return BatchAnswer("ended", f"all {rules.steps} training steps are done")
-        if self._tickets.starved:
-            return BatchAnswer("ended", self._tickets.starved)
+        if self._tickets.filtering.starved:
+            return BatchAnswer("ended", self._tickets.filtering.starved)
         if self._tickets.failing:
             return BatchAnswer("ended", self._tickets.failing, failed=True)
         return None
@@ -149,11 +147,11 @@ class Batches:
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:
         """The groups of batch b; or None, and what is missing."""
         rules = self._rules
-        missing = self._deadlines.missing(now, version, lambda group: self._usable(group, version))
+        missing = self._tickets.missing(now, version, lambda group: self._usable(group, version))
         if missing:
             return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
-        must = [group for group in self._deadlines.due(version) if self._usable(group, version)]
-        complete = self._ledger.count("waiting")
+        must = [group for group in self._tickets.queue.due(version) if self._usable(group, version)]
+        complete = self._ledger.account.count("waiting")
         candidates: list[Group] = []
         if complete >= rules.groups_per_step:  # the batch is asked for after every put: do not check each group in vain
             candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
@@ -172,7 +170,7 @@ class Batches:
 
     def _why_fewer(self, version: int) -> str:
         ledger = self._ledger
-        parts = [f"{ledger.count('in_flight')} are in flight"]
+        parts = [f"{ledger.account.count('in_flight')} are in flight"]
         if ledger.history.recorded_version > version:
             ahead = sum(g.state == "waiting" and (g.newest or 0) > version for g in ledger.live.values())
             parts.append(f"{ahead} are ahead of version {version}")
@@ -217,7 +215,7 @@ class Batches:
 
     def _disk_is_full_for_good(self) -> bool:
         full = self._ledger.db.payloads.disk_bytes >= self._rules.max_disk_bytes
-        return full and not self._ledger.count("in_flight")
+        return full and not self._ledger.account.count("in_flight")
 
     def _disk_message(self) -> str:
         used = self._ledger.db.payloads.disk_bytes / 1e9

@@ -272,7 +272,7 @@ class Buffer:
             "published": history.published,
             "batches": len(history.line),
             "incarnation": len(history.incarnations),
-            "equation": {str(branch): ledger.equation(branch) for branch in branches},
+            "equation": {str(branch): ledger.account.equation(branch) for branch in branches},
             "counters": {str(branch): _of(ledger.account.counters, branch) for branch in branches},
             "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
             "staleness_in_queue": _sorted(queue),
@@ -283,7 +283,7 @@ class Buffer:
             "disk_bytes": self.database.payloads.disk_bytes,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,
-            "starved": self.tickets.starved,
+            "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }
 

@@ -63,12 +63,8 @@ class Service:
         """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began. held: now."""
         self._requests = Requests(buffer, self.counts, clock, checkpoints)
         self._held = HeldRequests()
-        self._outbox = Outbox(self._socket, buffer, commit_s, clock, self.counts)
+        self.outbox = Outbox(self._socket, buffer, commit_s, clock, self.counts)
         self._stop = False
-
-    @property
-    def commit_seconds(self) -> float:
-        return self._outbox.commit_seconds
 
     def stop(self) -> None:
         """From a signal handler: the loop ends after its next commit."""
@@ -85,14 +81,14 @@ class Service:
                 self._buffer.tick(now)
             if self._held and (handled or now >= self._held.retry_at):
                 self._answer_held(now)
-            self._outbox.flush(now, enough=not handled or len(self._outbox.replies) >= _AT_ONCE)
+            self.outbox.flush(now, enough=not handled or len(self.outbox.replies) >= _AT_ONCE)
             if now >= next_report:
                 next_report = now + every_s
                 report()
         self._buffer.stop()
         self._answer_held(float("inf"))
-        self._outbox.urgent = True
-        self._outbox.flush(float("inf"), enough=True)  # under `fsync: interval` to the disk as well
+        self.outbox.urgent = True
+        self.outbox.flush(float("inf"), enough=True)  # under `fsync: interval` to the disk as well
 
     def close(self) -> None:
         """Hands over the last replies, for at most two seconds."""
@@ -101,8 +97,8 @@ class Service:
     def _receive(self) -> int:
         """Handles what is there, at most `_AT_ONCE` messages; waits for the first while nothing else is due."""
         wait_s = _IDLE_S
-        if self._outbox.replies:
-            wait_s = self._outbox.due_s()
+        if self.outbox.replies:
+            wait_s = self.outbox.due_s()
         elif self._held:
             wait_s = max(0.0, self._held.retry_at - self._clock())
         count = 0
@@ -124,7 +120,7 @@ class Service:
                 raise WireError("a request has a header frame, got none")
             request = codec.decode_request(message[0])
             n = request.n
-            if not self._outbox.repeat(peer, n):
+            if not self.outbox.repeat(peer, n):
                 self._answer(peer, request, message[1:])
         except WireError as error:
             if n < 0 and message:
@@ -154,10 +150,10 @@ class Service:
 
     def _reply(self, peer: bytes, n: int, handler: Handler[Any], answer: Answer) -> None:
         frames = [codec.encode_reply(n, answer.reply), *answer.frames]
-        self._outbox.post(peer, frames)
-        self._outbox.urgent |= handler.urgent
+        self.outbox.post(peer, frames)
+        self.outbox.urgent |= handler.urgent
         if handler.once:
-            self._outbox.record(peer, n, frames)
+            self.outbox.record(peer, n, frames)
 
     def _refuse(self, peer: bytes, n: int, error: Refused) -> None:
-        self._outbox.post(peer, [codec.encode_refusal(n, error.code, str(error))])
+        self.outbox.post(peer, [codec.encode_refusal(n, error.code, str(error))])

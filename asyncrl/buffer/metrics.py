@@ -15,7 +15,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
     ledger = buffer.ledger
     states: Counter[str] = Counter()
     for branch in range(ledger.history.branch + 1):
-        states.update(ledger.equation(branch))
+        states.update(ledger.account.equation(branch))
     dropped = {reason: states[f"dropped: {reason}"] for reason in DROP_REASONS}
     states["dropped"] = sum(dropped.values())
     taken = buffer.tickets.reserved()

@@ -6,8 +6,8 @@ bound is checked on stored versions, never on counters, so that no restart can l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from asyncrl.buffer.ledger.group import Group
@@ -57,29 +57,26 @@ def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, m
     return "over_age"
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A live unused group and the highest version at which it still meets the bound."""
+def last_version(group: Group, min_versions: Sequence[int], max_staleness: int) -> float:
+    """The highest version at which a live unused group still meets the bound; infinite while nothing ties it to one.
 
-    group: Group
-    last: int
-
-
-def last_version(group: Group, min_versions: Sequence[int], max_staleness: int) -> int | None:
-    """`min_versions` are those of the group's leased tickets. None: nothing ties the group to a version yet."""
-    versions = list(min_versions) if group.oldest is None else [group.oldest, *min_versions]
-    return min(versions) + max_staleness if versions else None
+    `min_versions` are those of the group's leased tickets.
+    """
+    stored = [] if group.oldest is None else [group.oldest]
+    return min([*stored, *min_versions], default=math.inf) + max_staleness
 
 
-def due(deadlines: Sequence[Deadline], version: int, max_staleness: int, groups_per_step: int) -> list[Deadline]:
+def due(
+    deadlines: Sequence[tuple[float, Group]], version: int, max_staleness: int, groups_per_step: int
+) -> list[Group]:
     """Under `wait`: the groups that the batch for `version` must hold so that none of them ever exceeds the bound.
 
+    `deadlines` holds each live unused group with its last version.
     For every k = 0..S at least (groups with last version <= v + k) - k * groups_per_step of those groups, earliest
     deadline first, never more than fit.
     """
-    ordered = sorted(deadlines, key=lambda d: (d.last, d.group.number))
+    ordered = sorted(deadlines, key=lambda deadline: (deadline[0], deadline[1].number))
     must = 0
     for k in range(max_staleness + 1):
-        closing = sum(d.last <= version + k for d in ordered)
-        must = max(must, closing - k * groups_per_step)
-    return ordered[: min(must, groups_per_step)]
+        must = max(must, sum(last <= version + k for last, _ in ordered) - k * groups_per_step)
+    return [group for _, group in ordered[: min(must, groups_per_step)]]

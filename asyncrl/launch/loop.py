@@ -21,23 +21,22 @@ Nothing is decided here: the files named in the picture decide, and are pure.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.config import Config
 from asyncrl.launch.backends.local import Backend, Local
-from asyncrl.launch.diagnosis import stacks, waits
-from asyncrl.launch.diagnosis.stall import PROGRESS, StallWatch
-from asyncrl.launch.diagnosis.why import explain
+from asyncrl.launch.diagnosis.stall import StallWatch
+from asyncrl.launch.diagnosis.stall_report import StallReport
+from asyncrl.launch.diagnosis.waits import WaitsFile
 from asyncrl.launch.elastic import Membership
 from asyncrl.launch.guardian import Guardian
 from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.preflight import full_disk
 from asyncrl.launch.process_table import ProcessTable
 from asyncrl.launch.processes import Role, adopt_orphans, reap_orphans
-from asyncrl.launch.shutdown import Kill, Shutdown, Stop
+from asyncrl.launch.shutdown import Shutdown
 from asyncrl.launch.supervision import Outcome, after_exit
 from asyncrl.process.logs import why_it_ended
 from asyncrl.run_folder import RunFolder
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 STOP_POLL_S = 0.05
-WAITS_S = 1.0
-"""Seconds between two notes of what the roles wait for."""
 
 
 class Launcher:
@@ -70,11 +67,9 @@ class Launcher:
         self._table = ProcessTable(run, roles, self._limits, self._backend, collector)
         self._membership = Membership(run, config, self._table, collector)
         self._watch = StallWatch(self._limits.stall_s, time.monotonic())
-        self._stacks: threading.Thread | None = None
-        self._stalled, self._blamed = "", tuple[str, ...]()
-        """What the last stall was, and the roles that the others waited for."""
+        self._stall = StallReport(run, self._table.processes, self._backend, collector)
+        self._waits = WaitsFile(run, self._table.processes, collector)
         self._interrupts = interrupts
-        self._waits_at = 0.0
 
     def supervise(self) -> Outcome:
         """Returns when every process of the run has ended. Raises RunError when one cannot be started."""
@@ -96,8 +91,7 @@ class Launcher:
         """Runs one turn of the loop; gives the run's outcome once there is one."""
         events = self._collector.poll(POLL_S)
         now = time.monotonic()
-        if any(event.kind in PROGRESS for event in events):
-            self._watch.progress = now
+        self._watch.note(now, (event.kind for event in events))
         if self._interrupts.count:
             why = f"stopped by the user; continue with: asyncrl launch --resume {self._run.path}"
             return Outcome("interrupted", 130, why)
@@ -107,9 +101,7 @@ class Launcher:
                 return outcome
         self._table.record()
         reap_orphans(p.identity[0] for p in self._table.processes.values() if p.identity)
-        if now - self._waits_at > WAITS_S:
-            self._waits_at = now
-            waits.write(self._run, waits.role_states(self._table.processes, self._collector))
+        self._waits.write(now)
         return self._check_progress(now)
 
     def _look_at(self, name: str, now: float) -> Outcome | None:
@@ -134,23 +126,15 @@ class Launcher:
 
     def _check_progress(self, now: float) -> Outcome | None:
         """Reports a stall, and then does what `launch.on_stall` says."""
-        reporting = self._stacks is not None and self._stacks.is_alive()
-        due = self._watch.look(now, reporting=reporting)
+        due = self._watch.look(now, reporting=self._stall.writing)
         if due == "report":
-            explanation = explain(waits.role_states(self._table.processes, self._collector), None)
-            self._stalled = "; ".join(filter(None, [*explanation.lines, self._backend.waits()]))
-            self._blamed = explanation.blamed
-            action = self._limits.on_stall
-            self._collector.event("stall", text=self._stalled, blamed=list(self._blamed), action=action)
-            self._stacks = stacks.start_writing(self._run, explanation.lines)
+            self._stall.report(self._limits.on_stall)
         if due != "act" or self._limits.on_stall == "warn":
             return None
         why = f"no progress for launch.stall_s = {self._limits.stall_s:g} s"
         if self._limits.on_stall == "abort":
-            return Outcome("failed", 1, f"{why}: {self._stalled}")
-        for name in self._blamed:
-            if (process := self._table.processes.get(name)) is not None:
-                process.kill(why)
+            return Outcome("failed", 1, f"{why}: {self._stall.text}")
+        self._table.kill(self._stall.blamed, why)
         return None
 
     def _stop(self) -> None:
@@ -158,13 +142,5 @@ class Launcher:
         shutdown = Shutdown(self._limits.stop_s, self._config.actors.drain_s)
         while not shutdown.finished(running := self._table.running()):
             for action in shutdown.plan(time.monotonic(), running, self._interrupts.count):
-                process = self._table.processes[action.name]
-                if isinstance(action, Stop):
-                    process.stop()
-                elif isinstance(action, Kill):
-                    process.kill(action.why)
-                    if action.report:
-                        self._collector.exited(action.name, action.why)
-                else:
-                    self._collector.exited(action.name, "it does not end although it was killed")
+                self._table.carry_out(action)
             self._collector.poll(STOP_POLL_S)

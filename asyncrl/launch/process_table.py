@@ -1,4 +1,4 @@
-"""The roles of a live run, with the process and the restart budget of each; starts them, and starts them again."""
+"""The roles of a live run, with the process and the restart budget of each; starts and stops them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.config.sections import LaunchConfig
 from asyncrl.errors import RunError
 from asyncrl.launch.backends.local import Backend, RoleProcess
 from asyncrl.launch.processes import Role
-from asyncrl.launch.shutdown import KILL_S, Running
+from asyncrl.launch.shutdown import KILL_S, Action, Kill, Running, Stop
 from asyncrl.launch.supervision import RestartBudget
 from asyncrl.run_folder import RunFolder
 
@@ -81,6 +81,24 @@ class ProcessTable:
             for name, process in self.processes.items()
             if name not in ended
         ]
+
+    def kill(self, names: Sequence[str], why: str) -> None:
+        """Kills the processes of these roles, as far as they exist."""
+        for name in names:
+            if (process := self.processes.get(name)) is not None:
+                process.kill(why)
+
+    def carry_out(self, action: Action) -> None:
+        """Stops or kills a process, as the shutdown plan says."""
+        process = self.processes[action.name]
+        if isinstance(action, Stop):
+            process.stop()
+        elif isinstance(action, Kill):
+            process.kill(action.why)
+            if action.report:
+                self._collector.exited(action.name, action.why)
+        else:
+            self._collector.exited(action.name, "it does not end although it was killed")
 
     def record(self) -> None:
         """Records pid and start time of each process in run.json: under `processes` on this host, under `elsewhere` on

@@ -42,9 +42,6 @@ from asyncrl.weights.protocol import Publisher
 
 log = logging.getLogger(__name__)
 
-BATCH_WAIT_S = 2.0
-"""Longest time the buffer may hold a request for a batch; a signal to stop is noticed after at most this."""
-
 
 class Learner:
     """Rank 0, which leads the other ranks, if any (follower.py). `stop()` ends it after the current step."""
@@ -94,10 +91,10 @@ class Learner:
         while not session.stopping:
             self._saving.report()
             session.reporter.waiting("batch", why or "buffer")
-            reply = session.ask(self._request)
+            reply = session.request_batch()
             why = reply.why
             if reply.branch != session.branch:
-                self._change_branch(reply.branch)
+                self._publication.change_branch(reply.branch)
             match reply.state:
                 case "waiting":
                     session.ranks.order(Order("wait"))
@@ -116,18 +113,6 @@ class Learner:
                         self._saving.save()
         return None
 
-    def _request(self) -> BatchReply:
-        session = self._session
-        return session.buffer.batch(session.incarnation, session.batch, 0, session.ranks.size, wait_s=BATCH_WAIT_S)
-
-    def _change_branch(self, branch: int) -> None:
-        """History forked: what was published on the old branch no longer counts."""
-        session = self._session
-        log.warning("a new branch, %d, begins at version %d", branch, session.version)
-        session.reporter.event("branch", step=session.version, branch=branch)
-        session.branch, self._publication.published = branch, -1
-        self._publication.publish()
-
     def _step(self, reply: BatchReply) -> None:
         """Trains on the batch, and has the buffer record its outcome."""
         session = self._session
@@ -141,20 +126,15 @@ class Learner:
         )
         reply = session.ranks.gather(reply)
         batch, result = self._trainer.step(reply, session.version)
-        metrics = self._report.metrics(reply, batch, result)
         b, version = session.batch, session.version + (result.outcome == "applied")
         recorded = session.ask(lambda: session.buffer.finished(session.incarnation, b, result.outcome))
         if recorded != version:
             raise RunError(f"after batch {b} the buffer counts version {recorded}, the learner {version}")
         self._saving.record(b, reply, batch, result)
         session.version, session.batch = version, b + 1
-        if result.outcome == "guard":
-            self._report.guard(b, result.why)
-            return
-        self._report.applied(batch, metrics)
-        if version % session.config.weights.every == 0:
+        self._report.step(b, reply, batch, result)
+        if result.outcome == "applied" and version % session.config.weights.every == 0:
             self._publication.publish()
-        session.reporter.metrics(metrics, step=version)
 
     def _end(self, why: str) -> None:
         session = self._session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
 from asyncrl.weights.protocol import Publisher
 
+log = logging.getLogger(__name__)
+
 
 class Publication:
     """Publishes the versions of one session, each at most once."""
@@ -20,6 +23,14 @@ class Publication:
         self._session, self._backend, self._publisher = session, backend, publisher
         self.published = -1
         """The newest version published on the session's branch; -1: none"""
+
+    def change_branch(self, branch: int) -> None:
+        """History forked: what was published on the old branch no longer counts."""
+        session = self._session
+        log.warning("a new branch, %d, begins at version %d", branch, session.version)
+        session.reporter.event("branch", step=session.version, branch=branch)
+        session.branch, self.published = branch, -1
+        self.publish()
 
     def ensure(self) -> None:
         """Publishes if nothing was published on this branch yet, or if the memory that held it is gone."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from asyncrl.buffer.client import BufferClient
+from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.buffer.client.retry import through_outages
 from asyncrl.config import Config
 from asyncrl.learner.ranks import Ranks
 from asyncrl.tracking.reporter import Reporter
 
 T = TypeVar("T")
+
+BATCH_WAIT_S = 2.0
+"""Longest time the buffer may hold a request for a batch; a signal to stop is noticed after at most this."""
 
 
 class Session:
@@ -23,6 +26,12 @@ class Session:
         self.batch = 0
         """The one wanted next"""
         self.stopping = False
+
+    def request_batch(self) -> BatchReply:
+        """The buffer's answer to a request for this rank's share of the batch wanted next."""
+        return self.ask(
+            lambda: self.buffer.batch(self.incarnation, self.batch, 0, self.ranks.size, wait_s=BATCH_WAIT_S)
+        )
 
     def ask(self, request: Callable[[], T]) -> T:
         """The buffer's answer, after an outage too. Raises its error once `launch.restart_window_s` is over, or when

@@ -25,21 +25,24 @@ class StepReport:
         """The duration of the next step counts from now."""
         self._last_applied = time.perf_counter()
 
-    def metrics(self, reply: BatchReply, batch: Batch, result: StepResult) -> dict[str, float]:
-        """Metrics of a step that the session's version has not counted yet."""
-        version, success = self._session.version, self._session.config.eval.success
-        return step_metrics(self._objective, batch, reply.trajectories, result, version=version, success=success)
-
-    def applied(self, batch: Batch, metrics: dict[str, float]) -> None:
-        """Counts an applied step, and completes its metrics."""
-        now = time.perf_counter()
+    def step(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
+        """Reports the step on batch `b`, whose outcome the session counts already."""
+        if result.outcome == "guard":
+            self._guard(b, result.why)
+            return
+        session, now = self._session, time.perf_counter()
+        success = session.config.eval.success
+        metrics = step_metrics(
+            self._objective, batch, reply.trajectories, result, version=reply.version, success=success
+        )
         self._tokens_trained += int(batch.mask.sum())
         metrics["throughput/tokens_trained"] = self._tokens_trained
         metrics["throughput/step_s"] = now - self._last_applied
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
+        session.reporter.metrics(metrics, step=session.version)
 
-    def guard(self, b: int, why: str) -> None:
+    def _guard(self, b: int, why: str) -> None:
         """Counts batch `b`, whose update was refused."""
         session = self._session
         self._skipped += 1

@@ -344,7 +344,7 @@ def restart(path: Path, groups: int, group_size: int) -> Found:
     database = Database(run.buffer, "off")
     buffer = Buffer(database, Rules.of(settings), open_source(settings), 0.0)
     buffer.published(buffer.start(0, 0, None).incarnation, 0, 0, "bench")
-    while buffer.ledger.count("waiting") < groups:
+    while buffer.ledger.account.count("waiting") < groups:
         for ticket in buffer.issue(0.0, "bench", (0, 0), 1024)[0]:
             made = trajectory(ticket, 8)
             buffer.accept(made, to_record(made))

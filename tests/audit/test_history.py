@@ -56,7 +56,7 @@ class AuditedInterleavings(Interleavings):
         problems = [p for p in found(self.folder, self.source, acks, bounds) if "its ticket was leased to" not in p]
         ledger = read_ledger(self.folder)
         for branch in ledger.branches:
-            expected = self.buffer.ledger.equation(branch)
+            expected = self.buffer.ledger.account.equation(branch)
             assert +Counter(account(ledger, branch)) == +Counter(expected)
         super().teardown()
         assert problems == []

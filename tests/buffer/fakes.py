@@ -146,7 +146,7 @@ def step(buffer: Buffer, incarnation: int, b: int, now: float = 0.0) -> tuple[in
 
 
 def equation(buffer: Buffer, branch: int = 0) -> dict[str, int]:
-    counts = buffer.ledger.equation(branch)
+    counts = buffer.ledger.account.equation(branch)
     assert counts["issued"] == sum(n for name, n in counts.items() if name != "issued")
     return counts
 

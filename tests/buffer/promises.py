@@ -34,7 +34,7 @@ class Promises(RuleBasedStateMachine):
     @invariant()
     def the_equation(self) -> None:
         for branch in range(self.buffer.ledger.history.branch + 1):
-            counts = self.buffer.ledger.equation(branch)
+            counts = self.buffer.ledger.account.equation(branch)
             assert counts["issued"] == sum(n for name, n in counts.items() if name != "issued")
             rows = self.sql(f"SELECT state, reason FROM groups WHERE branch = {branch}")
             names = Counter(state if reason is None else f"{state}: {reason}" for state, reason in rows)

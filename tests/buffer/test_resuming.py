@@ -232,7 +232,7 @@ def test_a_fresh_start_of_a_solved_run_filters_as_often_as_any(tmp_path: Path) -
     buffer = reopen(buffer, tmp_path, **options)
     play(buffer, credits=4, reward=1.0)
     assert equation(buffer, 1) == {"issued": 2, "dropped: filtered": 2}
-    assert not buffer.tickets.starved, "one was dropped before the fork"
+    assert not buffer.tickets.filtering.starved, "one was dropped before the fork"
     play(buffer, credits=2, reward=1.0)
     incarnation = started.incarnation
     assert buffer.batch(0, incarnation, 0).state == "ended"

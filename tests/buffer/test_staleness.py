@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.buffer.ledger.group import Group
-from asyncrl.buffer.staleness import Deadline, due
+from asyncrl.buffer.staleness import due
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
@@ -91,7 +91,7 @@ class Simulation:
                 ticket, begun = event
                 busy -= 1
                 put(buffer, trajectory(ticket, tuple(range(begun, self.held + 1)), float(ticket.id.index)))
-        return buffer.ledger.equation(0) | {"version": buffer.ledger.history.version}
+        return buffer.ledger.account.equation(0) | {"version": buffer.ledger.history.version}
 
 
 def test_equal_durations_in_issue_order_drop_nothing(tmp_path: Path) -> None:
@@ -157,17 +157,17 @@ def test_under_wait_a_hung_group_blocks_nobody_for_ever(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 4), st.integers(1, 6))
 def test_due_takes_just_enough(lasts: list[int], max_staleness: int, groups_per_step: int) -> None:
     """What is due, with `groups_per_step` more per step, leaves nobody behind that could have been taken."""
-    known = [Deadline(Group(i, 0, 0, "", 1, "waiting"), last) for i, last in enumerate(lasts)]
+    known = [(last, Group(i, 0, 0, "", 1, "waiting")) for i, last in enumerate(lasts)]
     chosen = due(known, 0, max_staleness, groups_per_step)
     assert len(chosen) <= groups_per_step
-    rest = [d for d in known if d not in chosen]
+    rest = [last for last, group in known if group not in chosen]
     for k in range(max_staleness + 1):
-        closing = sum(d.last <= k for d in known)
+        closing = sum(last <= k for last, _ in known)
         if closing <= (k + 1) * groups_per_step:
-            assert sum(d.last <= k for d in rest) <= k * groups_per_step
+            assert sum(last <= k for last in rest) <= k * groups_per_step
     if len(chosen) < groups_per_step and chosen:
-        fewer = [d for d in known if d not in chosen[:-1]]
-        assert any(sum(d.last <= k for d in fewer) > k * groups_per_step for k in range(max_staleness + 1))
+        fewer = [last for last, group in known if group not in chosen[:-1]]
+        assert any(sum(last <= k for last in fewer) > k * groups_per_step for k in range(max_staleness + 1))
 
 
 @pytest.mark.parametrize("over_age", ["drop", "mask"])

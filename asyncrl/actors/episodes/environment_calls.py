@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
@@ -22,6 +23,15 @@ class EpisodeFailed(Exception):
         detail = detail.encode(errors="replace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+
+
+@contextmanager
+def template_errors(what: str) -> Iterator[None]:
+    """Raises EpisodeFailed for any exception: a chat template may raise anything on the messages of an environment."""
+    try:
+        yield
+    except Exception as error:
+        raise EpisodeFailed("env_error", f"{what}: {type(error).__name__}: {error}") from error
 
 
 class GuardedEnv:

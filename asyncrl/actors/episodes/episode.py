@@ -16,13 +16,13 @@ An error of the environment fails this episode only: EpisodeFailed, never reward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv, template_errors
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
@@ -52,24 +52,20 @@ async def play(
         await env.close()
 
 
+@dataclass(slots=True)
 class _Episode:
     """The state of one episode: its rows, and the conversation so far."""
 
-    def __init__(
-        self,
-        ticket: Ticket,
-        env: GuardedEnv,
-        engine: Engine,
-        renderer: Renderer,
-        limits: EpisodeLimits,
-        progress: Progress,
-    ) -> None:
-        self._ticket, self._env, self._engine, self._renderer = ticket, env, engine, renderer
-        self._limits, self._progress = limits, progress
-        self._rows: list[OpenRow] = []
-        self._turns = 0
-        self._messages: list[Message] = []
-        self._tools: list[Any] = []
+    _ticket: Ticket
+    _env: GuardedEnv
+    _engine: Engine
+    _renderer: Renderer
+    _limits: EpisodeLimits
+    _progress: Progress
+    _rows: list[OpenRow] = field(default_factory=list)
+    _turns: int = 0
+    _messages: list[Message] = field(default_factory=list)
+    _tools: list[Any] = field(default_factory=list)
 
     async def run(self) -> EpisodeResult:
         stop_reason = await self._take_turns()
@@ -84,7 +80,7 @@ class _Episode:
             generation = await self._generate(row)
             if generation is None:
                 return "max_tokens"
-            with _template_errors("the renderer cannot parse what the policy sampled"):
+            with template_errors("the renderer cannot parse what the policy sampled"):
                 message = self._renderer.parse(generation.token_ids.tolist())
             self._messages = [*self._messages, message]
             last, stopped = self._turns == self._limits.max_turns, generation.stop_reason == "stop"
@@ -102,15 +98,8 @@ class _Episode:
 
     async def _generate(self, row: OpenRow) -> Generation | None:
         """One turn of the policy, appended to `row`; None when the row has no room for it."""
-        ticket, limits = self._ticket, self._limits
-        sampling = Sampling(
-            max_new_tokens=limits.max_new_tokens,
-            temperature=ticket.temperature,
-            stop_token_ids=self._renderer.stop_token_ids,
-            seed=ticket.seed * 1_000_003 + self._turns,
-            top_p=limits.top_p,
-            top_k=limits.top_k,
-        )
+        ticket = self._ticket
+        sampling = self._limits.sampling(ticket, self._turns, self._renderer.stop_token_ids)
         request = f"{ticket.id}-{ticket.attempt}/{self._turns}"
         self._progress.enter("generate")
         try:
@@ -137,7 +126,7 @@ class _Episode:
         """The row of the policy's next turn: this one plus the environment's messages, or a new one."""
         if not turn.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        with _template_errors("the chat template refuses the messages of step"):
+        with template_errors("the chat template refuses the messages of step"):
             tail = self._renderer.render_tail(
                 self._messages, turn.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
             )
@@ -150,14 +139,5 @@ class _Episode:
         return self._new_row()
 
     def _new_row(self) -> OpenRow:
-        with _template_errors("the chat template refuses the conversation"):
+        with template_errors("the chat template refuses the conversation"):
             return OpenRow(self._renderer.render_initial(self._messages, self._tools))
-
-
-@contextmanager
-def _template_errors(what: str) -> Iterator[None]:
-    """Raises EpisodeFailed for any exception: a template may raise anything on what it is given."""
-    try:
-        yield
-    except Exception as error:
-        raise EpisodeFailed("env_error", f"{what}: {type(error).__name__}: {error}") from error

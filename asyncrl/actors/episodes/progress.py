@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from asyncrl.actors.engines.protocol import Sampling
 from asyncrl.config import Config
-from asyncrl.trajectory import Row
+from asyncrl.trajectory import Row, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,17 @@ class EpisodeLimits:
     def of(cls, config: Config) -> EpisodeLimits:
         env, actors = config.env, config.actors
         return cls(env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, actors.top_p, actors.top_k)
+
+    def sampling(self, ticket: Ticket, turn: int, stop_token_ids: tuple[int, ...]) -> Sampling:
+        """How the turn number `turn` of this ticket's episode is sampled; each turn has a seed of its own."""
+        return Sampling(
+            max_new_tokens=self.max_new_tokens,
+            temperature=ticket.temperature,
+            stop_token_ids=stop_token_ids,
+            seed=ticket.seed * 1_000_003 + turn,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )
 
 
 @dataclass(slots=True)

@@ -47,9 +47,9 @@ class Account:
             state: n for (b, state), n in sorted(self._states.items()) if b == branch and n
         }
 
-    def count(self, state: State) -> int:
-        """Live groups in a state, whatever branch they were issued on."""
-        return sum(n for (_, s), n in self._states.items() if s == state)
+    def count(self, *states: State) -> int:
+        """Live groups in these states, whatever branch they were issued on."""
+        return sum(n for (_, state), n in self._states.items() if state in states)
 
 
 def _name(state: str, reason: str | None) -> str:

@@ -7,43 +7,15 @@ rest of the line and continues from there, so versions below the fork are shared
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.records import Batch, Incarnation, one, read_incarnations, read_line
 
 
 class IllegalTransition(RuntimeError):
     """A change that the ledger does not allow in this state: a bug in the caller, never the fault of a message."""
-
-
-@dataclass(slots=True)
-class Batch:
-    serial: int
-    b: int
-    branch: int
-    version: int
-    """The learner's version when the batch was fixed."""
-    incarnation: int
-    first_uses: int
-    groups: tuple[int, ...]
-    """In training order."""
-    outcome: Outcome | None = None
-
-    @property
-    def version_after(self) -> int:
-        return self.version + (self.outcome == "applied")
-
-
-@dataclass(slots=True)
-class Incarnation:
-    incarnation: int
-    branch: int
-    next_batch: int
-    version: int
-    holds: int | None = None
-    """The batch handed out to it and not finished; if the incarnation dies, this batch is suspected."""
-    caused: bool = False
 
 
 class History:
@@ -53,23 +25,12 @@ class History:
         self._db = database
         if not list(database.read("SELECT 1 FROM branches")):
             database.write("INSERT INTO branches VALUES (0, NULL, 0, 0, 'the start of the run')")
-        self.branch: int = next(iter(database.read("SELECT max(branch) FROM branches")))[0]
-        self.line: list[Batch] = [
-            Batch(serial, b, branch, version, incarnation, first_uses, self._groups(serial), outcome)
-            for serial, b, branch, version, incarnation, first_uses, outcome in list(
-                database.read(
-                    "SELECT serial, b, branch, version, incarnation, first_uses, outcome FROM batches "
-                    "WHERE released = 0 ORDER BY b"
-                )
-            )
-        ]
+        self.branch: int = one(database, "SELECT max(branch) FROM branches")
+        self.line = read_line(database)
+        self.incarnations = read_incarnations(database)
         self.published: int | None = None
         """Latest version published on this branch."""
         self._load_published()
-        rows = database.read(
-            "SELECT incarnation, branch, next_batch, version, holds, caused FROM incarnations ORDER BY incarnation"
-        )
-        self.incarnations = [Incarnation(*row) for row in rows]
 
     @property
     def current(self) -> Incarnation | None:
@@ -90,36 +51,23 @@ class History:
 
     def on_line(self, branch: int, b: int) -> bool:
         """Whether weights of `branch` that have seen the batches before b are a point of the recorded line."""
-        left_at = next(iter(self._db.read("SELECT min(fork_batch) FROM branches WHERE branch > ?", (branch,))))[0]
+        left_at = one(self._db, "SELECT min(fork_batch) FROM branches WHERE branch > ?", (branch,))
         recorded = b <= len(self.line) and (b == 0 or self.line[b - 1].outcome is not None)
         return branch <= self.branch and recorded and (left_at is None or b <= left_at)
 
     def first_uses_since(self, version: int) -> int:
         """Groups whose first use is in a batch fixed at `version` or later that is open or applied."""
-        count = 0
-        for batch in reversed(self.line):
-            if batch.version < version:
-                break
-            if batch.outcome in (None, "applied"):
-                count += batch.first_uses
-        return count
+        recent = takewhile(lambda batch: batch.version >= version, reversed(self.line))
+        return sum(batch.first_uses for batch in recent if batch.outcome in (None, "applied"))
 
-    def skipped_in_a_row(self, before: int) -> int:
-        count = 0
-        while count < before and self.line[before - 1 - count].outcome in ("guard", "poison"):
-            count += 1
-        return count
+    def skipped_in_a_row(self) -> int:
+        """Batches at the end of the line that were skipped."""
+        return sum(1 for _ in takewhile(lambda batch: batch.outcome in ("guard", "poison"), reversed(self.line)))
 
     def deaths_in_a_row(self, b: int) -> int:
         """Incarnations that died one after the other while they held batch b; those ended on purpose do not count."""
-        count = 0
-        for incarnation in reversed(self.incarnations):
-            if incarnation.caused:
-                continue
-            if incarnation.holds != b:
-                break
-            count += 1
-        return count
+        died = (incarnation for incarnation in reversed(self.incarnations) if not incarnation.caused)
+        return sum(1 for _ in takewhile(lambda incarnation: incarnation.holds == b, died))
 
     def start(self, next_batch: int, version: int) -> Incarnation:
         """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released, so
@@ -192,13 +140,10 @@ class History:
 
     def checkpoint(self, batch: int, version: int, path: str, keep: int) -> None:
         """Records a checkpoint; only the latest `keep` are kept for resuming."""
-        if not list(
-            self._db.read("SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0", (path, batch))
-        ):
-            self._db.write(
-                "INSERT INTO checkpoints(branch, batch, version, path) VALUES (?, ?, ?, ?)",
-                (self.branch, batch, version, path),
-            )
+        recorded = "SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0"
+        if not list(self._db.read(recorded, (path, batch))):
+            new = (self.branch, batch, version, path)
+            self._db.write("INSERT INTO checkpoints(branch, batch, version, path) VALUES (?, ?, ?, ?)", new)
         self._db.write(
             "UPDATE checkpoints SET released = 1 WHERE released = 0 AND serial NOT IN "
             "(SELECT serial FROM checkpoints WHERE released = 0 ORDER BY batch DESC, serial DESC LIMIT ?)",
@@ -222,9 +167,5 @@ class History:
             raise IllegalTransition("no learner has started")
         return self.current
 
-    def _groups(self, serial: int) -> tuple[int, ...]:
-        return tuple(row[0] for row in self._db.read("SELECT grp FROM uses WHERE serial = ? ORDER BY place", (serial,)))
-
     def _load_published(self) -> None:
-        rows = self._db.read("SELECT max(version) FROM published WHERE branch = ?", (self.branch,))
-        self.published = next(iter(rows))[0]
+        self.published = one(self._db, "SELECT max(version) FROM published WHERE branch = ?", (self.branch,))

@@ -21,9 +21,9 @@ from asyncrl.buffer.ledger.account import Account
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.drop_bias import Bias
 from asyncrl.buffer.ledger.group import Group, Reason, Received, State
-from asyncrl.buffer.ledger.history import Batch, History, IllegalTransition
-from asyncrl.buffer.ledger.records import insert_group, insert_trajectory, read_groups
-from asyncrl.buffer.ledger.unmeasured import Unmeasured, unmeasured_numbers
+from asyncrl.buffer.ledger.history import History, IllegalTransition
+from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory, one, read_groups
+from asyncrl.buffer.ledger.unmeasured import Unmeasured
 
 
 class Ledger:
@@ -34,12 +34,10 @@ class Ledger:
         self.bias = Bias(database)
         self.live = read_groups(database, "g.state IN ('in_flight', 'waiting', 'assigned')")
         """In flight, waiting or assigned, by number, in issue order."""
-        self._next_number: int = next(iter(database.read("SELECT coalesce(max(number), -1) + 1 FROM groups")))[0]
+        self._next_number: int = one(database, "SELECT coalesce(max(number), -1) + 1 FROM groups")
         self.next_draw = int(database.get("next_draw") or 0)
         """Index of the first draw that was never made."""
-        self.unmeasured = Unmeasured(
-            database, [self.live.get(number) or self._load(number) for number in unmeasured_numbers(database)]
-        )
+        self.unmeasured = Unmeasured(database, lambda number: self.live.get(number) or self._load(number))
 
     # Groups
 
@@ -146,8 +144,7 @@ class Ledger:
     def filtered_while_filling(self) -> int:
         """Groups that filters dropped since the last batch was fixed."""
         at = len(self.history.line), self.history.branch
-        rows = self.db.read("SELECT count(*) FROM groups WHERE filling = ? AND branch = ?", at)
-        return int(next(iter(rows))[0])
+        return int(one(self.db, "SELECT count(*) FROM groups WHERE filling = ? AND branch = ?", at))
 
     # Batches
 
@@ -191,14 +188,6 @@ class Ledger:
 
     # Reads
 
-    def equation(self, branch: int) -> dict[str, int]:
-        """`issued` and every state; dropped groups as `dropped: reason`."""
-        return self.account.equation(branch)
-
-    def count(self, state: State) -> int:
-        """Live groups in a state, whatever branch they were issued on."""
-        return self.account.count(state)
-
     def load(self, number: int) -> Group | None:
         """Any group that was ever issued."""
         if number in self.live:
@@ -206,7 +195,7 @@ class Ledger:
         return self._load(number) if 0 <= number < self._next_number else None
 
     def has_payload(self, number: int) -> bool:
-        return bool(next(iter(self.db.read("SELECT payload FROM groups WHERE number = ?", (number,))))[0])
+        return bool(one(self.db, "SELECT payload FROM groups WHERE number = ?", (number,)))
 
     def outstanding(self) -> Iterator[tuple[int, int, int, str, int]]:
         """(group, index, attempt, actor, min_version) of every attempt that has not ended."""

@@ -1,10 +1,13 @@
-"""Groups and their trajectories as rows of the ledger's tables, and back."""
+"""Groups and their trajectories as rows of the ledger's tables, and back; batches and incarnations as they are read."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
+from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group, Received
 from asyncrl.buffer.ledger.payloads import Location
@@ -62,3 +65,56 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
         )
         groups[number].store(idx, received)
     return groups
+
+
+@dataclass(slots=True)
+class Batch:
+    serial: int
+    b: int
+    branch: int
+    version: int
+    """The learner's version when the batch was fixed."""
+    incarnation: int
+    first_uses: int
+    groups: tuple[int, ...]
+    """In training order."""
+    outcome: Outcome | None = None
+
+    @property
+    def version_after(self) -> int:
+        return self.version + (self.outcome == "applied")
+
+
+@dataclass(slots=True)
+class Incarnation:
+    incarnation: int
+    branch: int
+    next_batch: int
+    version: int
+    holds: int | None = None
+    """The batch handed out to it and not finished; if the incarnation dies, this batch is suspected."""
+    caused: bool = False
+
+
+def read_line(db: Database) -> list[Batch]:
+    """The batches that no fork released, in order, each with its groups in training order."""
+    groups: dict[int, list[int]] = {}
+    for serial, number in db.read("SELECT serial, grp FROM uses ORDER BY serial, place"):
+        groups.setdefault(serial, []).append(number)
+    columns = "serial, b, branch, version, incarnation, first_uses, outcome"
+    return [
+        Batch(serial, b, branch, version, incarnation, first_uses, tuple(groups.get(serial, ())), outcome)
+        for serial, b, branch, version, incarnation, first_uses, outcome in db.read(
+            f"SELECT {columns} FROM batches WHERE released = 0 ORDER BY b"
+        )
+    ]
+
+
+def read_incarnations(db: Database) -> list[Incarnation]:
+    columns = "incarnation, branch, next_batch, version, holds, caused"
+    return [Incarnation(*row) for row in db.read(f"SELECT {columns} FROM incarnations ORDER BY incarnation")]
+
+
+def one(db: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    """The only column of the first row."""
+    return next(iter(db.read(sql, values)))[0]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group
 
 
 class Unmeasured:
-    def __init__(self, database: Database, groups: Iterable[Group]) -> None:
+    def __init__(self, database: Database, load: Callable[[int], Group]) -> None:
         self._db = database
-        self.groups = list(groups)
+        self.groups = [load(number) for number in _numbers(database)]
 
     def add(self, group: Group) -> None:
         if group.measured is None:
@@ -41,7 +41,7 @@ class Unmeasured:
                 self.groups.append(group)
 
 
-def unmeasured_numbers(database: Database) -> list[int]:
+def _numbers(database: Database) -> list[int]:
     rows = database.read(
         "SELECT number FROM groups g WHERE measured IS NULL AND reason IS NOT 'discarded_branch' "
         "AND (SELECT count(*) FROM trajectories WHERE grp = number) = size"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -16,6 +17,9 @@ from asyncrl.data.added_tasks import ADDED, OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult, Task, TaskSource
 from asyncrl.errors import RunError
 from asyncrl.wire import pack, unpack
+
+_REMEMBERED = 256
+"""Tasks that are not asked for again: the tickets of one group are issued one after the other, mostly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class TaskDraws:
         self._db = ledger.db
         self._source, self._curriculum, self._on_step_end = source, curriculum, on_step_end
         self._added = AddedTasks(ledger.db)
+        self.task = lru_cache(_REMEMBERED)(self._task)
+        """A task of the source, or an added one, by index. Raises RunError if it does not fit into a ticket."""
         self._serial = -1
         if not self._restore(len(ledger.history.line)):
             self._save(0, 0)
@@ -52,8 +58,7 @@ class TaskDraws:
         if draw.task >= ADDED:
             self._added.draw(draw.task, draw.number)
 
-    def task(self, index: int) -> Task:
-        """A task of the source, or an added one. Raises RunError if it does not fit into a ticket."""
+    def _task(self, index: int) -> Task:
         return checked_task(self._source.task(index), f"task {index}") if index < ADDED else self._added.task(index)
 
     def finished(self, b: int, version: int) -> None:

@@ -6,22 +6,20 @@ second as one training step takes, so that a dead host's tickets are re-issued w
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.staleness import last_version
+from asyncrl.buffer.staleness import due, last_version
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
 
 
 class IssueQueue:
     def __init__(self, ledger: Ledger, rules: Rules, leases: Leases, largest_group: int, now: float) -> None:
-        self._ledger = ledger
-        self._rules = rules
-        self._leases = leases
+        self._ledger, self._rules, self._leases = ledger, rules, leases
         self._keys: list[TicketKey] = []
-        """A heap. Some are no longer issuable: a late put stored them, or their group was dropped."""
+        """Sorted. Some are no longer issuable: a late put stored them, or their group was dropped."""
         self._per_s = max(16, rules.groups_per_step * largest_group)
         self._allowance = float(self._per_s)
         """How many tickets that were issued before may be issued now."""
@@ -36,42 +34,44 @@ class IssueQueue:
     def add(self, key: TicketKey) -> None:
         """Does nothing if the ticket cannot be issued."""
         if self._is_issuable(key):
-            heapq.heappush(self._keys, key)
+            insort(self._keys, key)
 
     def pop(self, now: float, actor: str) -> TicketKey | None:
         """The next ticket to issue to this actor."""
         self._allowance = min(self._per_s, self._allowance + (now - self._allowance_at) * self._per_s)
         self._allowance_at = now
         while self._keys and not self._is_issuable(self._keys[0]):
-            heapq.heappop(self._keys)
-        key = min(self._candidates(actor), key=self._urgency, default=None)
-        if key is None:
-            return None
-        if key == self._keys[0]:
-            heapq.heappop(self._keys)
+            del self._keys[0]
+        candidates = (key for key in self._keys if self._is_issuable(key) and self._may_get(actor, key))
+        if self._rules.over_age == "wait":
+            key = min(candidates, key=lambda key: (self.last_version(self._ledger.live[key[0]]), key), default=None)
         else:
+            key = next(candidates, None)
+        if key is not None:
             self._keys.remove(key)
-            heapq.heapify(self._keys)
-        self._allowance -= self._was_issued(key)
-        self.reissued += self._was_issued(key)
+            self._allowance -= self._was_issued(key)
+            self.reissued += self._was_issued(key)
         return key
 
-    def last_version(self, group: Group) -> int | None:
-        """The highest version at which the group still meets the bound; None: nothing ties it to a version yet."""
+    def last_version(self, group: Group) -> float:
+        """The highest version at which the group still meets the bound, with what its leased tickets may bring."""
         leased = [lease.min_version for lease in self._leases.of_group(group.number)]
         return last_version(group, leased, self._rules.max_staleness)
 
-    def _candidates(self, actor: str) -> list[TicketKey]:
-        rules, may_reissue = self._rules, self._allowance >= 1
-        only_first = may_reissue and rules.over_age != "wait" and not rules.group_scored
-        keys = [
-            key
-            for key in (self._keys[:1] if only_first else self._keys)
-            if self._is_issuable(key) and (may_reissue or not self._was_issued(key))
-        ]
-        if rules.group_scored:
-            return [key for key in keys if all(lease.actor == actor for lease in self._leases.of_group(key[0]))]
-        return keys
+    def due(self, version: int) -> list[Group]:
+        """Under `wait`: the groups that the batch for `version` must hold, complete or not. Otherwise none."""
+        rules = self._rules
+        if rules.over_age != "wait":
+            return []
+        unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
+        deadlines = [(self.last_version(group), group) for group in unused]
+        return due(deadlines, version, rules.max_staleness, rules.groups_per_step)
+
+    def _may_get(self, actor: str, key: TicketKey) -> bool:
+        """Whether the rate allows it and, where groups are scored together, no other actor plays the group."""
+        if self._allowance < 1 and self._was_issued(key):
+            return False
+        return not self._rules.group_scored or all(lease.actor == actor for lease in self._leases.of_group(key[0]))
 
     def _is_issuable(self, key: TicketKey) -> bool:
         group = self._ledger.live.get(key[0])
@@ -81,12 +81,6 @@ class IssueQueue:
             and group.stored[key[1]] is None
             and self._leases.get(*key) is None
         )
-
-    def _urgency(self, key: TicketKey) -> tuple[float, ...]:
-        if self._rules.over_age != "wait":
-            return key
-        last = self.last_version(self._ledger.live[key[0]])
-        return (float("inf") if last is None else last, *key)
 
     def _was_issued(self, key: TicketKey) -> bool:
         return self._ledger.live[key[0]].attempts[key[1]] > 0

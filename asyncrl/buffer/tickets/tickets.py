@@ -6,15 +6,15 @@ a new group is issued while admission, capacity and the disk allow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
 from asyncrl.buffer.ledger.group import Group, Reason, Received, version_counts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
-from asyncrl.buffer.tasks.drawing import TaskDraws
+from asyncrl.buffer.tasks.drawing import Draw, TaskDraws
 from asyncrl.buffer.tasks.sources import ticket_seed
 from asyncrl.buffer.tickets.failures import FailureBudget
 from asyncrl.buffer.tickets.filtering import Filtering
@@ -31,16 +31,14 @@ class Tickets:
     def __init__(
         self, ledger: Ledger, rules: Rules, source: TaskSource, draws: TaskDraws, leases: Leases, now: float
     ) -> None:
-        self._ledger = ledger
-        self._rules = rules
-        self._draws = draws
+        self._ledger, self._rules, self._draws, self._leases = ledger, rules, draws, leases
         self._sizes = GroupSizes(source, rules.group_size)
-        self._leases = leases
         self.prefixes = Prefixes(ledger.db)
-        self._tasks: dict[int, Mapping[str, Any]] = {}
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
-        self._filtering = Filtering(ledger, rules)
+        self.filtering = Filtering(ledger, rules)
+        self._missing_since: dict[int, float] = {}
+        """When the learner began to wait for a group, by number."""
         for number, index, attempt, actor, min_version in list(ledger.outstanding()):
             group = ledger.live.get(number)
             if group is not None and group.state == "in_flight" and group.stored[index] is None:
@@ -61,17 +59,14 @@ class Tickets:
         if held < least:
             return [], f"{actor} holds weights {held}, {least} are needed"
         tickets: list[Ticket] = []
-        why = ""
         while len(tickets) < credits:
-            key = self.queue.pop(now, actor)
-            if key is None:
-                why = self._why_no_group()
-                if why:
-                    break
+            if (key := self.queue.pop(now, actor)) is not None:
+                tickets.append(self._start_attempt(now, key, actor, least))
+            elif why := self._why_no_group():
+                return tickets, why
+            else:
                 self.queue.add_group(self._issue_group())
-                continue
-            tickets.append(self._start_attempt(now, key, actor, least))
-        return tickets, why
+        return tickets, ""
 
     def _start_attempt(self, now: float, key: TicketKey, actor: str, least: tuple[int, int]) -> Ticket:
         number, index = key
@@ -82,46 +77,25 @@ class Tickets:
         id = TicketId(group.branch, number, index)
         self._leases.add(now, id, attempt, actor, oldest)
         seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
-        return Ticket(
-            id,
-            attempt,
-            "train",
-            self._task(group),
-            least,
-            group.size,
-            0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature,
-            seed,
-            self._rules.lease_s,
-            prefix and prefix[0],
-        )
+        temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
+        task, row, lease_s = self._draws.task(group.task), prefix and prefix[0], self._rules.lease_s
+        return Ticket(id, attempt, "train", task, least, group.size, temperature, seed, lease_s, row)
 
     def _issue_group(self) -> Group:
         put_back = self._ledger.put_back()
-        if put_back is None:
-            draw = self._draws.next()
-            index, curriculum = draw.task, draw.curriculum
-        else:
-            index, curriculum = put_back.task, put_back.curriculum
-        task = self._draws.task(index)
-        group = self._ledger.issue(self._sizes.of(index), str(task["id"]), index, curriculum, put_back)
+        draw = self._draws.next() if put_back is None else Draw(put_back.draw, put_back.task, put_back.curriculum)
+        task_id = str(self._draws.task(draw.task)["id"])
+        group = self._ledger.issue(self._sizes.of(draw.task), task_id, draw.task, draw.curriculum, put_back)
         if put_back is None:
             self._draws.issued(draw)
-        self._tasks[group.number] = task
         return group
-
-    def _task(self, group: Group) -> Mapping[str, Any]:
-        if group.number not in self._tasks:
-            self._tasks[group.number] = self._draws.task(group.task)
-        return self._tasks[group.number]
 
     def _why_no_group(self) -> str:
         """Empty when a new group may be issued."""
         rules, ledger, history = self._rules, self._ledger, self._ledger.history
-        if self.starved:
-            return self.starved
-        if self.failing:
-            return self.failing
-        in_flight, unused = ledger.count("in_flight"), ledger.count("waiting")
+        if ended := self.filtering.starved or self.failing:
+            return ended
+        in_flight, unused = ledger.account.count("in_flight"), ledger.account.count("waiting")
         if rules.max_uses > 1:
             unused -= sum(g.state == "waiting" and g.uses > 0 for g in ledger.live.values())
         recent = history.first_uses_since(history.published or 0)
@@ -138,11 +112,6 @@ class Tickets:
         return ""
 
     @property
-    def starved(self) -> str | None:
-        """Why the run ends: filters used up their allowance, and `buffer.on_starved` is end."""
-        return self._filtering.starved
-
-    @property
     def failing(self) -> str:
         """Why the run ends: too many episodes fail in their environment, and `env.on_failures` is stop."""
         return self.failures.exceeded if self._rules.stop_on_failures else ""
@@ -153,7 +122,7 @@ class Tickets:
         last = self._rules.max_uses - 1
         if last or self._sizes.smallest < self._sizes.largest:
             return sum(g.size for g in self._ledger.live.values() if g.state != "assigned" or g.uses < last)
-        return (self._ledger.count("in_flight") + self._ledger.count("waiting")) * self._rules.group_size
+        return self._ledger.account.count("in_flight", "waiting") * self._rules.group_size
 
     # Coming back
 
@@ -221,11 +190,9 @@ class Tickets:
 
     def _judge(self, group: Group) -> None:
         """Drops a group with a new trajectory if it is too old, or once it is complete if a filter rejects it."""
-        if group.complete:
-            self._tasks.pop(group.number, None)
         if self._over_age(group):
             self.drop(group, "stale", self._rules.requeue)
-        elif group.state == "waiting" and self._filtering.drops(group):
+        elif group.state == "waiting" and self.filtering.drops(group):
             self.drop(group, "filtered")
 
     def sweep(self) -> None:
@@ -233,6 +200,16 @@ class Tickets:
         for group in list(self._ledger.live.values()):
             if group.state != "assigned" and self._over_age(group):
                 self.drop(group, "stale", self._rules.requeue)
+
+    def missing(self, now: float, version: int, usable: Callable[[Group], bool]) -> list[Group]:
+        """Groups that the batch for `version` must hold and that are not usable yet. One that was awaited for
+        `buffer.wait_s` is dropped instead."""
+        missing = [group for group in self.queue.due(version) if not usable(group)]
+        self._missing_since = {group.number: self._missing_since.get(group.number, now) for group in missing}
+        overdue = [g for g in missing if now >= self._missing_since[g.number] + self._rules.wait_s]
+        for group in overdue:
+            self.drop(group, "wait_deadline", self._rules.requeue)
+        return [group for group in missing if group not in overdue]
 
     def _over_age(self, group: Group) -> bool:
         rules = self._rules
@@ -243,7 +220,6 @@ class Tickets:
         """Ends a group that is in flight or waiting; one that was trained on before ends as trained."""
         for lease in self._leases.of_group(group.number):
             self._end(lease, "revoked")
-        self._tasks.pop(group.number, None)
         self.prefixes.drop(group.number, group.size)
         if group.uses:
             self._ledger.retire(group)
@@ -282,7 +258,7 @@ class Tickets:
 
     def forked(self) -> None:
         """Ends the leases and prefixes of groups that the fork dropped."""
-        self._filtering.forked()
+        self.filtering.forked()
         for lease in self._leases:
             if not lease.eval and lease.id.group not in self._ledger.live:
                 self._end(lease, "revoked")

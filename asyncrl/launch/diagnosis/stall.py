@@ -7,6 +7,7 @@ progress ──> watching ── stall_s without progress ──> "report": say 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,11 @@ class StallWatch:
     """Time of the last progress, or of the last action."""
     _reported: float | None = None
     """The `progress` of the stall that was reported and not yet acted on."""
+
+    def note(self, now: float, events: Iterable[str]) -> None:
+        """Takes note of events, by kind, that have just come."""
+        if any(kind in PROGRESS for kind in events):
+            self.progress = now
 
     def look(self, now: float, *, reporting: bool = False) -> Literal["report", "act"] | None:
         """What is due. `reporting`: the stacks of a reported stall are still being written."""

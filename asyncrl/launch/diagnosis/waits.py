@@ -24,6 +24,8 @@ from asyncrl.run_folder import RunFolder, replace
 if TYPE_CHECKING:
     from asyncrl.tracking.collector import Collector
 
+WAITS_S = 1.0
+"""Seconds between two notes of what the roles wait for."""
 STATUS_S = 5.0
 """Seconds that the buffer has to answer."""
 
@@ -51,6 +53,20 @@ def process_state(pid: int) -> str:
     if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
         return "stopped"
     return "gone" if status == psutil.STATUS_ZOMBIE else "running"
+
+
+class WaitsFile:
+    """What the roles wait for, for `asyncrl why`."""
+
+    def __init__(self, run: RunFolder, processes: Mapping[str, RoleProcess], collector: Collector) -> None:
+        self._run, self._processes, self._collector = run, processes, collector
+        self._written = float("-inf")
+
+    def write(self, now: float) -> None:
+        """Writes the file, at most once per `WAITS_S`."""
+        if now - self._written > WAITS_S:
+            self._written = now
+            write(self._run, role_states(self._processes, self._collector))
 
 
 def write(run: RunFolder, states: Iterable[RoleState]) -> None:

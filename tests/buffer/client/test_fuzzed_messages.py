@@ -101,11 +101,11 @@ def test_requests_to_the_buffer(service: Service, tmp_path: Path) -> None:
     answers = refused = 0
     for bad in mutations(requests(tmp_path), MANY, seed=4):
         service._handle(b"peer", bad)
-        for _, frames in service._outbox.replies:
+        for _, frames in service.outbox.replies:
             said = unpack(frames[0])
             answers += 1
             refused += malformed(said)
-        service._outbox.replies.clear()
+        service.outbox.replies.clear()
     assert answers > MANY / 2
     assert service.counts["refused"] == refused > MANY / 4
 

@@ -178,5 +178,5 @@ def test_a_trained_batch_whose_payload_is_gone_says_so(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="cannot be handed out again"):
         again.share(answer, 0, 1)
     assert learner(again, fresh=True) == 3
-    assert again.ledger.equation(0)["dropped: discarded_branch"] == 4
+    assert again.ledger.account.equation(0)["dropped: discarded_branch"] == 4
     again.database.close()
