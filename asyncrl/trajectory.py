@@ -23,6 +23,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=float(np.finfo(np.float64).min), le=float(np.finfo(np.float64).max))]
 """Bounds that a number must keep when it is decoded from a message."""
 
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=float(np.finfo(np.float64).max))]
+
 Kind = Literal["train", "eval"]
 StopReason = Literal["done", "max_turns", "max_tokens", "length", "aborted"]
 """done: the environment ended it. length: a turn ran into `actors.max_new_tokens` and the environment took that as the
@@ -114,6 +116,30 @@ def succeeded(reward: float, rewards: Mapping[str, float], name: str) -> bool:
     return rewards.get(name, reward) >= 1
 
 
+class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one assistant turn cost, as its actor measured it. Metadata: outside the digest, and it decides nothing.
+
+    A message carries it as an array in this order. A later field (the turn's reward and its parts, the place of its
+    tokens in the rows, a state key of at most 64 bytes, the actor that played the turn) is appended with a default:
+    whoever reads an older record gets the default, whoever does not know the field ignores it, and the buffer stores
+    the bytes as they came. So neither `Trajectory` nor stored payloads change with it.
+    """
+
+    queue: Seconds | None
+    """Seconds from the request to its first token, by the engine; None: it does not tell, or there was no token."""
+    generate: Seconds
+    """Seconds from the request to the end of its output, `queue` included."""
+    environment: Seconds | None
+    """Seconds that the environment took for the message (its `step`; `reset` is in no turn). For an agent, from the end
+    of the output until its next request or its own end; None where another of its requests ran then."""
+    prefilled: Count
+    """Tokens that the engine computed before it sampled, recomputation under new weights included, where it counts them
+    per request (hf, vllm); otherwise the tokens of the prompt that the row did not hold yet."""
+    sampled: Count
+    """Tokens that the engine sampled in this attempt: without a prefix that came with the ticket, and with what was cut
+    off behind an agent's stop string."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One finished episode."""
@@ -136,6 +162,8 @@ class Trajectory:
     """Seconds: `generate`, `environment`, `total`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the environment counted."""
+    turn_records: tuple[TurnRecord, ...] = ()
+    """One per turn, or none where nobody measured."""
 
     @property
     def num_tokens(self) -> int:
@@ -155,7 +183,8 @@ class Trajectory:
         return max(int(row.versions[row.mask].max()) for row in self.rows if row.mask.any())
 
     def digest(self) -> str:
-        """32 hex digits over what is trained on: identity, arrays, reward; not timings, metrics or the attempt.
+        """32 hex digits over what is trained on: identity, arrays, reward; not timings, turn
+        records, metrics or the attempt.
 
         XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (among four
         billion trajectories: one chance in 2**64), not what somebody forged. A cryptographic one takes 50 to 100 times

@@ -14,12 +14,13 @@ import msgpack
 import msgspec
 import numpy as np
 
-from asyncrl.trajectory import CONTEXT, Count, Kind, Row, StopReason, TicketId, Trajectory
+from asyncrl.trajectory import CONTEXT, Count, Kind, Row, StopReason, TicketId, Trajectory, TurnRecord
 
 Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_ROWS = 4096
+MAX_TURN_RECORDS = 1 << 16
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
 _DTYPES = [np.dtype(dtype) for _, dtype in _ARRAYS]
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
@@ -53,6 +54,7 @@ class _Header(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     timings: _Numbers
     metrics: _Numbers
+    turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURN_RECORDS)] = ()
 
 
 _HEADERS = msgspec.msgpack.Decoder(_Header)
@@ -77,7 +79,7 @@ def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
 
 def encode_trajectory(t: Trajectory) -> list[Frame]:
     """The frames: [header, then for each row: token_ids, mask, logprobs, versions]."""
-    header = {
+    header: dict[str, Any] = {
         "id": [t.id.branch, t.id.group, t.id.index],
         "attempt": t.attempt,
         "kind": t.kind,
@@ -92,6 +94,8 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         "timings": {k: float(v) for k, v in t.timings.items()},
         "metrics": {k: float(v) for k, v in t.metrics.items()},
     }
+    if len(t.turn_records) <= MAX_TURN_RECORDS:  # an episode is not lost for what was measured about it
+        header["turn_records"] = [msgspec.structs.astuple(record) for record in t.turn_records]
     return [pack(header), *(frame for row in t.rows for frame in encode_row(row))]
 
 
@@ -138,6 +142,7 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
         header.stop_reason,
         header.timings,
         header.metrics,
+        header.turn_records,
     )
 
 
@@ -147,6 +152,8 @@ def _trajectory_header(frame: Frame) -> _Header:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError(f"header is not that of a trajectory: {error}") from error
+    if header.turn_records and len(header.turn_records) != header.turns:
+        raise WireError(f"turn_records has {len(header.turn_records)} entries, expected one per turn: {header.turns}")
     named = {"rewards": header.rewards, "timings": header.timings, "metrics": header.metrics}
     if not math.isfinite(header.reward + sum(sum(numbers.values()) for numbers in named.values())):
         # One of them is not finite, or their sum overflows.

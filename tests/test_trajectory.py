@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
+from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory, TurnRecord
 
 
 def row(versions: list[int], start: int = 0) -> Row:
@@ -49,6 +49,13 @@ def test_a_record_is_frozen() -> None:
 def test_the_digest_is_of_what_is_trained_on() -> None:
     same = dataclasses.replace(T, attempt=2, actor="actor-9", timings={"total": 3.0}, metrics={"calls": 2.0})
     assert T.digest() == same.digest()
+    measured = dataclasses.replace(T, turn_records=(TurnRecord(0.1, 2.0, 3.0, 4, 5), TurnRecord(None, 2.0, None, 0, 1)))
+    assert T.digest() == measured.digest()
+
+
+def test_a_turn_record_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        TurnRecord(None, 1.0, None, 0, 1).generate = 2.0  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", ["token_ids", "mask", "logprobs", "versions"])

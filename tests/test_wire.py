@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
-from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
+from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory, TurnRecord
+from asyncrl.wire import MAX_TURN_RECORDS, WireError, decode_trajectory, encode_trajectory, pack, unpack
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 COUNTS = st.integers(0, 2**40)
 NAMED = st.dictionaries(st.text(max_size=8), NUMBERS, max_size=3)
+SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
+TURN_RECORDS = st.builds(TurnRecord, st.none() | SECONDS, SECONDS, st.none() | SECONDS, COUNTS, COUNTS)
 IDS = st.builds(TicketId, COUNTS, COUNTS, COUNTS)
 
 
@@ -37,6 +41,7 @@ def rows(draw: st.DrawFn) -> Row:
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     several = draw(st.lists(rows(), min_size=1, max_size=3).filter(lambda rs: any(r.mask.any() for r in rs)))
+    records = tuple(draw(st.lists(TURN_RECORDS, max_size=4)))
     return Trajectory(
         id=draw(IDS),
         attempt=draw(COUNTS),
@@ -47,10 +52,11 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         rows=tuple(several),
         reward=draw(NUMBERS),
         rewards=draw(NAMED),
-        turns=draw(st.integers(0, 2**31 - 1)),
+        turns=len(records) or draw(st.integers(0, 2**31 - 1)),
         stop_reason=draw(st.sampled_from(["done", "max_turns", "max_tokens", "length", "aborted"])),
         timings=draw(NAMED),
         metrics=draw(NAMED),
+        turn_records=records,
     )
 
 
@@ -60,7 +66,7 @@ def on_the_wire(t: Trajectory) -> list[bytes]:
 
 def same(a: Trajectory, b: Trajectory) -> bool:
     plain = ("id", "attempt", "kind", "actor", "task_id", "env", "reward", "rewards", "turns", "stop_reason", "timings",
-             "metrics")  # fmt: skip
+             "metrics", "turn_records")  # fmt: skip
     return all(getattr(a, f) == getattr(b, f) for f in plain) and a.digest() == b.digest()
 
 
@@ -197,12 +203,53 @@ def test_the_record_of_the_next_test_is_valid() -> None:
         ({"logprobs": np.array([0.0, -np.inf], np.float32)}, "logprobs"),
         ({"logprobs": np.array([0.0, 0.5], np.float32)}, "logprobs"),
         ({"versions": np.array([CONTEXT, -1], np.int32)}, "versions"),
+        ({"turn_records": [[None, 1.0, None, 2, 3]] * 2}, "turn_records has 2 entries, expected one per turn: 1"),
+        ({"turn_records": [[None, 1.0, None, 2, 3]], "turns": 2}, "turn_records"),
+        ({"turn_records": [[None, 1.0, None, 2, 3]], "turns": 0}, "turn_records"),
+        ({"turn_records": [[None, None, None, 2, 3]]}, "turn_records"),
+        ({"turn_records": [[float("nan"), 1.0, None, 2, 3]]}, "turn_records"),
+        ({"turn_records": [[None, float("nan"), None, 2, 3]]}, "turn_records"),
+        ({"turn_records": [[None, 1.0, float("inf"), 2, 3]]}, "turn_records"),
+        ({"turn_records": [[None, -1e-9, None, 2, 3]]}, "turn_records"),
+        ({"turn_records": [[None, 1.0, None, -2, 3]]}, "turn_records"),
+        ({"turn_records": [[None, 1.0, None, 2, 0.5]]}, "turn_records"),
+        ({"turn_records": [[None, 1.0, None, 2, 2**63]]}, "turn_records"),
+        ({"turn_records": [[None, 1.0, None, 2]]}, "turn_records"),
+        ({"turn_records": [{"generate": 1.0}]}, "turn_records"),
+        ({"turn_records": None}, "turn_records"),
+        ({"turn_records": [[None, 1.0, None, 2, 3]] * (MAX_TURN_RECORDS + 1), "turns": MAX_TURN_RECORDS + 1}, "length"),
         ({"versions": np.array([3, 3], np.int32)}, "versions"),
     ],
 )
 def test_an_impossible_record_is_refused_with_the_field_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(WireError, match=named):
         decode_trajectory(one(**fields))
+
+
+def test_a_record_of_later_code_is_read_and_one_of_earlier_code_gets_the_defaults() -> None:
+    """How the reward of a turn, its state key or its actor will come in without a change of what is stored."""
+
+    class Later(TurnRecord, frozen=True, array_like=True, gc=False):
+        reward: float | None = None
+        key: bytes = b""
+
+    later = msgspec.to_builtins(Later(0.5, 1.0, 2.0, 3, 4, reward=0.25, key=b"k" * 64), builtin_types=(bytes,))
+    (read,) = decode_trajectory(one(turn_records=[later])).turn_records
+    assert read == TurnRecord(0.5, 1.0, 2.0, 3, 4)
+    earlier = msgspec.msgpack.encode(TurnRecord(0.5, 1.0, 2.0, 3, 4))
+    assert msgspec.msgpack.decode(earlier, type=Later) == Later(0.5, 1.0, 2.0, 3, 4)
+
+
+def test_turn_records_take_few_bytes() -> None:
+    t = decode_trajectory(one(turns=20, turn_records=[[0.01, 1.5, 0.25, 300, 40]] * 20))
+    bare = dataclasses.replace(t, turn_records=())
+    assert (len(on_the_wire(t)[0]) - len(on_the_wire(bare)[0])) / 20 < 36
+
+
+def test_an_episode_of_more_turns_than_are_recorded_is_kept() -> None:
+    t = decode_trajectory(one(turns=MAX_TURN_RECORDS + 1))
+    long = dataclasses.replace(t, turn_records=(TurnRecord(None, 1.0, None, 2, 3),) * (MAX_TURN_RECORDS + 1))
+    assert same(decode_trajectory(on_the_wire(long)), t)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,9 +116,10 @@ def _verdict(violated: list[Violation]) -> Iterator[str]:
 def _step_lines(step: int, trained: list[dict[str, Any]], config: Config) -> Iterator[str]:
     batch, version = trained[0]["batch"], trained[0]["version"]
     yield f"step {step}: batch {batch}, trained on version {version}, {len(trained)} trajectories"
+    yield f"fixed {_time(trained[0]['fixed_at'])}, finished {_time(trained[0]['finished_at'])}"
     yield (
-        f"{'trajectory':<14}{'actor':<12}"
-        + f"{'staleness':>9}{'weight':>9}{'reward':>8}{'tokens':>8}{'turns':>6}  versions"
+        f"{'trajectory':<14}{'actor':<12}{'staleness':>9}{'weight':>9}{'reward':>8}{'tokens':>8}{'turns':>6}"
+        f"{'played':>9}{'waited':>9}  versions"
     )
     for row in trained:
         name = f"{row['branch']}.{row['group']}.{row['index']}"
@@ -125,11 +127,21 @@ def _step_lines(step: int, trained: list[dict[str, Any]], config: Config) -> Ite
         versions = " ".join(f"{v}:{k}" for v, k in zip(row["versions"], row["version_tokens"], strict=True))
         yield (
             f"{name:<14}{row['actor']:<12}{row['staleness']:>9}{weight:>9}{row['reward']:>8.3f}"
-            f"{row['policy_tokens']:>8}{row['turns']:>6}  {versions}"
+            f"{row['policy_tokens']:>8}{row['turns']:>6}{_seconds(row['issued_at'], row['received_at']):>9}"
+            f"{_seconds(row['received_at'], row['fixed_at']):>9}  {versions}"
         )
     yield ""
     yield "weight: the mean importance weight of a trajectory's tokens, from the learner's list in its next checkpoint"
+    yield "played, waited: seconds from its ticket's issue to its receipt, and from there until the batch was fixed"
     yield "versions: policy version that sampled, and how many tokens"
+
+
+def _time(at: float | None) -> str:
+    return "-" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _seconds(begin: float | None, end: float | None) -> str:
+    return "-" if begin is None or end is None else f"{end - begin:.2f}"
 
 
 def _listed(counts: Mapping[str, Any], form: str = "{} {}") -> str:

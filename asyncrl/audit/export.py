@@ -74,18 +74,29 @@ def _row(evidence: Evidence, row: TrajectoryRow, batch: BatchRow | None) -> dict
         "stop_reason": row.stop_reason,
         "digest": row.digest,
         "payload": group.payload,
+        "issued_at": _issued_at(evidence, row),
+        "received_at": row.received_at,
+        "fixed_at": None,
+        "finished_at": None,
     }
     if batch is not None:
         weight = importance_weight(evidence, row, batch)
         age = batch.version - row.oldest
         columns |= {"batch": batch.b, "version": batch.version, "staleness": age, "importance_weight": weight}
+        columns |= {"fixed_at": batch.fixed_at, "finished_at": batch.finished_at}
     return columns
+
+
+def _issued_at(evidence: Evidence, row: TrajectoryRow) -> float | None:
+    """When the attempt that brought a trajectory was issued; None where the ledger lacks it."""
+    attempts = evidence.ledger.attempts.get((row.group, row.index), ())
+    return next((a.issued_at for a in attempts if a.attempt == row.attempt), None)
 
 
 TYPES = {
     "int64": ("branch", "group", "index", "attempt", "draw", "batch", "version", "staleness", "policy_tokens", "tokens",
               "turns"),
-    "float64": ("importance_weight", "group_weight", "reward"),
+    "float64": ("importance_weight", "group_weight", "reward", "issued_at", "received_at", "fixed_at", "finished_at"),
     "string": ("actor", "task", "state", "reason", "env", "stop_reason", "digest"),
     "bool_": ("payload",),
     "int64s": ("versions", "version_tokens"),

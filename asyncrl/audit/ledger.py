@@ -60,6 +60,9 @@ class AttemptRow:
     actor: str
     min_version: int
     ended: str | None
+    issued_at: float
+    """This and every other time: the buffer's clock, in seconds since the epoch; metadata, which no check uses."""
+    ended_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class TrajectoryRow:
     reward: float
     env: str
     stop_reason: str
+    received_at: float
     versions: tuple[tuple[int, int], ...]
     """(policy version, policy tokens of it), oldest first"""
 
@@ -114,6 +118,8 @@ class BatchRow:
     version: int
     outcome: str | None
     released: bool
+    fixed_at: float
+    finished_at: float | None
     groups: tuple[int, ...]
     """Group numbers, in training order."""
 
@@ -219,7 +225,7 @@ def read_ledger(folder: Path) -> LedgerRows:
 def _rows(db: sqlite3.Connection) -> LedgerRows:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != schema.VERSION:
-        raise sqlite3.DatabaseError(f"it has version {version} of the tables, this asyncrl reads {schema.VERSION}")
+        raise RunError(f"the ledger of this run cannot be read: {schema.refusal(version)}")
 
     def read(sql: str) -> list[sqlite3.Row]:
         return db.execute(sql).fetchall()
@@ -229,7 +235,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         uses[serial].append(group)
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
-        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended FROM attempts ORDER BY 1, 2, 3'
+        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at '
+        "FROM attempts ORDER BY 1, 2, 3"
     ):
         attempts[row["group"], row["index"]].append(AttemptRow(**dict(row)))
     next_draw = read("SELECT value FROM kv WHERE key = 'next_draw'")
@@ -250,12 +257,15 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             (row["group"], row["index"]): TrajectoryRow(**(dict(row) | {"versions": _pairs(row["versions"])}))
             for row in read(
                 'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, checksum, '
-                "versions, tokens, policy_tokens, turns, reward, env, stop_reason FROM trajectories"
+                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at FROM trajectories"
             )
         },
         batches=[
             BatchRow(**_with_bools(row, "released"), groups=tuple(uses[row["serial"]]))
-            for row in read("SELECT serial, b, branch, version, outcome, released FROM batches ORDER BY serial")
+            for row in read(
+                "SELECT serial, b, branch, version, outcome, released, fixed_at, finished_at FROM batches "
+                "ORDER BY serial"
+            )
         ],
         published={(b, v): digest for b, v, digest in read("SELECT branch, version, digest FROM published")},
         counters={(branch, name): value for branch, name, value in read("SELECT branch, name, value FROM counters")},

@@ -38,7 +38,7 @@ MEMORY = Path("/dev/shm")
 
 
 class VirtualClock:
-    """Time that passes only by `advance`."""
+    """Time that passes only by `advance`, from 0 on; the ledger's times are read from it as well."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -73,7 +73,7 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
         if folder is None:
             memory = tempfile.TemporaryDirectory(prefix="asyncrl-buffer-", dir=MEMORY if MEMORY.is_dir() else None)
             folder = Path(self._open.enter_context(memory))
-        database = Database(folder, "off")
+        database = Database(folder, "off", wall_clock=self.clock)
         self._open.callback(database.close)
         self.core = Buffer(database, rules, source, self.clock.now, curriculum)
         self._requests = Requests(self.core, Counter(), self.clock, checkpoints)

@@ -54,7 +54,7 @@ from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory, TurnRecord
 from asyncrl.wire import unpack
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +190,9 @@ def trajectory(ticket: Ticket | TicketId, tokens: int) -> Trajectory:
     id, attempt, task = (
         (ticket, 0, "") if isinstance(ticket, TicketId) else (ticket.id, ticket.attempt, ticket.task["id"])
     )
-    return Trajectory(id, attempt, "train", "bench", str(task), "bench", (row,), id.index % 2, {}, 1, "done")
+    turn = TurnRecord(0.01, 1.5, 0.25, int((~mask).sum()), int(mask.sum()))
+    about = ("train", "bench", str(task), "bench", (row,), id.index % 2, {}, 1, "done")
+    return Trajectory(id, attempt, *about, turn_records=(turn,))
 
 
 def config(fsync: str, capacity: int, **learner: int) -> Config:

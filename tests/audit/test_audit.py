@@ -278,6 +278,14 @@ def test_a_payload_that_is_consistent_in_itself_is_still_another_than_was_record
     assert "payloads: the payload of trajectory 0.1.0 has digest" in capsys.readouterr().out
 
 
+def test_a_clock_that_was_set_back_is_no_violation(run: RunFolder) -> None:
+    sql(run, "UPDATE attempts SET ended_at = issued_at - 3600")
+    sql(run, "UPDATE batches SET finished_at = fixed_at - 3600")
+    sql(run, "UPDATE trajectories SET received_at = -1e9")
+    assert audit(run) == 0
+    assert audit(run, step=3) == 0
+
+
 def test_a_killed_writer_leaves_a_log_that_is_read_and_left_alone(run: RunFolder) -> None:
     with closing(sqlite3.connect(run.buffer / "ledger.sqlite")) as writer:
         writer.execute("INSERT OR REPLACE INTO kv VALUES ('next_draw', '99')")
@@ -305,6 +313,9 @@ def test_a_step_names_its_trajectories(original: RunFolder, capsys: pytest.Captu
     text = capsys.readouterr().out
     assert text.startswith("step 3: batch 2, trained on version 2, 4 trajectories\n")
     assert f"{rows[0]['importance_weight']:.4f}" in text
+    assert "\nfixed 20" in text
+    assert all(row["issued_at"] <= row["received_at"] <= row["fixed_at"] <= row["finished_at"] for row in rows)
+    assert f"{rows[0]['fixed_at'] - rows[0]['received_at']:.2f}" in text
     with pytest.raises(ConfigError, match=r"--step is 9; the run has applied the training steps 1 to 4"):
         audit(original, step=9)
 
@@ -321,6 +332,9 @@ def test_parquet(original: RunFolder, tmp_path: Path, monkeypatch: pytest.Monkey
     assert table.num_rows == ask(original, "SELECT count(*) FROM trajectories")[0][0]
     assert table.column("reason").null_count == table.num_rows
     assert set(table.column("staleness").to_pylist()) <= {0, 1, None}
+    assert table.column("received_at").to_pylist() == [
+        at for (at,) in ask(original, "SELECT received_at FROM trajectories ORDER BY grp, idx")
+    ]
 
 
 def test_no_ledger_is_one_sentence(run: RunFolder) -> None:

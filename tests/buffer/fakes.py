@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,11 @@ def open_buffer(
     source: FakeSource | None = None,
     curriculum: Curriculum | None = None,
     on_step_end: OnStepEnd | None = None,
+    wall_clock: Callable[[], float] = time.time,
     **changes: Any,
 ) -> Buffer:
-    buffer = Buffer(Database(folder), rules(**changes), source or FakeSource(), now, curriculum, on_step_end)
+    database = Database(folder, wall_clock=wall_clock)
+    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, curriculum, on_step_end)
     buffer.commit(now)
     return buffer
 

@@ -60,7 +60,7 @@ class AgentPlayer:
                 reward, rewards = self._rewards(playing, session)
                 for _ in range(2):  # so that the event loop handles the last events of connections
                     await asyncio.sleep(0)
-                rows, choices = session.received()
+                rows, choices, records = session.received()
             finally:
                 playing.cancel()
                 self._clients.receipts.forget(session.transmissions())
@@ -69,7 +69,8 @@ class AgentPlayer:
                     session.broken.exception()  # mark as retrieved
         if not len(rows):
             raise EpisodeFailed("env_error", f"agent {self._env_name} ended without a reply of the policy")
-        result = EpisodeResult(rows.freeze(), reward, rewards, {}, len(choices), session.stop_reason(choices))
+        stop_reason = session.stop_reason(choices)
+        result = EpisodeResult(rows.freeze(), reward, rewards, {}, len(choices), stop_reason, turn_records=records)
         return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:

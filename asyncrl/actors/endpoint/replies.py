@@ -11,6 +11,23 @@ from typing import Any, Literal
 from asyncrl.actors.endpoint.requests import ChatBody, TokenBody
 from asyncrl.actors.engines.protocol import Generation
 from asyncrl.data.base import Message
+from asyncrl.trajectory import TurnRecord
+
+
+@dataclass(slots=True, eq=False)
+class TurnCost:
+    """What a generation took, and the agent after it."""
+
+    generation: Generation
+    seconds: float
+    agent_s: float | None = None
+    """Seconds until the agent's next request or its end; None while they run, and where another request ran."""
+
+    def record(self, new: int) -> TurnRecord:
+        """`new`: tokens of the prompt that the row did not hold, for an engine that does not count what it prefills."""
+        g = self.generation
+        prefilled = new if g.prefilled is None else g.prefilled
+        return TurnRecord(g.queue_s, self.seconds, self.agent_s, prefilled, len(g.token_ids))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +38,8 @@ class Choice:
     message: Message
     """The message that the agent reads; empty in the token dialect."""
     finish_reason: Literal["stop", "length"]
+    cost: TurnCost
+    """Of the generation before anything was cut off it."""
 
     @property
     def token_ids(self) -> list[int]:

@@ -17,14 +17,14 @@ from typing import Any, Literal, TypeVar
 from asyncrl.actors.endpoint.conversations import Conversations
 from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
 from asyncrl.actors.endpoint.delivery import WasRead
-from asyncrl.actors.endpoint.replies import Choice, Reply
+from asyncrl.actors.endpoint.replies import Choice, Reply, TurnCost
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rows import BranchingRows
 from asyncrl.actors.rendering.template import Renderer
-from asyncrl.trajectory import StopReason, Ticket
+from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 
 T = TypeVar("T")
 
@@ -52,20 +52,23 @@ class Session:
         self._conversations = Conversations(renderer)
         self._sampled = self._running = self._named = 0
         self._answered: list[tuple[DistinctRequest, Reply]] = []
+        self._idle: tuple[float, TurnCost | None] = (0.0, None)
+        """Since when no request runs, and the turn that ended then."""
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
         prompt = self._conversations.prompt(body.messages, _tools(body))
         asked = body.sampling()
-        return Reply(prompt, [self._choice(generation, asked.stop) for generation in await self._sample(prompt, asked)])
+        return Reply(prompt, [self._choice(cost, asked.stop) for cost in await self._sample(prompt, asked)])
 
     async def tokens(self, body: TokenBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
         for request, reply in self._answered:
             if any(_begins(body.token_ids, [*reply.prompt, *choice.token_ids]) for choice in reply.choices):
                 request.contained = True
-        generations = await self._sample(body.token_ids, body.sampling())
-        return Reply(body.token_ids, [Choice(generation, {}, _finish_reason(generation)) for generation in generations])
+        costs = await self._sample(body.token_ids, body.sampling())
+        choices = [Choice(cost.generation, {}, _finish_reason(cost.generation), cost) for cost in costs]
+        return Reply(body.token_ids, choices)
 
     def deliver(self, request: DistinctRequest, body: ChatBody | TokenBody) -> Reply:
         """The reply to a finished request, before it is sent. Raises what the request raised."""
@@ -79,14 +82,16 @@ class Session:
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
-    def received(self) -> tuple[BranchingRows, list[Choice]]:
-        """The choices that the agent has received by now, as rows, and in the order in which they were sent."""
-        rows, choices = BranchingRows(), []
+    def received(self) -> tuple[BranchingRows, list[Choice], list[TurnRecord]]:
+        """The choices that the agent, which has ended, has received: as rows, in the order in which they were sent, and
+        what each took."""
+        self._agent_worked(self._progress.clock())
+        rows, choices, records = BranchingRows(), [], []
         for request, reply in self._answered:
             for choice in reply.choices if request.received else ():
-                rows.add(reply.prompt, choice.generation)
+                records.append(choice.cost.record(rows.add(reply.prompt, choice.generation)))
                 choices.append(choice)
-        return rows, choices
+        return rows, choices, records
 
     def transmissions(self) -> list[str]:
         """The ids of everything that was sent to the agent."""
@@ -98,7 +103,7 @@ class Session:
             return self.limit or "done"
         return "done" if choices[-1].finish_reason == "stop" else "length"
 
-    async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[Generation]:
+    async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[TurnCost]:
         if self._sampled + asked.n > self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
@@ -107,8 +112,10 @@ class Session:
             )
         first, self._sampled = self._sampled, self._sampled + asked.n
         self._count_running(+1)
+        costs: list[TurnCost] = []
         try:
-            return await _gather([self._one(prompt, asked, first + k, k) for k in range(asked.n)])
+            costs = await _gather([self._one(prompt, asked, first + k, k) for k in range(asked.n)])
+            return costs
         except PromptTooLong as error:
             self.limit = "max_tokens"
             raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
@@ -117,9 +124,9 @@ class Session:
                 self.broken.set_exception(error)
             raise
         finally:
-            self._count_running(-1)
+            self._count_running(-1, costs[-1] if costs else None)
 
-    async def _one(self, prompt: Sequence[int], asked: RequestedSampling, number: int, k: int) -> Generation:
+    async def _one(self, prompt: Sequence[int], asked: RequestedSampling, number: int, k: int) -> TurnCost:
         t = self._ticket
         longest = self.limits.max_new_tokens
         sampling = Sampling(
@@ -130,15 +137,16 @@ class Session:
             top_p=self.limits.top_p,
             top_k=self.limits.top_k,
         )
+        began = self._progress.clock()
         generation = await self._engine.generate(f"{t.id}-{t.attempt}/{number}", prompt, sampling)
         self._progress.tokens += len(generation.token_ids)
         if generation.stop_reason == "abort":
             raise EpisodeFailed("aborted", f"{t.id} in request {number}")
-        return generation
+        return TurnCost(generation, self._progress.clock() - began)
 
-    def _choice(self, generation: Generation, stops: Sequence[str]) -> Choice:
+    def _choice(self, cost: TurnCost, stops: Sequence[str]) -> Choice:
         """The choice for a generation; everything after a stop string is cut off."""
-        generation, hit = _cut(generation, stops, self.renderer)
+        generation, hit = _cut(cost.generation, stops, self.renderer)
         message = self.renderer.parse(generation.token_ids.tolist())
         if hit is not None:
             message["content"] = message["content"].partition(hit)[0]
@@ -147,11 +155,19 @@ class Session:
             if call["id"] == f"call{index:05d}":
                 call["id"] = f"call{self._named:05d}"
                 self._named += 1
-        return Choice(generation, message, "stop" if hit is not None else _finish_reason(generation))
+        return Choice(generation, message, "stop" if hit is not None else _finish_reason(generation), cost)
 
-    def _count_running(self, by: int) -> None:
+    def _count_running(self, by: int, ended: TurnCost | None = None) -> None:
         self._running += by
         self._progress.enter("generate" if self._running else "environment")
+        self._agent_worked(self._progress.at)
+        self._idle = (self._progress.at, None if self._running else ended)
+
+    def _agent_worked(self, until: float) -> None:
+        """What the agent did while no request ran ends; its time counts with the turn before it."""
+        since, turn = self._idle
+        if turn is not None:
+            turn.agent_s = until - since
 
 
 def _tools(body: ChatBody) -> list[dict[str, Any]]:

@@ -56,6 +56,10 @@ class Generation:
     versions: Int32
     """[N] the policy version that sampled each token."""
     stop_reason: Literal["stop", "length", "abort"]
+    queue_s: float | None = None
+    """Seconds from the request to its first token; None where there is none."""
+    prefilled: int | None = None
+    """Tokens computed before sampling, again after new weights included; None where the engine does not count them."""
 
 
 class Engine(Protocol):

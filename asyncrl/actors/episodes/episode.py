@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv, template_errors
@@ -29,7 +31,7 @@ from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
-from asyncrl.trajectory import StopReason, Ticket
+from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 
 
 async def play(
@@ -64,13 +66,15 @@ class _Episode:
     _progress: Progress
     _rows: list[OpenRow] = field(default_factory=list)
     _turns: int = 0
+    _records: list[TurnRecord] = field(default_factory=list)
     _messages: list[Message] = field(default_factory=list)
     _tools: list[Any] = field(default_factory=list)
 
     async def run(self) -> EpisodeResult:
         stop_reason = await self._take_turns()
         rows, env = tuple(row.freeze() for row in self._rows), self._env
-        return EpisodeResult(rows, env.reward, env.rewards, env.metrics, self._turns, stop_reason, self._messages)
+        about = (self._turns, stop_reason, self._messages, self._records)
+        return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
 
     async def _take_turns(self) -> StopReason:
         self._messages = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
@@ -83,9 +87,11 @@ class _Episode:
             with template_errors("the renderer cannot parse what the policy sampled"):
                 message = self._renderer.parse(generation.token_ids.tolist())
             self._messages = [*self._messages, message]
+            sampled_at = self._progress.at
             last, stopped = self._turns == self._limits.max_turns, generation.stop_reason == "stop"
             # The environment learns how many tokens were sampled (for a length penalty), but not which.
             turn = await self._env.step({**message, "tokens": len(generation.token_ids), "last": last})
+            self._records[-1] = replace(self._records[-1], environment=self._progress.at - sampled_at)
             if turn.done and stopped:
                 return "done"
             if len(row.ids) >= self._limits.max_tokens:
@@ -102,6 +108,7 @@ class _Episode:
         sampling = self._limits.sampling(ticket, self._turns, self._renderer.stop_token_ids)
         request = f"{ticket.id}-{ticket.attempt}/{self._turns}"
         self._progress.enter("generate")
+        began = self._progress.at
         try:
             if self._turns:
                 generation = await self._engine.generate(request, row.ids, sampling)
@@ -117,10 +124,18 @@ class _Episode:
             raise EpisodeFailed("aborted", f"{ticket.id} in turn {self._turns}")
         if not row.sampled_any:
             self._rows.append(row)
+        self._record(row, generation, self._progress.at - began)
         row.sampled(generation)
         self._progress.tokens += len(generation.token_ids)
         self._turns += 1
         return generation
+
+    def _record(self, row: OpenRow, generation: Generation, seconds: float) -> None:
+        """Records the turn of `generation` behind `row`; the environment's time is filled in after its step."""
+        begun = 0 if self._turns else self._progress.prefix_tokens
+        prefilled = row.behind + begun if generation.prefilled is None else generation.prefilled
+        sampled = len(generation.token_ids) - begun
+        self._records.append(TurnRecord(generation.queue_s, seconds, None, prefilled, sampled))
 
     def _continue(self, row: OpenRow, turn: Turn, *, closed: bool) -> OpenRow:
         """The row of the policy's next turn: this one plus the environment's messages, or a new one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.data.base import Message
-from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory
+from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class EpisodeResult:
     stop_reason: StopReason
     messages: Sequence[Message] = ()
     """The conversation up to the policy's last message; empty for an agent, which keeps its own."""
+    turn_records: Sequence[TurnRecord] = ()
 
     def trajectory(self, ticket: Ticket, progress: Progress, *, actor: str, env_name: str) -> Trajectory:
         """The trajectory of this episode, which enters its last phase: `put`."""
@@ -38,4 +39,5 @@ class EpisodeResult:
             stop_reason=self.stop_reason,
             timings={**progress.seconds, "total": progress.at - progress.started},
             metrics=self.metrics,
+            turn_records=tuple(self.turn_records),
         )

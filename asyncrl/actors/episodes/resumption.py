@@ -47,6 +47,8 @@ async def first_turn(
             np.concatenate((begun.logprobs, generation.logprobs)),
             np.concatenate((begun.versions, generation.versions)),
             generation.stop_reason,
+            generation.queue_s,
+            generation.prefilled,
         )
     if generation.stop_reason == "abort" and progress.interrupted:
         progress.prefix = _row(prompt, generation)

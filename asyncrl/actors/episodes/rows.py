@@ -29,6 +29,11 @@ class OpenRow:
         """Number of tokens of the last generation."""
         return len(self._parts[-1][1].token_ids) if self._parts else 0
 
+    @property
+    def behind(self) -> int:
+        """Number of tokens behind the last generation; of all without one."""
+        return len(self.ids) - (self._parts[-1][0] + self.last_sampled if self._parts else 0)
+
     def context(self, ids: Sequence[int]) -> None:
         self.ids.extend(ids)
 
@@ -60,11 +65,12 @@ class BranchingRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, prompt: Sequence[int], generation: Generation) -> None:
+    def add(self, prompt: Sequence[int], generation: Generation) -> int:
         """Add a generation after `prompt`: to the longest row that is, token by token, a prefix of `prompt`; otherwise
-        to a new row, in which the prompt is context even where another row sampled it."""
+        to a new row, in which the prompt is context even where another row sampled it. Returns how many tokens of the
+        prompt its row did not hold."""
         if not len(generation.token_ids):
-            return
+            return len(prompt)
         prompt = list(prompt)
         prefixes = [row for row in self._rows if row.ids == prompt[: len(row.ids)]]
         if prefixes:
@@ -73,7 +79,9 @@ class BranchingRows:
         else:
             row = OpenRow(prompt)
             self._rows.append(row)
+        new = row.behind
         row.sampled(generation)
+        return new
 
     def freeze(self) -> tuple[Row, ...]:
         return tuple(row.freeze() for row in self._rows)

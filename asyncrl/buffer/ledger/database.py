@@ -11,7 +11,8 @@ import fcntl
 import math
 import os
 import sqlite3
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -32,11 +33,20 @@ class LedgerFailed(RunError):
 class Database:
     """Opens `folder`/ledger.sqlite and `folder`/payloads exclusively: a second opener is refused.
 
-    Raises ConfigError on a network filesystem, LedgerFailed when the folder cannot be written or the file is damaged.
+    Raises ConfigError on a network filesystem, LedgerFailed when the folder cannot be written, the file is damaged or
+    of another version.
     """
 
-    def __init__(self, folder: Path, fsync: Fsync = "interval", fsync_interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fsync: Fsync = "interval",
+        fsync_interval_s: float = 1.0,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall_clock`: seconds since the epoch, for the times in the rows; nothing is decided by them."""
         refuse_network_filesystem(folder)
+        self.wall_clock = wall_clock
         self.path = folder / "ledger.sqlite"
         self._fsync = fsync
         self._interval_s = fsync_interval_s
@@ -66,12 +76,16 @@ class Database:
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock)
             raise self._failed(error) from error
+        except LedgerFailed:
+            self._db.close()
+            os.close(self._lock)
+            raise
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if version not in (0, schema.VERSION) or (version == 0 and tables):
-            raise sqlite3.DatabaseError(f"it has version {version} of the tables, this asyncrl reads {schema.VERSION}")
+            raise LedgerFailed(f"the ledger {self.path} cannot be continued: {schema.refusal(version)}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {'OFF' if self._fsync == 'off' else 'FULL'}")
         self._db.execute("PRAGMA wal_autocheckpoint = 4000")

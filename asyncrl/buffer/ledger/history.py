@@ -97,7 +97,8 @@ class History:
         self._db.write("UPDATE incarnations SET caused = 1 WHERE incarnation = ?", (self._current().incarnation,))
 
     def publish(self, version: int, digest: str) -> None:
-        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?)", (self.branch, version, digest))
+        values = (self.branch, version, digest, self._db.wall_clock())
+        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?, ?)", values)
         self._load_published()
 
     def fix(self, b: int, version: int, groups: Sequence[int], first_uses: int) -> Batch:
@@ -105,8 +106,8 @@ class History:
             raise IllegalTransition(f"batch {b} cannot be fixed: the line has {len(self.line)} batches or one is open")
         incarnation = self._current().incarnation
         serial = self._db.write(
-            "INSERT INTO batches(b, branch, version, incarnation, first_uses) VALUES (?, ?, ?, ?, ?)",
-            (b, self.branch, version, incarnation, first_uses),
+            "INSERT INTO batches(b, branch, version, incarnation, first_uses, fixed_at) VALUES (?, ?, ?, ?, ?, ?)",
+            (b, self.branch, version, incarnation, first_uses, self._db.wall_clock()),
         )
         for place, number in enumerate(groups):
             self._db.write("INSERT INTO uses VALUES (?, ?, ?)", (serial, place, number))
@@ -119,7 +120,8 @@ class History:
         if batch.outcome is not None:
             raise IllegalTransition(f"batch {b} is {batch.outcome} already and cannot become {outcome}")
         batch.outcome = outcome
-        self._db.write("UPDATE batches SET outcome = ? WHERE serial = ?", (outcome, batch.serial))
+        finished = (outcome, self._db.wall_clock(), batch.serial)
+        self._db.write("UPDATE batches SET outcome = ?, finished_at = ? WHERE serial = ?", finished)
         return batch
 
     def fork(self, b: int, version: int, why: str) -> list[Batch]:
@@ -142,8 +144,8 @@ class History:
         """Records a checkpoint; only the latest `keep` are kept for resuming."""
         recorded = "SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0"
         if not list(self._db.read(recorded, (path, batch))):
-            new = (self.branch, batch, version, path)
-            self._db.write("INSERT INTO checkpoints(branch, batch, version, path) VALUES (?, ?, ?, ?)", new)
+            new = (self.branch, batch, version, path, self._db.wall_clock())
+            self._db.write("INSERT INTO checkpoints(branch, batch, version, path, at) VALUES (?, ?, ?, ?, ?)", new)
         self._db.write(
             "UPDATE checkpoints SET released = 1 WHERE released = 0 AND serial NOT IN "
             "(SELECT serial FROM checkpoints WHERE released = 0 ORDER BY batch DESC, serial DESC LIMIT ?)",

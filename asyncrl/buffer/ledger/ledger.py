@@ -71,8 +71,8 @@ class Ledger:
         attempt = group.attempts[index]
         group.attempts[index] += 1
         self.db.write(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, NULL, NULL)",
-            (group.number, index, attempt, actor, min_version),
+            "INSERT INTO attempts(grp, idx, attempt, actor, min_version, issued_at) VALUES (?, ?, ?, ?, ?, ?)",
+            (group.number, index, attempt, actor, min_version, self.db.wall_clock()),
         )
         return attempt
 
@@ -81,9 +81,9 @@ class Ledger:
         after it; an attempt whose trajectory the disk lost stays lost."""
         put = how in ("stored", "late")
         self.db.write(
-            "UPDATE attempts SET ended = ?, detail = ? WHERE grp = ? AND idx = ? AND attempt = ?"
+            "UPDATE attempts SET ended = ?, detail = ?, ended_at = ? WHERE grp = ? AND idx = ? AND attempt = ?"
             + (" AND ended IS NOT 'lost'" if put else " AND ended IS NULL"),
-            (how, detail, number, index, attempt),
+            (how, detail, self.db.wall_clock(), number, index, attempt),
         )
         if how == "failed" and number in self.live:
             self.live[number].failures[index] += 1
@@ -183,7 +183,7 @@ class Ledger:
             self.db.write("UPDATE groups SET uses = ? WHERE number = ?", (group.uses, number))
         if group.state != "waiting":
             self._move(group, "waiting")
-            self.db.write("UPDATE groups SET ended_batch = NULL WHERE number = ?", (number,))
+            self.db.write("UPDATE groups SET ended_batch = NULL, ended_at = NULL WHERE number = ?", (number,))
             self.live[number] = group
 
     # Reads
@@ -217,7 +217,8 @@ class Ledger:
     def _end(self, group: Group, state: State, reason: Reason | None, ended_batch: int | None = None) -> None:
         self._move(group, state, reason)
         end = len(self.history.line) if ended_batch is None else ended_batch
-        self.db.write("UPDATE groups SET ended_batch = ? WHERE number = ?", (end, group.number))
+        ended = (end, self.db.wall_clock(), group.number)
+        self.db.write("UPDATE groups SET ended_batch = ?, ended_at = ? WHERE number = ?", ended)
         del self.live[group.number]
 
     def _require(self, group: Group, *states: State) -> None:

@@ -17,6 +17,7 @@ _TRAJECTORY = (
     "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, "
     "reward, env, stop_reason"
 )
+_INSERT_TRAJECTORY = f"INSERT INTO trajectories({_TRAJECTORY}, received_at) VALUES ({', '.join('?' * 17)})"
 
 
 def insert_group(db: Database, g: Group) -> None:
@@ -30,8 +31,7 @@ def insert_trajectory(db: Database, number: int, index: int, r: Received) -> Non
     versions = struct.pack(f"<{2 * len(r.versions)}q", *chain.from_iterable(r.versions))
     identity = (number, index, r.attempt, r.actor, r.digest, at.segment, at.start, at.bytes, at.checksum, versions)
     totals = (r.tokens, r.policy_tokens, r.turns, r.reward, r.env, r.stop_reason)
-    marks = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
-    db.write(f"INSERT INTO trajectories({_TRAJECTORY}) VALUES ({marks})", (*identity, *totals))
+    db.write(_INSERT_TRAJECTORY, (*identity, *totals, db.wall_clock()))
 
 
 def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[int, Group]:

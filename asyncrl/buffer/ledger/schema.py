@@ -3,12 +3,30 @@
 SQLite writes blobs twice (log, then database): measured on one disk with 52 kB records, 8 per commit, 201 MB/s and
 170 us of CPU each under fsync, against 361 MB/s and 55 us for a segment and a row. A ledger without payloads is small:
 its snapshot can go into every checkpoint.
+
+Columns named `at` or `..._at` are times of the buffer's clock, in seconds since the epoch. They are metadata: nothing
+is decided by them, and where the host's clock was set they may go backwards.
 """
 
 from __future__ import annotations
 
-VERSION = 4
+VERSION = 5
 """Raised with every change of the tables; a ledger of another version is refused."""
+
+READERS = {4: "0.1.0 at commit e37eb93"}
+"""By version of the tables: the last asyncrl that reads them."""
+
+
+def refusal(version: int) -> str:
+    """Why a ledger of another version of the tables is refused, and what to do.
+
+    >>> print(refusal(4))
+    it has version 4 of the tables, this asyncrl reads 5: finish the run with asyncrl 0.1.0 at commit e37eb93.
+    """
+    reader = READERS.get(version)
+    finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
+    return f"it has version {version} of the tables, this asyncrl reads {VERSION}: finish the run with {finish}."
+
 
 TABLES = """
 CREATE TABLE branches (
@@ -35,7 +53,8 @@ CREATE TABLE groups (
     filling INTEGER,                -- of filtered: the batch that was being filled
     put_back INTEGER NOT NULL DEFAULT 0,    -- 1: its prompt waits to be drawn again
     payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
-    measured INTEGER                -- serial of the first curriculum state that knows its rewards
+    measured INTEGER,               -- serial of the first curriculum state that knows its rewards
+    ended_at REAL                   -- NULL while live
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
 CREATE INDEX groups_payload ON groups(ended_batch) WHERE payload = 1;
@@ -49,6 +68,8 @@ CREATE TABLE attempts (
     min_version INTEGER NOT NULL,
     ended TEXT,                     -- NULL while leased; else how (Ledger.end_attempt), or lost: the disk lost it
     detail TEXT,
+    issued_at REAL NOT NULL,
+    ended_at REAL,                  -- NULL while leased
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
 CREATE TABLE prefixes (             -- what an interrupted attempt at the first turn had sampled (tickets/prefixes)
@@ -81,6 +102,7 @@ CREATE TABLE trajectories (
     reward REAL NOT NULL,
     env TEXT NOT NULL,
     stop_reason TEXT NOT NULL,
+    received_at REAL NOT NULL,
     PRIMARY KEY (grp, idx)
 ) WITHOUT ROWID;
 CREATE TABLE batches (
@@ -91,7 +113,9 @@ CREATE TABLE batches (
     incarnation INTEGER NOT NULL,   -- that fixed it
     outcome TEXT,                   -- NULL while open; applied, guard, poison
     first_uses INTEGER NOT NULL,    -- groups that appear for the first time
-    released INTEGER NOT NULL DEFAULT 0     -- 1: on a part of history that was left
+    released INTEGER NOT NULL DEFAULT 0,    -- 1: on a part of history that was left
+    fixed_at REAL NOT NULL,
+    finished_at REAL                -- NULL while open
 );
 CREATE UNIQUE INDEX batches_line ON batches(b) WHERE released = 0;
 CREATE TABLE uses (
@@ -132,6 +156,7 @@ CREATE TABLE published (
     branch INTEGER NOT NULL,
     version INTEGER NOT NULL,
     digest TEXT NOT NULL,
+    at REAL NOT NULL,
     PRIMARY KEY (branch, version)
 ) WITHOUT ROWID;
 CREATE TABLE checkpoints (
@@ -140,7 +165,8 @@ CREATE TABLE checkpoints (
     batch INTEGER NOT NULL,         -- the next batch of a learner that resumes from it
     version INTEGER NOT NULL,
     path TEXT NOT NULL,
-    released INTEGER NOT NULL DEFAULT 0     -- 1: no longer kept for resuming, or on a part of history that was left
+    released INTEGER NOT NULL DEFAULT 0,    -- 1: no longer kept for resuming, or on a part of history that was left
+    at REAL NOT NULL                -- its announcement, behind the buffer's part of it
 );
 CREATE TABLE evals (
     serial INTEGER PRIMARY KEY,

@@ -5,6 +5,7 @@ fixture `subject`; the model is tiny and random, the judge is an independent for
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -263,6 +264,33 @@ def test_a_next_turn_continues_the_one_before(subject: Subject) -> None:
 
     for prompt, out in play(subject, scenario):
         np.testing.assert_allclose(out.logprobs, judge(subject.model, prompt, out.token_ids, 1.0), atol=TOLERANCE)
+
+
+def test_a_request_tells_when_its_first_token_came_and_what_was_computed_before(subject: Subject) -> None:
+    """Tells nothing rather than something wrong: None where there is no token, or the engine does not count."""
+
+    async def scenario(engine: Engine) -> tuple[list[Generation], list[float], Generation]:
+        outs, took = [], []
+        for i in range(3):
+            began = time.monotonic()
+            outs.append(await engine.generate(f"r{i}", prompts(subject, 6)[2 * i], sampling(i, n=8)))
+            took.append(time.monotonic() - began)
+        return outs, took, await interrupted(engine)
+
+    async def interrupted(engine: Engine) -> Generation:
+        await engine.pause(False)
+        waiting = asyncio.ensure_future(engine.generate("waits", [1, 2, 3], sampling(n=8)))
+        await asyncio.sleep(0.2)
+        await engine.resume()
+        return await waiting
+
+    outs, took, waited = play(subject, scenario)
+    for i, (out, seconds) in enumerate(zip(outs, took, strict=True)):
+        assert out.queue_s is not None
+        assert 0 < out.queue_s <= seconds
+        assert out.prefilled is None or 0 <= out.prefilled <= len(prompts(subject, 6)[2 * i])
+    assert waited.queue_s is not None
+    assert waited.queue_s >= 0.2, "the wait for a paused engine counts"
 
 
 def test_two_hundred_requests_at_once(subject: Subject) -> None:

@@ -14,7 +14,16 @@ from asyncrl.actors.engines.hf.forward import KVCache, Part, PlainForward
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, Sampling
 from asyncrl.errors import ConfigError
 from tests.actors.engines.engine_conformance import *  # noqa: F403
-from tests.actors.engines.engine_conformance import Subject, all_of, judge, play, prompts, sampling, until
+from tests.actors.engines.engine_conformance import (
+    HeldWeights,
+    Subject,
+    all_of,
+    judge,
+    play,
+    prompts,
+    sampling,
+    until,
+)
 
 VOCAB, MAX_TOKENS = 64, 256
 SIZES = {
@@ -88,7 +97,28 @@ def test_a_prompt_begun_by_another_is_copied_not_computed() -> None:
     for i, out in enumerate(outs):
         np.testing.assert_allclose(out.logprobs, judge(model, [*shared, i], out.token_ids, 1.0), atol=1e-4)
     assert stats["prefilled"] < 2 * len(shared)
+    assert sum(out.prefilled or 0 for out in outs) == stats["prefilled"], "each request says what was computed for it"
     assert stats["prefix_reused"] >= 30 * len(shared)
+
+
+def test_what_new_weights_make_the_engine_compute_again_counts_as_prefilled() -> None:
+    model = tiny(0)
+
+    async def scenario(engine: Engine) -> tuple[Generation, Generation]:
+        alone = await engine.generate("alone", [1, 2, 3, 4], sampling(n=40))
+        running = asyncio.ensure_future(engine.generate("running", [5, 6, 7, 8], sampling(n=200)))
+        await until(lambda: engine.load_stats()["generated"] > 50)
+        await engine.pause(True)
+        await engine.load(HeldWeights(tiny(1), 1))
+        await engine.resume()
+        return alone, await running
+
+    alone, running = play(
+        Subject(lambda: HFEngine(tiny(0), slots=2, max_tokens=MAX_TOKENS), model, model, VOCAB, 64), scenario
+    )
+    assert alone.prefilled == 4
+    assert running.prefilled is not None
+    assert running.prefilled == 4 + 4 + int((running.versions == 0).sum())
 
 
 def test_truncated_sampling_stays_within_its_nucleus_and_reports_its_probability() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.actors.engines.protocol import Generation
 from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-from asyncrl.trajectory import CONTEXT, Trajectory
+from asyncrl.trajectory import CONTEXT, Trajectory, TurnRecord
 from asyncrl.wire import decode_trajectory, encode_trajectory
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
 
@@ -108,6 +110,7 @@ def test_every_limit_has_its_stop_reason(outputs: list[str], turns: list[Turn], 
     env = FakeEnv(turns)
     t = run(env, saying(*outputs))
     assert (t.stop_reason, t.turns, len(env.heard)) == (expected, count, count)
+    assert len(t.turn_records) == count
     assert t.num_tokens <= LIMITS.max_tokens
     assert t.rows[-1].mask[-1], "what stands behind the last sampled token is cut off"
 
@@ -231,6 +234,45 @@ def test_timings_and_progress_follow_the_phases() -> None:
     t = run(FakeEnv([tool_says("1"), Turn(done=True)]), saying("a", "b"), clock=lambda: float(next(times)))
     assert t.timings["generate"] == 2.0
     assert t.timings["environment"] + t.timings["generate"] == t.timings["total"]
+
+
+def test_each_turn_has_its_times_and_tokens() -> None:
+    class Clock:
+        now = 0.0
+
+    class Slow(FakeEnv):
+        async def step(self, message: Any) -> Turn:
+            Clock.now += 10.0
+            return await super().step(message)
+
+    class Working(FakeEngine):
+        async def generate(self, *args: Any) -> Generation:
+            Clock.now += 1.5
+            return replace(await super().generate(*args), queue_s=queues[len(self.calls)])
+
+    queues = [0.0, 0.5, None, 0.25]
+    texts = iter(["ab", "c", "defg"])
+    engine = Working(lambda *_: [*map(ord, next(texts)), STOP], LIMITS.max_tokens)
+    user = Turn(messages=[{"role": "user", "content": "more"}])  # it breaks the prefix: a new row
+    t = run(Slow([tool_says("1"), user, Turn(done=True)]), engine, clock=lambda: Clock.now)
+    first, second, third = engine.calls
+    assert t.turn_records == (
+        TurnRecord(0.5, 1.5, 10.0, len(first[1]), 3),
+        TurnRecord(None, 1.5, 10.0, len(second[1]) - len(first[1]) - 3, 2),
+        TurnRecord(0.25, 1.5, 10.0, len(third[1]), 5),
+    )
+    assert len(t.rows) == 2
+    assert sum(turn.sampled for turn in t.turn_records) == t.num_policy_tokens
+    assert decode_trajectory(encode_trajectory(t)).turn_records == t.turn_records
+
+
+def test_what_the_engine_prefilled_is_the_engines_to_say() -> None:
+    class Counting(FakeEngine):
+        async def generate(self, *args: Any) -> Generation:
+            return replace(await super().generate(*args), prefilled=7)
+
+    t = run(FakeEnv([Turn(done=True)]), Counting(lambda *_: [97, STOP], LIMITS.max_tokens))
+    assert [turn.prefilled for turn in t.turn_records] == [7]
 
 
 @settings(max_examples=60, deadline=None)

@@ -59,6 +59,8 @@ def test_the_turn_goes_on_behind_what_was_sampled() -> None:
     assert engine.calls[1][2].max_new_tokens == 10
     assert progress.prefix_tokens == 2
     assert progress.tokens == trajectory.num_policy_tokens
+    assert [turn.sampled for turn in trajectory.turn_records] == [3, 2], "the prefix was sampled by another attempt"
+    assert trajectory.turn_records[0].prefilled == len(PROMPT) + 2
 
 
 @pytest.mark.parametrize(

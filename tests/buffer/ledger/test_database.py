@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.ledger.database import Database, Fsync, LedgerFailed, refuse_network_filesystem
-from asyncrl.errors import ConfigError
+from asyncrl.buffer.ledger.schema import READERS, VERSION, refusal
+from asyncrl.errors import ConfigError, RunError
 from tests.buffer.fakes import learner, open_buffer, play, put, step, trajectory
 
 
@@ -120,6 +122,31 @@ def test_another_version_of_the_tables_is_refused(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(LedgerFailed, match="version 99 of the tables"):
         Database(tmp_path)
+
+
+def test_a_ledger_of_the_earlier_version_is_refused_with_the_asyncrl_that_can_finish_it(tmp_path: Path) -> None:
+    Database(tmp_path).close()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute(f"PRAGMA user_version = {VERSION - 1}")
+    db.close()
+    before = (tmp_path / "ledger.sqlite").read_bytes()
+    for _ in range(2):  # a refusal leaves no lock behind
+        with pytest.raises(LedgerFailed) as refused:
+            Database(tmp_path)
+        sentence = str(refused.value)
+        assert sentence.endswith(
+            f"it has version {VERSION - 1} of the tables, this asyncrl reads {VERSION}: finish the run with asyncrl "
+            f"{READERS[VERSION - 1]}."
+        )
+        assert "--resume" not in sentence, "this asyncrl cannot resume it"
+    assert (tmp_path / "ledger.sqlite").read_bytes() == before
+    with pytest.raises(RunError) as unread:
+        read_ledger(tmp_path)
+    assert str(unread.value).endswith(f"finish the run with asyncrl {READERS[VERSION - 1]}.")
+
+
+def test_the_version_that_began_a_run_is_asked_for_where_no_reader_is_known() -> None:
+    assert refusal(99).endswith("finish the run with the asyncrl that began it.")
 
 
 def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class _Request:
     prompt: Tokens
     sampling: Sampling
     future: asyncio.Future[Generation]
+    began: float
+    queue_s: float | None = None
 
 
 class HFEngine:
@@ -111,7 +113,7 @@ class HFEngine:
         vocab, room = self._slots.stops.shape[1], self._slots.room
         ids = prompt_of(request, prompt, sampling, vocab=vocab, room=room, running=self._names)
         self._names.add(request)
-        new = _Request(request, ids, sampling, asyncio.get_running_loop().create_future())
+        new = _Request(request, ids, sampling, asyncio.get_running_loop().create_future(), time.monotonic())
         self._post(lambda: self._waiting.append(new))
         try:
             return await new.future
@@ -239,19 +241,17 @@ class HFEngine:
             token, logprob = sample(logits, noise, temperature, torch.from_numpy(greedy) if greedy.any() else None)
         stopped, full = s.record(rows, token.numpy(), logprob.numpy(), self.held_version[1])
         self._totals["generated"] += len(rows)
+        for slot in rows[s.length[rows] - s.prompt[rows] == 1].tolist():
+            self._running[slot].queue_s = time.monotonic() - self._running[slot].began
         for slot in stopped.tolist():
             self._finish(slot, "stop")
         for slot in full.tolist():
             self._finish(slot, "length")
 
     def _finish(self, slot: int, reason: Literal["stop", "length", "abort"]) -> None:
-        s = self._slots
-        part = slice(int(s.prompt[slot]), int(s.length[slot]))
-        output = Generation(
-            s.tokens[slot, part].copy(), s.logprobs[slot, part].copy(), s.versions[slot, part].copy(), reason
-        )
-        self._done.append((self._running.pop(slot).future, output))
-        s.release(slot)
+        request = self._running.pop(slot)
+        self._done.append((request.future, self._slots.output(slot, reason, request.queue_s)))
+        self._slots.release(slot)
 
     def _abort(self, name: str) -> None:
         for slot, request in self._running.items():

@@ -48,7 +48,7 @@ def share(s: KVSlots, cache: KVCache) -> int:
 
 
 def prefill(s: KVSlots, scratch: int) -> Iterator[Planned]:
-    """Slots whose tail is longer than one token, as many as fit."""
+    """Slots whose tail is longer than one token, as many as fit; counts what is prefilled for each."""
     if len(rows := s.to_prefill()):
         rows = s.batch(rows, PREFILL_TOKENS)
         widths = np.searchsorted(WIDTHS, s.length[rows] - s.cached[rows])
@@ -64,6 +64,7 @@ def _prefill_part(s: KVSlots, rows: Index, scratch: int) -> Planned:
     positions = np.where(real, at, scratch)
     tokens = s.tokens[rows[:, None], np.where(real, at, 0)]
     part = _part(s, rows, tokens, positions, torch.from_numpy(rows), tails - 1)
+    s.prefilled[rows] += tails
     return Planned(rows, np.arange(len(rows)), part, int(tails.sum()))
 
 

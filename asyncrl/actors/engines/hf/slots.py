@@ -9,11 +9,12 @@ system prompt by copying.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.actors.engines.protocol import Sampling
+from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.engines.sampling import uniforms
 
 Index = npt.NDArray[np.int64]
@@ -35,6 +36,8 @@ class KVSlots:
         self.length = np.zeros(count, np.int64)
         self.cached = np.zeros(count, np.int64)
         self.prompt = np.zeros(count, np.int64)
+        self.prefilled = np.zeros(count, np.int64)
+        """Tokens computed for the slot's sequence, apart from those that it decoded."""
         self.limit = np.zeros(count, np.int64)
         self.noise = np.zeros((count, length), np.float64)
         self.temperature = np.ones(count, np.float32)
@@ -67,6 +70,7 @@ class KVSlots:
         self.active[slot] = True
         self.length[slot] = self.prompt[slot] = n
         self.cached[slot] = shared[best]
+        self.prefilled[slot] = 0
         self.limit[slot] = min(n + sampling.max_new_tokens, self.room)
         self.noise[slot, : self.limit[slot] - n] = uniforms(sampling.seed, int(self.limit[slot]) - n)
         self.greedy[slot] = sampling.temperature == 0
@@ -75,6 +79,13 @@ class KVSlots:
         self.stops[slot] = False
         self.stops[slot, list(sampling.stop_token_ids)] = True
         return slot
+
+    def output(self, slot: int, reason: Literal["stop", "length", "abort"], queue_s: float | None) -> Generation:
+        """The tokens sampled in a slot."""
+        part = slice(int(self.prompt[slot]), int(self.length[slot]))
+        arrays: tuple[npt.NDArray[Any], ...] = (self.tokens, self.logprobs, self.versions)
+        token_ids, logprobs, versions = (array[slot, part].copy() for array in arrays)
+        return Generation(token_ids, logprobs, versions, reason, queue_s, int(self.prefilled[slot]))
 
     def release(self, slot: int) -> None:
         self._clock += 1

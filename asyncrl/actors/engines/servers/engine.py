@@ -149,11 +149,12 @@ class ServerEngine:
             server.running -= 1
 
     async def _generate(self, running: _Request, prompt: list[int], n: int, sampling: Sampling) -> Generation:
+        began = time.monotonic()
         await self._open.wait()
         url = running.server.url
         salt = f"{self._tag}.{self.held_version[0]}.{self.held_version[1]}"
         path, body = self._dialect.generate(running.name, prompt, n, sampling, salt)
-        output = Output()
+        output, queue_s = Output(), None
         try:
             async with self.servers.client.stream("POST", url + path, json=body) as response:
                 if response.status_code != 200:
@@ -164,6 +165,8 @@ class ServerEngine:
                         before = len(output.ids)
                         self._dialect.take(json.loads(line[5:]), output)
                         self._generated += len(output.ids) - before
+                        if output.ids and queue_s is None:
+                            queue_s = time.monotonic() - began
         except httpx.HTTPError as error:
             raise EngineDied(f"{url} was lost in request {running.name}: {type(error).__name__} {error}") from error
         except asyncio.CancelledError:
@@ -172,9 +175,9 @@ class ServerEngine:
             raise
         if output.reason == "abort" and not running.aborted:
             log.warning("%s aborted request %s by itself: %s", url, running.name, output.why or "no reason given")
-        return self._generation(output, running.server)
+        return self._generation(output, running.server, queue_s)
 
-    def _generation(self, output: Output, server: Server) -> Generation:
+    def _generation(self, output: Output, server: Server, queue_s: float | None) -> Generation:
         ids, logprobs = np.asarray(output.ids, np.int32), np.asarray(output.logprobs, np.float32)
         versions = np.full(len(ids), -1, np.int32)
         for span in output.spans:
@@ -184,7 +187,7 @@ class ServerEngine:
                 f"{server.url} ended a request with {output.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
                 f"the versions {output.spans}: this engine was written for another release (docs/how-to/engines.md)"
             )
-        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], output.reason))
+        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], output.reason), queue_s)
 
     async def abort(self, request: str) -> None:
         if (running := self._running.get(request)) is not None:

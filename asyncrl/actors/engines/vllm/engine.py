@@ -288,7 +288,7 @@ def _generation(request: Request, reason: str, held: int, recorded: Float32 | No
         versions[first:] = version
     if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
         raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
-    return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason))
+    return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason), *request.cost)
 
 
 def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:

@@ -47,10 +47,24 @@ class Request:
     """Their logprobs, an array per step; empty unless vLLM was asked for them."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(index of the first token, its version) wherever the version changes; empty where vLLM reports none."""
+    began: float = field(default_factory=time.monotonic)
+    queue_s: float | None = None
+    """Seconds until the first token; None while there is none."""
+    prefilled: int = 0
+    """Tokens that vLLM has computed before sampling."""
+
+    @property
+    def cost(self) -> tuple[float | None, int]:
+        """`queue_s` and `prefilled` of the generation."""
+        return self.queue_s, self.prefilled
 
     def take(self, output: Any, version: Any) -> None:
         """Take the new tokens of one step; `version` is None where vLLM reports none."""
         new = output.new_token_ids
+        if new and self.queue_s is None:
+            self.queue_s = time.monotonic() - self.began
+        if output.prefill_stats is not None:
+            self.prefilled += output.prefill_stats.num_computed_tokens
         if new and version is not None and (not self.versions or self.versions[-1][1] != int(version)):
             self.versions.append((len(self.token_ids), int(version)))
         self.token_ids += new
