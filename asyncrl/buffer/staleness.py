@@ -62,8 +62,8 @@ def last_version(group: Group, min_versions: Sequence[int], max_staleness: int) 
 
     `min_versions` are those of the group's leased tickets.
     """
-    stored = [] if group.oldest is None else [group.oldest]
-    return min([*stored, *min_versions], default=math.inf) + max_staleness
+    versions = min_versions if group.oldest is None else [group.oldest, *min_versions]
+    return min(versions, default=math.inf) + max_staleness
 
 
 def due(
