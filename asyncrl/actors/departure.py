@@ -10,7 +10,7 @@ import logging
 
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.tickets import HeldTicket, HeldTickets
-from asyncrl.buffer.client import BufferTimeout
+from asyncrl.buffer.client import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.retry import Buffer
 
 log = logging.getLogger(__name__)
@@ -66,5 +66,5 @@ async def _release(name: str, buffer: Buffer, unfinished: list[HeldTicket]) -> N
     try:
         async with asyncio.timeout(LEAVE_S):
             await buffer.release(name, leases, prefixes)
-    except (BufferTimeout, TimeoutError):
-        log.warning("%d tickets were not released: their leases lapse", len(leases))
+    except (BufferTimeout, BufferRefused, TimeoutError) as error:
+        log.warning("%d tickets were not released, and their leases lapse: %s", len(leases), error)

@@ -29,6 +29,10 @@ from asyncrl.trajectory import Lease, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
 
+_OVER = ("unknown_ticket", "wrong_actor", "old_tokens")
+"""Codes of refused puts after which the buffer expects no failure: this actor does not hold the attempt, or the buffer
+has ended it."""
+
 
 @dataclass(slots=True)
 class HeldTicket:
@@ -124,7 +128,7 @@ class HeldTickets:
         except BufferRefused as refused:
             log.error("episode %s: %s", trajectory.id, refused)
             # An invalid trajectory counts as a failure of its environment: retried, but not for ever.
-            await self._fail(held, "" if refused.code == "unknown_ticket" else "env_error", str(refused))
+            await self._fail(held, "" if refused.code in _OVER else "env_error", str(refused))
             return
         self.counts.episodes += 1
         self.counts.aborted_tokens += unused_tokens
@@ -139,7 +143,10 @@ class HeldTickets:
             self.putting[held.lease] = held
             self._free_slot(held)
             id, attempt = held.lease
-            await self.calls.until_answered("fail", lambda: self._buffer.fail(id, attempt, reason, detail))
+            try:
+                await self.calls.until_answered("fail", lambda: self._buffer.fail(id, attempt, reason, detail))
+            except BufferRefused as refused:  # the attempt is not of this actor any more
+                log.error("episode %s: %s", id, refused)
 
     def _free_slot(self, held: HeldTicket) -> None:
         self.playing.pop(held.lease, None)

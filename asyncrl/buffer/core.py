@@ -116,13 +116,15 @@ class Buffer:
             self.ledger.bump("late")
             return "late"
         if is_eval:
+            self.tickets.validity.check_actor(trajectory.id, trajectory.attempt, trajectory.actor, "put")
             return self.evals.receive(trajectory, digest)
         return self.tickets.receive(trajectory, digest, record)
 
-    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
-        """The environment of an attempt failed."""
+    def fail(self, actor: str, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+        """The environment of an attempt failed. Raises Refused for an attempt of another actor."""
         if self.batches.restored is not None:
             return
+        self.tickets.validity.check_actor(id, attempt, actor, "fail")
         if id.group >= FIRST_NUMBER:
             self.evals.fail(id, attempt)
         else:
@@ -131,10 +133,12 @@ class Buffer:
     def release(self, actor: str, leases: Sequence[Lease], prefixes: Mapping[int, Row] | None = None) -> None:
         """The actor gives tickets back. `prefixes`: what some of their attempts have sampled, by place in `leases`.
 
-        Raises Refused for a prefix that nobody can have sampled.
+        Raises Refused, and releases none, for a prefix that nobody can have sampled and for a ticket of another actor.
         """
         for prefix in (prefixes or {}).values():
-            self.tickets.check_prefix(prefix)
+            self.tickets.validity.check_prefix(prefix)
+        for id, attempt in leases:
+            self.tickets.validity.check_actor(id, attempt, actor, "release")
         for place, lease in enumerate(leases):
             active = self.leases.get(lease[0].group, lease[0].index)
             if active is not None and active.is_of(lease, actor):
@@ -274,6 +278,7 @@ class Buffer:
             "incarnation": len(history.incarnations),
             "equation": {str(branch): ledger.account.equation(branch) for branch in branches},
             "counters": {str(branch): _of(ledger.account.counters, branch) for branch in branches},
+            "refused": dict(self.tickets.validity.refused),
             "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),

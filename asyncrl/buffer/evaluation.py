@@ -125,14 +125,17 @@ class EvalSets:
             return "duplicate" if stored[0][0] == digest else "late"
         if serial != self.serial or (task, index) not in self._todo:
             return "late"
-        self._leases.remove(trajectory.id.group, index)
         versions = {trajectory.oldest_version, trajectory.newest_version}
         if trajectory.id.branch != self._pinned[0] or versions != {self._pinned[1]}:
+            lease = self._leases.get(trajectory.id.group, index)
+            if lease is not None and lease.is_of((trajectory.id, trajectory.attempt), trajectory.actor):
+                self._leases.remove(trajectory.id.group, index)
             raise Refused(
                 "eval_mixed",
                 f"an evaluation episode met versions {sorted(versions)} on branch {trajectory.id.branch}; the set is "
                 f"pinned to {self._pinned}: it is played again",
             )
+        self._leases.remove(trajectory.id.group, index)
         self._record(task, index, trajectory.task_id, trajectory.reward, dict(trajectory.rewards), digest)
         return "stored"
 

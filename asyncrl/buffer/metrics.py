@@ -31,6 +31,8 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/duplicates": counts.get("duplicate", 0),
         "buffer/late": counts.get("late", 0),
         "buffer/refused": counts.get("refused", 0),
+        "buffer/wrong_actor": buffer.tickets.validity.refused["wrong_actor"],
+        "buffer/old_tokens": buffer.tickets.validity.refused["old_tokens"],
         "buffer/env_failures": counts.get("env_failures", 0),
         "buffer/env_failing": buffer.tickets.failures.share,
         "buffer/reissued": buffer.tickets.queue.reissued,

@@ -129,6 +129,7 @@ class Requests:
             log.warning("refused a record: %s", error)
             return Refusal("malformed", str(error))
         except Refused as error:
+            log.warning("refused a trajectory: %s", error)
             return Refusal(error.code, str(error))
         self._counts["puts" if outcome == "stored" else outcome] += 1
         if outcome != "stored":
@@ -136,7 +137,7 @@ class Requests:
         return outcome
 
     def on_fail(self, request: messages.FailRequest, _: Sequence[Frame], at_once: bool) -> Answer:
-        self._buffer.fail(request.id, request.attempt, request.reason, request.detail)
+        self._buffer.fail(request.actor, request.id, request.attempt, request.reason, request.detail)
         self._counts["env_failures"] += 1
         return Answer()
 

@@ -12,7 +12,8 @@ from asyncrl.plugins import resolve
 
 
 class Refused(Exception):
-    """A request that cannot be met: the client gets code and message, and nothing changes."""
+    """A request that cannot be met: the client gets code and message, and nothing changes; but a put that is refused
+    ends the attempt, if its actor holds it."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

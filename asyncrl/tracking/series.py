@@ -148,6 +148,8 @@ _TABLE: list[Series] = [
     *_total("buffer/late", "trajectories", "trajectories that came too late or with another digest: discarded"),
     *_total("buffer/reissued", "tickets", "tickets issued again after a lapsed lease or a failed environment"),
     *_total("buffer/refused", "messages", "malformed messages refused"),
+    *_total("buffer/wrong_actor", "messages", "puts, failures and releases of another actor's tickets: refused"),
+    *_total("buffer/old_tokens", "trajectories", "trajectories with tokens older than their ticket allows: refused"),
     *_total("buffer/env_failures", "episodes", "episodes whose environment failed"),
     Series("buffer/env_failing", "share", "failed environments among the last env.failure_window attempts", "max"),
     Series("buffer/length/{fate}", "tokens", "policy tokens per trajectory, mean since the start", "sum"),

@@ -37,6 +37,8 @@ class FakeBuffer:
         self.released: list[Lease] = []
         self.prefixes: list[Row | None] = []
         self.outcome: Any = "stored"
+        self.refuses: Exception | None = None
+        """Raised by `fail`."""
         self.silent = 0
 
     async def hello(self, role: str) -> dict[str, Any]:
@@ -64,6 +66,8 @@ class FakeBuffer:
 
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
         self.failed.append((id, attempt, reason, detail))
+        if self.refuses is not None:
+            raise self.refuses
 
     async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
         self.released += leases

@@ -34,7 +34,9 @@ def test_a_failing_environment_costs_its_episode_only(tmp_path: Path) -> None:
     act(scenario)
 
 
-@pytest.mark.parametrize(("code", "failures"), [("bad_trajectory", 1), ("unknown_ticket", 0)])
+@pytest.mark.parametrize(
+    ("code", "failures"), [("bad_trajectory", 1), ("unknown_ticket", 0), ("wrong_actor", 0), ("old_tokens", 0)]
+)
 def test_a_refused_trajectory_is_no_reason_to_end(tmp_path: Path, code: str, failures: int) -> None:
     async def scenario() -> None:
         s = Stage(tmp_path, [ticket()])
@@ -45,6 +47,18 @@ def test_a_refused_trajectory_is_no_reason_to_end(tmp_path: Path, code: str, fai
         await running
         assert [reason for _, _, reason, _ in s.buffer.failed] == ["env_error"] * failures
         assert s.acknowledged() == []
+
+    act(scenario)
+
+
+def test_a_refused_failure_is_no_reason_to_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket()])
+        s.buffer.outcome, s.buffer.refuses = BufferRefused("put", "malformed", "no"), BufferRefused("fail", "x", "no")
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.buffer.failed) and not s.actor.tickets.putting)
+        s.stop.set()
+        await running
 
     act(scenario)
 

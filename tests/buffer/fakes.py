@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,12 @@ def trajectory(
 
 
 def put(buffer: Buffer, t: Trajectory) -> str:
+    """By the actor to whom its attempt was leased."""
+    leased = buffer.ledger.leased(t.id.group, t.id.index, t.attempt)
+    lease = buffer.leases.get(t.id.group, t.id.index)
+    if leased is None and lease is not None and (lease.id, lease.attempt) == (t.id, t.attempt):
+        leased = lease.actor, lease.min_version  # of an evaluation
+    t = t if leased is None else replace(t, actor=leased[0])
     return buffer.accept(t, to_record(t))
 
 

@@ -138,11 +138,11 @@ def test_a_failing_environment_is_retried_then_the_group_is_dropped(tmp_path: Pa
     buffer = open_buffer(tmp_path, env_retries=1)
     learner(buffer)
     one, two = buffer.issue(0, "a", (0, 0), 2)[0]
-    buffer.fail(one.id, 0, "env_error", "boom")
-    buffer.fail(one.id, 0, "env_error", "boom")  # a repeat
+    buffer.fail("a", one.id, 0, "env_error", "boom")
+    buffer.fail("a", one.id, 0, "env_error", "boom")  # a repeat
     again = buffer.issue(0, "a", (0, 0), 1)[0][0]
     assert again.id == one.id
-    buffer.fail(one.id, 1, "env_error", "boom")
+    buffer.fail("a", one.id, 1, "env_error", "boom")
     assert equation(buffer) == {"issued": 1, "dropped: env_error": 1}
     assert put(buffer, trajectory(two)) == "late"
     assert buffer.ledger.put_back() is None
@@ -154,7 +154,7 @@ def test_stale_groups_are_dropped_and_their_prompts_drawn_again(tmp_path: Path) 
     slow = buffer.issue(0, "a", (0, 0), 2)[0]
     put(buffer, trajectory(slow[0]))
     for ticket in slow[1:]:
-        buffer.fail(ticket.id, 0, "slow", "")
+        buffer.fail("a", ticket.id, 0, "slow", "")
     # A second group gets in only because the bound is checked by hand here: version 1 is applied without group 0.
     buffer.ledger.drop(buffer.ledger.live[0], "stale", put_back=True)
     tickets = play(buffer)
@@ -213,24 +213,23 @@ def test_max_uses_takes_unused_groups_first_and_never_more_often(tmp_path: Path)
 
 
 def test_mask_keeps_groups_with_enough_fresh_tokens(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"over_age": "mask", "max_staleness": 0, "groups_per_step": 1, "mask_min_kept": 0.5}
+    options: dict[str, Any] = {"over_age": "mask", "max_staleness": 2, "groups_per_step": 1, "mask_min_kept": 0.5}
     buffer = open_buffer(tmp_path, **options)
     incarnation = learner(buffer)
-    first = play(buffer)
-    assert len(first) == 2
-    step(buffer, incarnation, 0)
-    one, two = buffer.issue(0, "a", (0, 1), 2)[0]
+    one, two, three, four = buffer.issue(0, "a", (0, 0), 4)[0]
+    for b in range(3):
+        assert len(play(buffer)) == 2
+        step(buffer, incarnation, b)
     put(buffer, trajectory(one, (0, 1, 1, 1)))
     put(buffer, trajectory(two, (0, 0, 1, 1)))
-    answer = buffer.batch(0, incarnation, 1)
+    answer = buffer.batch(0, incarnation, 3)
     assert answer.state == "ready"
     assert answer.batch is not None
     assert buffer.mask_before(answer.batch.version) == 1
-    buffer.finished(incarnation, 1, "applied")
-    buffer.published(incarnation, 0, 2, "d")
-    one, two = buffer.issue(0, "a", (0, 2), 2)[0]
-    put(buffer, trajectory(one, (0, 1, 1, 2)))
-    put(buffer, trajectory(two, (0, 1, 1, 2)))
+    buffer.finished(incarnation, 3, "applied")
+    buffer.published(incarnation, 0, 4, "d")
+    put(buffer, trajectory(three, (0, 1, 1, 2)))
+    put(buffer, trajectory(four, (0, 1, 1, 2)))
     assert equation(buffer)["dropped: stale"] == 1
 
 
@@ -279,7 +278,7 @@ def test_an_evaluation_is_pinned_and_apart_from_training(tmp_path: Path) -> None
     assert buffer.evaluation("start").finished == 5
     last = buffer.issue(0, "b", (0, 0), 9)[0]
     assert len(last) == 1
-    buffer.fail(last[0].id, last[0].attempt, "env_error", "boom")
+    buffer.fail("b", last[0].id, last[0].attempt, "env_error", "boom")
     reply = buffer.evaluation("start")
     assert (reply.done, reply.total, len(reply.results)) == (True, 6, 5)
     assert reply.why == "1 episodes failed in their environment"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ def learner(buffer: InProcessBuffer) -> int:
     return started.incarnation
 
 
-def play(buffer: InProcessBuffer, tickets: list[Ticket], version: int) -> list[str]:
-    return [buffer.put(trajectory(ticket, (version,), float(ticket.id.index))) for ticket in tickets]
+def play(buffer: InProcessBuffer, tickets: list[Ticket], version: int, actor: str = "actor-0") -> list[str]:
+    made = [trajectory(ticket, (version,), float(ticket.id.index)) for ticket in tickets]
+    return [buffer.put(replace(one, actor=actor)) for one in made]
 
 
 def test_a_trajectory_from_its_ticket_to_the_training_step() -> None:
@@ -54,7 +56,7 @@ def test_the_staleness_bound_holds_however_late_a_trajectory_comes(bound: int) -
             while (reply := buffer.batch(incarnation, version, 0, 1, 0.0)).state == "waiting":
                 tickets = buffer.tickets("actor-1", (0, version), 2, [], 0.0).tickets
                 assert tickets, reply.why
-                play(buffer, tickets, version)
+                play(buffer, tickets, version, "actor-1")
             assert all(version - t.oldest_version <= bound for t in reply.trajectories)
             buffer.finished(incarnation, version, "applied")
             buffer.published(incarnation, 0, version + 1, f"digest-{version + 1}")

@@ -140,14 +140,16 @@ class Interleavings(Promises):
         if not self.tickets:
             return
         ticket = data.draw(st.sampled_from(self.tickets))
-        if how == "fail":
-            self.buffer.fail(ticket.id, ticket.attempt, "env_error", "boom")
         for actor in ACTORS:
-            if how == "release":
-                self.buffer.release(actor, [(ticket.id, ticket.attempt)])
+            if how == "fail":
+                with suppress(Refused):  # of another actor
+                    self.buffer.fail(actor, ticket.id, ticket.attempt, "env_error", "boom")
+            elif how == "release":
+                with suppress(Refused):  # of another actor
+                    self.buffer.release(actor, [(ticket.id, ticket.attempt)])
             elif how == "hand back":
                 row = self.made(data, ticket).rows[0]
-                with suppress(Refused):  # of a version that was left
+                with suppress(Refused):  # of a version that was left, or of another actor
                     self.buffer.release(actor, [(ticket.id, ticket.attempt)], prefixes={0: row})
             elif how == "renew":
                 self.buffer.renew(self.now, actor, [(ticket.id, ticket.attempt)])

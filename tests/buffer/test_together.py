@@ -35,7 +35,7 @@ def test_the_rest_of_a_group_waits_for_the_actor_that_began_it(tmp_path: Path) -
 def test_a_failed_attempt_comes_back_to_the_same_actor(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     tickets = issue(buffer, "a", 4)
-    buffer.fail(tickets[1].id, 0, "env_error", "boom")
+    buffer.fail("a", tickets[1].id, 0, "env_error", "boom")
     assert places(issue(buffer, "b", 1)) == [(1, 0)]
     assert places(issue(buffer, "a", 1)) == [(0, 1)]
 

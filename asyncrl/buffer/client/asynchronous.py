@@ -99,7 +99,7 @@ class AsyncBufferClient:
         return [BufferRefused("put", o.code, o.message) if isinstance(o, messages.Refusal) else o for o in outcomes]
 
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
-        await self._ask(messages.FailRequest(id, attempt, reason[:200], detail[:2000]))
+        await self._ask(messages.FailRequest(self._identity, id, attempt, reason[:200], detail[:2000]))
 
     async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
         places, frames = codec.encode_prefixes(prefixes)

@@ -29,7 +29,7 @@ class BlockingBuffer(ABC):
     """Every request to the buffer as a blocking method."""
 
     def __init__(self, identity: str) -> None:
-        """`identity` names the process in the buffer's log and status."""
+        """`identity` names the process in the buffer's log and status; an actor's own name if it plays tickets."""
         self.identity = identity
 
     @abstractmethod
@@ -60,8 +60,8 @@ class BlockingBuffer(ABC):
         return outcome
 
     def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
-        """The episode cannot be finished; it is tried again within `env.retries`."""
-        self.ask(messages.FailRequest(id, attempt, reason[:200], detail[:2000]))
+        """The episode of a ticket of this client's actor cannot be finished; it is tried again within `env.retries`."""
+        self.ask(messages.FailRequest(self.identity, id, attempt, reason[:200], detail[:2000]))
 
     def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
         """Gives tickets back. `prefixes` holds for each lease what its attempt has sampled in its first turn, or None;

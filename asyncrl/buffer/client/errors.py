@@ -16,7 +16,7 @@ class BufferTimeout(RunError):
 
 class BufferRefused(RunError):
     """The buffer answered with an error; `code` says which: stale_incarnation, stale_branch, unknown_ticket,
-    bad_trajectory, malformed, unknown_checkpoint, not_fixed, conflict, payload_lost ..."""
+    wrong_actor, old_tokens, bad_trajectory, malformed, unknown_checkpoint, not_fixed, conflict, payload_lost ..."""
 
     def __init__(self, op: str, code: str, message: str) -> None:
         super().__init__(f"the buffer refused {op}: {message} ({code})")

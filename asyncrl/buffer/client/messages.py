@@ -165,6 +165,7 @@ class PutRequest(Request[list[PutOutcome | Refusal]], frozen=True):
 
 
 class FailRequest(Request[None], frozen=True):
+    actor: _Name
     id: TicketId
     attempt: Count
     reason: _Text

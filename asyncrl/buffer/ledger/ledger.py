@@ -197,6 +197,12 @@ class Ledger:
     def has_payload(self, number: int) -> bool:
         return bool(one(self.db, "SELECT payload FROM groups WHERE number = ?", (number,)))
 
+    def leased(self, number: int, index: int, attempt: int) -> tuple[str, int] | None:
+        """The actor of an attempt, ended or not, and the oldest version that its tokens may have."""
+        where = "WHERE grp = ? AND idx = ? AND attempt = ?"
+        rows = self.db.read(f"SELECT actor, min_version FROM attempts {where}", (number, index, attempt))
+        return next(((str(actor), int(oldest)) for actor, oldest in rows), None)
+
     def outstanding(self) -> Iterator[tuple[int, int, int, str, int]]:
         """(group, index, attempt, actor, min_version) of every attempt that has not ended."""
         yield from self.db.read("SELECT grp, idx, attempt, actor, min_version FROM attempts WHERE ended IS NULL")

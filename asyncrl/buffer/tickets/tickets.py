@@ -21,6 +21,7 @@ from asyncrl.buffer.tickets.filtering import Filtering
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases, TicketKey
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.queue import IssueQueue
+from asyncrl.buffer.tickets.validity import Validity
 from asyncrl.data.base import TaskSource
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
@@ -33,6 +34,7 @@ class Tickets:
     ) -> None:
         self._ledger, self._rules, self._draws, self._leases = ledger, rules, draws, leases
         self._sizes = GroupSizes(source, rules.group_size)
+        self.validity = Validity(ledger, leases)
         self.prefixes = Prefixes(ledger.db)
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
@@ -127,32 +129,26 @@ class Tickets:
     # Coming back
 
     def receive(self, trajectory: Trajectory, digest: str, record: Frame) -> PutOutcome:
-        """Raises Refused for a ticket that was never issued, and for a trajectory that nobody may train on."""
-        id, group = trajectory.id, self._ledger.load(trajectory.id.group)
-        outcome: PutOutcome
-        if id.branch < self._ledger.history.branch and (group is None or group.branch != id.branch):
-            outcome = "late"  # this part of history was lost with its host
-        else:
-            group = self._refuse(trajectory, group)
-            outcome = self._late_or_duplicate(trajectory, digest, group) or self._store(
-                trajectory, digest, record, group
-            )
+        """Raises Refused for a ticket that was never issued, for one of another actor, and for a trajectory that nobody
+        may train on. The actor's own attempt then ends, and its ticket is issued again within `env.retries`."""
+        try:
+            outcome = self._receive(trajectory, digest, record)
+        except Refused as refused:
+            id, attempt = trajectory.id, trajectory.attempt
+            lease = self._leases.get(id.group, id.index)
+            if lease is not None and lease.is_of((id, attempt), trajectory.actor):
+                self.fail(id, attempt, refused.code, str(refused))
+            raise
         if outcome != "stored":
             self._ledger.bump(outcome)
         return outcome
 
-    def _refuse(self, trajectory: Trajectory, group: Group | None) -> Group:
-        """Raises Refused for what this ticket cannot have brought; otherwise returns its group."""
-        id = trajectory.id
-        if group is None or group.branch != id.branch or id.index >= group.size:
-            raise Refused("unknown_ticket", f"ticket {id} was never issued")
-        if trajectory.attempt >= group.attempts[id.index]:
-            raise Refused("unknown_ticket", f"attempt {trajectory.attempt} at ticket {id} was never issued")
-        if trajectory.task_id != group.task_id:
-            raise Refused("bad_trajectory", f"ticket {id} is for task {group.task_id!r}, not {trajectory.task_id!r}")
-        if trajectory.stop_reason == "aborted":
-            raise Refused("bad_trajectory", f"the episode of ticket {id} was aborted: use fail or release")
-        return group
+    def _receive(self, trajectory: Trajectory, digest: str, record: Frame) -> PutOutcome:
+        id, group = trajectory.id, self._ledger.load(trajectory.id.group)
+        if id.branch < self._ledger.history.branch and (group is None or group.branch != id.branch):
+            return "late"  # this part of history was lost with its host
+        group = self.validity.group_of(trajectory, group)
+        return self._late_or_duplicate(trajectory, digest, group) or self._store(trajectory, digest, record, group)
 
     def _late_or_duplicate(self, trajectory: Trajectory, digest: str, group: Group) -> PutOutcome | None:
         """None: the first trajectory of its ticket, and its group can use it."""
@@ -167,7 +163,7 @@ class Tickets:
 
     def _store(self, trajectory: Trajectory, digest: str, record: Frame, group: Group) -> Literal["stored"]:
         id, versions = trajectory.id, version_counts(trajectory)
-        self._check_version(versions[-1][0], f"ticket {id}")
+        self.validity.check_versions(trajectory, versions)
         lease = self._leases.remove(id.group, id.index)
         if lease is not None and lease.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
@@ -177,16 +173,6 @@ class Tickets:
         self._ledger.record_trajectory(group, id.index, Received.of(trajectory, versions, digest, location))
         self._judge(group)
         return "stored"
-
-    def check_prefix(self, prefix: Row) -> None:
-        """Raises Refused for a prefix that nobody can have sampled by now."""
-        self._check_version(int(prefix.versions.max()), "a prefix")
-
-    def _check_version(self, newest: int, what: str) -> None:
-        reached = self._ledger.history.recorded_version
-        if newest > reached + 1:
-            why = f"{what} has a token of version {newest}; the learner has reached {reached}"
-            raise Refused("bad_trajectory", why)
 
     def _judge(self, group: Group) -> None:
         """Drops a group with a new trajectory if it is too old, or once it is complete if a filter rejects it."""

@@ -18,7 +18,7 @@ def fail_all(buffer: Buffer, count: int) -> None:
         if not tickets:
             assert "failed in their environment" in why
             return
-        buffer.fail(tickets[0].id, tickets[0].attempt, "env_error", "tool f: Connection refused")
+        buffer.fail("actor-0", tickets[0].id, tickets[0].attempt, "env_error", "tool f: Connection refused")
 
 
 def opened(folder: Path, **changes: Any) -> Buffer:
@@ -58,5 +58,5 @@ def test_a_repeat_is_no_second_attempt(tmp_path: Path, reason: str) -> None:
     (ticket,), _ = buffer.issue(0.0, "actor-0", (0, 0), 1)
     put(buffer, trajectory(ticket))
     assert put(buffer, trajectory(ticket, reward=1.0 if reason == "duplicate" else 0.5)) == reason
-    buffer.fail(ticket.id, ticket.attempt, "env_error", "too late")
+    buffer.fail("actor-0", ticket.id, ticket.attempt, "env_error", "too late")
     assert buffer.tickets.failures.share == 0.0

@@ -131,7 +131,7 @@ def test_a_failure_and_a_drop_end_it(tmp_path: Path) -> None:
     hand_back(buffer, one, prefix())
     hand_back(buffer, two, prefix())
     again, _ = issue(buffer, credits=2)
-    buffer.fail(again.id, again.attempt, "env_error", "boom")
+    buffer.fail("actor-0", again.id, again.attempt, "env_error", "boom")
     assert counts(buffer) == {"dropped": 1, "failed": 1}
     assert buffer.tickets.prefixes.wasted == 4
 
@@ -156,7 +156,8 @@ def test_one_of_a_version_that_nobody_has_is_refused_and_the_ticket_stays_issued
 def test_of_a_lease_that_is_not_held_it_is_ignored(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     (ticket,) = issue(buffer)
-    hand_back(buffer, ticket, prefix(), "somebody")
+    with pytest.raises(Refused, match="leased to actor-0"):
+        hand_back(buffer, ticket, prefix(), "somebody")
     assert counts(buffer) == {}
     hand_back(buffer, ticket, prefix())
     hand_back(buffer, ticket, prefix())  # the message came twice

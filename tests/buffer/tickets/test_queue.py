@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import Ticket
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
@@ -46,5 +47,6 @@ def test_nobody_renews_or_gives_back_what_another_holds(tmp_path: Path) -> None:
     ticket = buffer.issue(0, "a", (0, 0), 1)[0][0]
     held = [(ticket.id, ticket.attempt)]
     assert buffer.renew(0, "b", held) == held
-    buffer.release("b", held)
+    with pytest.raises(Refused, match="leased to a"):
+        buffer.release("b", held)
     assert buffer.renew(0, "a", held) == []
