@@ -54,7 +54,8 @@ def test_the_way_passes_through_every_loop_in_order() -> None:
     [
         ("eligibility", "verdict"), ("deadlines", "due"), ("admission", "admits"), ("filters", "FILTERS"),
         ("order of batches", "choose"), ("shares", "share"), ("order of tickets", "IssueQueue"), ("tickets", "Tickets"),
-        ("refusals", "Validity"), ("branches", "History"), ("transitions", "Ledger"), ("the step's guard", "run_update"),
+        ("refusals", "Validity"), ("branches", "History"), ("transitions", "Ledger"),
+        ("the step's guard", "run_update"),
     ],
     ids=lambda decision: decision[0],
 )  # fmt: skip

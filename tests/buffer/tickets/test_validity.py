@@ -81,7 +81,7 @@ def test_it_is_retried_within_the_budget_and_not_for_ever(tmp_path: Path) -> Non
         (ticket,) = issue(buffer, "a", 1)
         with pytest.raises(Refused):
             put(buffer, trajectory(ticket, (0,)), "a")
-    assert buffer.ledger.equation(0)["dropped: env_error"] == 1
+    assert buffer.ledger.account.equation(0)["dropped: env_error"] == 1
 
 
 @pytest.mark.parametrize("change", [{"task_id": "other"}, {"stop_reason": "aborted"}, {"versions": (9,)}])
