@@ -120,6 +120,13 @@ class Ledger:
         )
         self.bump("lost")
 
+    def lose_payload(self, number: int, index: int) -> None:
+        """The disk lost the arrays of a trajectory of a group that is in no batch any more; its row stays."""
+        self.db.write("UPDATE groups SET payload = 0 WHERE number = ?", (number,))
+        self.db.write(
+            "UPDATE attempts SET ended = 'lost' WHERE grp = ? AND idx = ? AND ended = 'stored'", (number, index)
+        )
+
     def drop(self, group: Group, reason: Reason, put_back: bool = False) -> None:
         """In flight or waiting -> dropped; the prompt is drawn again if `put_back`."""
         self._require(group, "in_flight", "waiting")
