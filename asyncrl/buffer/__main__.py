@@ -42,8 +42,9 @@ def main(path: Path) -> None:
     curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
     buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end)
     buffer.commit(time.monotonic())
-    if buffer.lost_to_disk:
-        log.warning("%d trajectories are missing on the disk and are generated again", buffer.lost_to_disk)
+    if buffer.losses.pending:
+        missing = len(buffer.losses.pending), buffer.lost_to_disk
+        log.warning("%d trajectories are missing on the disk; %d are generated again once the learner starts", *missing)
     service = Service(buffer, run.address("buffer"), config.buffer.commit_ms / 1000, checkpoints=run.checkpoints)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from asyncrl.buffer.client.messages import BatchState, Outcome, Start
+from asyncrl.buffer.disk_losses import DiskLosses
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -31,9 +32,10 @@ class BatchAnswer:
 
 
 class Batches:
-    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, draws: TaskDraws) -> None:
+    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, draws: TaskDraws, losses: DiskLosses) -> None:
         self._ledger = ledger
         self._draws = draws
+        self._losses = losses
         self._rules = rules
         self._tickets = tickets
         self._served = False
@@ -49,7 +51,8 @@ class Batches:
 
         branch: that of its checkpoint; None: the initial weights. fresh: recorded batches from b on are not redone.
         caused: the last incarnation ended on purpose. Its batch is then not suspected, nor if the buffer died as well.
-        Raises Refused for a point that is not on the recorded line.
+        Raises Refused, and changes nothing, for a point that is not on the recorded line, and if the disk lost what it
+        needs.
         """
         history = self._ledger.history
         if not history.on_line(branch or 0, b) or history.version_before(b) != version:
@@ -60,6 +63,9 @@ class Batches:
                 f"branch {history.branch}): "
                 "resume from another checkpoint, or restore the ledger that lies in this one (buffer/)",
             )
+        self._losses.check(b, fresh or self.restored is not None)
+        for key in self._losses.record(b):
+            self._tickets.queue.add(key)
         first = history.current is None
         if not first and (caused or not self._served):
             history.caused()
@@ -78,6 +84,13 @@ class Batches:
         published = -1 if history.published is None else history.published
         return Start(history.incarnations[-1].incarnation, history.branch, b, version, published)
 
+    @property
+    def not_begun(self) -> str:
+        """Why nothing may happen before a learner starts; empty once it has."""
+        if self.restored is not None:
+            return f"the ledger was restored from {self.restored}"
+        return "the disk lost trajectories of the ledger" if self._losses.pending else ""
+
     def _suspect(self) -> int | None:
         """The batch that was open when too many learners in a row died."""
         died = [i for i in self._ledger.history.incarnations if not i.caused]
@@ -88,8 +101,8 @@ class Batches:
 
     def check(self, incarnation: int) -> Incarnation:
         """Raises Refused for an earlier incarnation, and for one that trained on what the ledger lost."""
-        if self.restored is not None:
-            raise Refused("ledger_restored", f"the ledger was restored from {self.restored}: the learner must restart")
+        if self.not_begun:
+            raise Refused("ledger_restored", f"{self.not_begun}: the learner must restart")
         current = self._ledger.history.current
         if current is None or current.incarnation != incarnation:
             now = "none has started" if current is None else f"{current.incarnation} is the current one"

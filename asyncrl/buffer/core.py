@@ -20,6 +20,7 @@ from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches
 from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
+from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalSets
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -54,13 +55,14 @@ class Buffer:
         self.rules = rules
         self.ledger = Ledger(database)
         self._retention = Retention(self.ledger, rules)
-        self.lost_to_disk = self._retention.recover()
-        """Trajectories whose bytes were gone at opening, to be generated again."""
+        self.losses = DiskLosses(self.ledger)
+        self.lost_to_disk = self.losses.again
+        """Trajectories whose bytes were gone at opening, to be generated again once a learner has started."""
         self._retention.sweep()
         self.leases = Leases(rules.lease_s)
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
-        self.batches = Batches(self.ledger, rules, self.tickets, draws)
+        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses)
         self.evals = EvalSets(database, rules, source, self.leases)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
@@ -96,8 +98,8 @@ class Buffer:
         self.actor_weights[actor] = held
         if self.stopping:
             return [], "the run is stopping"
-        if self.batches.restored is not None:
-            return [], "the ledger was restored, and the learner has not started on it"
+        if self.batches.not_begun:
+            return [], f"{self.batches.not_begun}, and the learner has not started on it"
         if self.evals.is_open:
             return self.evals.issue(now, actor, held, credits)
         return self.tickets.issue(now, actor, held, credits)
@@ -112,7 +114,7 @@ class Buffer:
         is_eval = trajectory.id.group >= FIRST_NUMBER
         if is_eval != (trajectory.kind == "eval"):
             raise Refused("bad_trajectory", f"ticket {trajectory.id} is not of kind {trajectory.kind}")
-        if self.batches.restored is not None:  # it belongs to the history that is lost
+        if self.batches.not_begun:  # it belongs to the history that is lost
             self.ledger.bump("late")
             return "late"
         if is_eval:
@@ -122,7 +124,7 @@ class Buffer:
 
     def fail(self, actor: str, id: TicketId, attempt: int, reason: str, detail: str) -> None:
         """The environment of an attempt failed. Raises Refused for an attempt of another actor."""
-        if self.batches.restored is not None:
+        if self.batches.not_begun:
             return
         self.tickets.validity.check_actor(id, attempt, actor, "fail")
         if id.group >= FIRST_NUMBER:
@@ -216,6 +218,7 @@ class Buffer:
             self._check_folder(path)  # a new learner removes what the one before it left unfinished
             raise
         self._checkpointed = snapshot.key
+        self.database.set(COVERED, str(snapshot.covered))
         self.ledger.history.checkpoint(batch, version, str(path), self._retention.keep_checkpoints)
         self._retention.mark()
         self._sweep_due = True
@@ -277,7 +280,10 @@ class Buffer:
             "batches": len(history.line),
             "incarnation": len(history.incarnations),
             "equation": {str(branch): ledger.account.equation(branch) for branch in branches},
-            "counters": {str(branch): _of(ledger.account.counters, branch) for branch in branches},
+            "counters": {
+                str(branch): {name: n for (b, name), n in sorted(ledger.account.counters.items()) if b == branch}
+                for branch in branches
+            },
             "refused": dict(self.tickets.validity.refused),
             "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
             "staleness_in_queue": _sorted(queue),
@@ -291,10 +297,6 @@ class Buffer:
             "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }
-
-
-def _of(counters: Mapping[tuple[int, str], int], branch: int) -> dict[str, int]:
-    return {name: n for (b, name), n in sorted(counters.items()) if b == branch}
 
 
 def _sorted(histogram: Counter[int]) -> dict[str, int]:

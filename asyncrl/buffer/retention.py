@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.payloads import Location, PayloadLost
 from asyncrl.buffer.ledger.snapshot import NEEDED
 from asyncrl.buffer.rules import Rules
 
@@ -71,42 +70,3 @@ class Retention:
         """Bytes in the segments that the next sweep leaves."""
         payloads = self._db.payloads
         return sum(payloads.size(segment) for segment in self._needed() | {payloads.current})
-
-    def recover(self) -> int:
-        """Removes trajectories whose bytes a power cut took, so that they are generated again; returns how many.
-
-        Only the end of the payloads can be missing: sizes are checked everywhere, contents in the last two segments. A
-        trained or assigned group keeps its state, and handing out its batch again raises PayloadLost. A group that was
-        trained on and waits for another use ends as trained.
-        """
-        ends = self._db.read(
-            "SELECT t.segment, max(t.start + t.bytes) FROM groups g JOIN trajectories t ON t.grp = g.number "
-            "WHERE g.payload = 1 GROUP BY t.segment"
-        )
-        written = dict(ends)
-        cut = {segment for segment, end in written.items() if self._db.payloads.size(segment) < end}
-        suspects = cut | set(sorted(written)[-2:])
-        lost = 0
-        for segment in sorted(suspects):
-            for grp, idx, start, size, checksum in list(
-                self._db.read(
-                    "SELECT t.grp, t.idx, t.start, t.bytes, t.checksum FROM trajectories t "
-                    "JOIN groups g ON g.number = t.grp WHERE t.segment = ? AND g.payload = 1",
-                    (segment,),
-                )
-            ):
-                try:
-                    self._db.payloads.read(Location(segment, start, size, checksum))
-                except PayloadLost:
-                    lost += self._lose(grp, idx)
-        return lost
-
-    def _lose(self, number: int, index: int) -> int:
-        group = self._ledger.live.get(number)
-        if group is not None and group.state != "assigned":
-            if not group.uses:
-                self._ledger.lose(group, index)
-                return 1
-            self._ledger.retire(group)
-        self._db.write("UPDATE groups SET payload = 0 WHERE number = ?", (number,))
-        return 0

@@ -277,21 +277,26 @@ class Interleavings(Promises):
 
     @rule(data=st.data())
     def power_cut(self, data: Any) -> None:
-        """Takes a trajectory that was not flushed: it is generated again."""
+        """Takes a trajectory that was not flushed: once a learner has started, it is generated again."""
         self.buffer.database.close()
         found = self.sql(
             "SELECT grp, idx, segment, start FROM groups JOIN trajectories ON grp = number "
             "WHERE state IN ('in_flight', 'waiting') AND uses = 0 AND segment IN (SELECT DISTINCT segment FROM groups "
-            "JOIN trajectories ON grp = number WHERE payload = 1 ORDER BY segment DESC LIMIT 2)"
+            "JOIN trajectories ON grp = number WHERE payload = 1 ORDER BY segment DESC LIMIT 2) "
+            "AND segment > coalesce((SELECT CAST(value AS INTEGER) FROM kv WHERE key = 'covered_segment'), -1)"
         )
         if found:
             group, index, segment, start = data.draw(st.sampled_from(sorted(found)))
             with (self.folder / "payloads" / f"{segment:08d}.segment").open("r+b") as file:
                 file.seek(start)
                 file.write(b"\xff")
-            del self.stored[group, index]
         self.buffer = self.open()
         assert self.buffer.lost_to_disk == bool(found)
+        if found:
+            assert self.buffer.issue(self.now, "a", (99, 99), 1)[0] == []
+            while self.buffer.losses.pending:
+                self.start_learner(0, False, False)
+            del self.stored[group, index]
 
     @rule(data=st.data(), what=st.sampled_from(["put", "issue", "batch", "finished", "tick"]))
     def crash_before_the_commit(self, data: Any, what: str) -> None:

@@ -287,11 +287,31 @@ def test_a_group_that_was_trained_on_and_lost_by_the_disk_ends_as_trained(tmp_pa
     for segment in (tmp_path / "payloads").glob("*.segment"):
         os.truncate(segment, 10)
     buffer = open_buffer(tmp_path, **options)
+    again = learner(buffer, 1, 1, branch=0, fresh=True)
     assert equation(buffer) == {"issued": 1, "trained": 1}
     assert not buffer.ledger.has_payload(0)
-    again = learner(buffer, 1, 1, branch=0, fresh=True)
     play(buffer, credits=2)
     step(buffer, again, 1)
+
+
+def test_what_a_checkpoint_covers_and_a_group_needs_is_refused(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path / "buffer")
+    incarnation = learner(buffer)
+    play(buffer)
+    step(buffer, incarnation, 0)
+    checkpoint(buffer, incarnation, tmp_path)  # two groups wait
+    buffer.commit(0)
+    buffer.database.close()
+    (segment,) = (tmp_path / "buffer" / "payloads").glob("*.segment")
+    segment.unlink()
+    for fresh in (False, True):
+        buffer = open_buffer(tmp_path / "buffer")
+        with pytest.raises(Refused, match="group 2 is still needed, and a checkpoint covered its segment 0"):
+            learner(buffer, 1, 1, branch=0, fresh=fresh)
+        assert not buffer.database.dirty
+        with pytest.raises(Refused, match="the learner must restart"):
+            buffer.batch(0, incarnation, 1)
+        buffer.database.close()
 
 
 def test_how_an_attempt_ended_says_what_was_stored_and_what_the_disk_lost(tmp_path: Path) -> None:
@@ -312,6 +332,8 @@ def test_how_an_attempt_ended_says_what_was_stored_and_what_the_disk_lost(tmp_pa
     (segment,) = (tmp_path / "payloads").glob("*.segment")
     os.truncate(segment, segment.stat().st_size - 1)
     buffer = open_buffer(tmp_path)
+    assert ended() == ["stored", "stored"], "no learner has started without it"
+    learner(buffer)
     assert ended() == ["stored", "lost"]
     assert put(buffer, trajectory(two)) == "stored"
     assert ended() == ["stored", "lost"]

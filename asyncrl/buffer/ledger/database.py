@@ -48,7 +48,7 @@ class Database:
         refuse_network_filesystem(folder)
         self.wall_clock = wall_clock
         self.path = folder / "ledger.sqlite"
-        self._fsync = fsync
+        self.fsync = fsync
         self._interval_s = fsync_interval_s
         self._flushed_at = float("-inf")
         """Time at which the last flush began."""
@@ -87,13 +87,13 @@ class Database:
         if version not in (0, schema.VERSION) or (version == 0 and tables):
             raise LedgerFailed(f"the ledger {self.path} cannot be continued: {schema.refusal(version)}")
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {'OFF' if self._fsync == 'off' else 'FULL'}")
+        self._db.execute(f"PRAGMA synchronous = {'OFF' if self.fsync == 'off' else 'FULL'}")
         self._db.execute("PRAGMA wal_autocheckpoint = 4000")
         if not tables:
             self._db.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version = {schema.VERSION}; COMMIT;")
         elif (answer := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(answer)
-        if self._fsync == "interval":
+        if self.fsync == "interval":
             self._db.execute("PRAGMA synchronous = NORMAL")
 
     def write(self, sql: str, values: tuple[Any, ...] = ()) -> int:
@@ -121,10 +121,10 @@ class Database:
         """
         try:
             if self.dirty:
-                self.payloads.write(flush=self._fsync == "commit")
+                self.payloads.write(flush=self.fsync == "commit")
                 self._db.execute("COMMIT")
                 self.dirty = False
-                self._unflushed = self._fsync == "interval"
+                self._unflushed = self.fsync == "interval"
             last = math.isinf(now)
             if self._flushing is not None and (last or self._flushing.done()):
                 self._flushing.result()

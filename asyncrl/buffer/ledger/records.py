@@ -118,3 +118,9 @@ def read_incarnations(db: Database) -> list[Incarnation]:
 def one(db: Database, sql: str, values: tuple[Any, ...] = ()) -> Any:
     """The only column of the first row."""
     return next(iter(db.read(sql, values)))[0]
+
+
+def lose_payload(db: Database, number: int, index: int) -> None:
+    """The disk lost the arrays of a trajectory of a group that is in no batch any more; its row stays."""
+    db.write("UPDATE groups SET payload = 0 WHERE number = ?", (number,))
+    db.write("UPDATE attempts SET ended = 'lost' WHERE grp = ? AND idx = ? AND ended = 'stored'", (number, index))

@@ -37,6 +37,8 @@ class Snapshot:
         self._payloads = database.payloads
         try:
             self._payloads.seal()  # a segment that is never written again can be linked
+            self.covered = self._payloads.current - 1
+            """The last segment that it covers."""
             self._source = sqlite3.connect(database.path, isolation_level=None, check_same_thread=False)
             self._source.execute("BEGIN")
             self._source.execute("SELECT count(*) FROM kv").fetchone()  # fixes what the transaction sees

@@ -13,6 +13,7 @@ import pytest
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.ledger.database import Database, Fsync, LedgerFailed, refuse_network_filesystem
 from asyncrl.buffer.ledger.schema import READERS, VERSION, refusal
+from asyncrl.buffer.rules import Refused
 from asyncrl.errors import ConfigError, RunError
 from tests.buffer.fakes import learner, open_buffer, play, put, step, trajectory
 
@@ -182,6 +183,7 @@ def test_a_truncated_tail_keeps_every_commit_before_it(tmp_path: Path, where: st
     cut = target / "payloads" / "00000000.segment" if where == "segment" else target / "ledger.sqlite-wal"
     os.truncate(cut, cut.stat().st_size - 50)
     again = open_buffer(target)
+    learner(again)
     assert again.ledger.live[0].state == "waiting"
     assert again.ledger.live[1].stored == [None, None]
     assert again.lost_to_disk == (where == "segment")
@@ -200,10 +202,9 @@ def test_a_trained_batch_whose_payload_is_gone_says_so(tmp_path: Path) -> None:
     os.truncate(tmp_path / "payloads" / "00000000.segment", 10)
     again = open_buffer(tmp_path)
     assert again.lost_to_disk == 4  # two groups waited; the two that were trained cannot come back
-    second = learner(again)
-    answer = again.batch(0, second, 0)
-    with pytest.raises(Exception, match="cannot be handed out again"):
-        again.share(answer, 0, 1)
-    assert learner(again, fresh=True) == 3
+    with pytest.raises(Refused, match="batch 0 cannot be handed out again") as refused:
+        learner(again)
+    assert refused.value.code == "payload_lost"
+    assert learner(again, fresh=True) == 2
     assert again.ledger.account.equation(0)["dropped: discarded_branch"] == 4
     again.database.close()

@@ -47,7 +47,7 @@ def live_through(folder: Path, clock: Clock, passes: Callable[[], None]) -> None
     passes()
     for ticket in tickets[:-1]:
         put(buffer, trajectory(ticket))
-    buffer.fail(tickets[-1].id, tickets[-1].attempt, "env_error", "away")
+    buffer.fail("actor-0", tickets[-1].id, tickets[-1].attempt, "env_error", "away")
     passes()
     assert buffer.batch(0, incarnation, 0).state == "ready"
     passes()
