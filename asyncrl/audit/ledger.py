@@ -48,6 +48,8 @@ class GroupRow:
     reason: str | None
     weight: float
     uses: int
+    ended_batch: int | None
+    filling: int | None
     put_back: bool
     payload: bool
 
@@ -180,6 +182,10 @@ class LedgerRows:
     def _by_place(self) -> dict[tuple[int, int], BatchRow]:
         return {(batch.branch, batch.b): batch for batch in self.batches}
 
+    def fixed_on(self, branch: int, b: int) -> BatchRow | None:
+        """Batch b if it was fixed on this very branch."""
+        return self._by_place.get((branch, b))
+
     def batch_of(self, branch: int, b: int) -> BatchRow | None:
         """Batch b as a learner on `branch` saw it: of this branch, or of an ancestor."""
         at = self.branches.get(branch)
@@ -209,7 +215,7 @@ def read_ledger(folder: Path) -> LedgerRows:
             db.row_factory = sqlite3.Row
             db.execute("BEGIN")
             return _rows(db)
-    except (sqlite3.Error, struct.error) as error:
+    except (sqlite3.Error, struct.error, ValueError) as error:
         raise RunError(
             f"{path} cannot be read: {error}. If its folder is read-only, audit a copy of the run folder; a damaged "
             "ledger is restored from the newest checkpoint's buffer/."
@@ -242,7 +248,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, put_back, payload FROM groups ORDER BY number"
+                "weight, uses, ended_batch, filling, put_back, payload FROM groups ORDER BY number"
             )
         },
         attempts=dict(attempts),

@@ -16,13 +16,15 @@ from pathlib import Path
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
 from asyncrl.data.group_sizes import GroupSizes
-from asyncrl.errors import RunError
+from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints.checkpoints import Done, complete, read_list
+from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 
 
@@ -67,11 +69,35 @@ class Bounds:
     max_staleness: int
     over_age: str
     mask_min_kept: float
+    requeue: bool = True
+    filters: tuple[Filter, ...] = ()
+    filter_max_ratio: float = 4.0
+    starved_ends: bool = False
+    """Whether the run ends when filters have used up their allowance (`buffer.on_starved`)."""
+    env_retries: int = 2
+    group_scored: bool = False
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
+        """Raises ConfigError for an unknown filter."""
         b = c.buffer
-        return cls(c.learner.groups_per_step, b.max_uses, b.max_staleness, b.over_age, b.mask_min_kept)
+        try:
+            filters = tuple(resolve(name, FILTERS, "buffer.filters") for name in b.filters)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return cls(
+            c.learner.groups_per_step,
+            b.max_uses,
+            b.max_staleness,
+            b.over_age,
+            b.mask_min_kept,
+            requeue=b.requeue,
+            filters=filters,
+            filter_max_ratio=b.filter_max_ratio,
+            starved_ends=b.on_starved == "end",
+            env_retries=c.env.retries,
+            group_scored=bool(c.env.group_score),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +111,8 @@ class Evidence:
     curriculum: Curriculum
     payload: Callable[[TrajectoryRow], bytes]
     bounds: Bounds
+    rules: tuple[Bounds, ...]
+    """Those of every configuration that the run had, the latest last."""
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
@@ -104,7 +132,9 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         return str(task["id"]), sizes.of(index)
 
     curriculum = open_curriculum(config, source)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Bounds.of(config))
+    bounds = Bounds.of(config)
+    rules = (*(Bounds.of(earlier) for earlier in run.earlier_configs()), bounds)
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules)
 
 
 def read_acks(path: Path) -> AckLines:
