@@ -9,7 +9,7 @@ import sqlite3
 import struct
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from typing import Any
 from asyncrl.buffer.ledger import schema
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
+
+TABLES = ("attempts", "batches", "checkpoints", "evals", "incarnations", "prefixes", "uses")
+"""Tables that are also read as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,12 @@ class LedgerRows:
     restored: bool = False
     """Whether it was copied from a checkpoint, and no learner has started since, which would open a new branch."""
 
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Whole rows of `TABLES`, in the order of their keys."""
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        return self.tables.get(name, [])
+
     @cached_property
     def line(self) -> list[BatchRow]:
         """The batches that led to the learner's weights."""
@@ -190,7 +199,7 @@ class LedgerRows:
         """Batch b as a learner on `branch` saw it: of this branch, or of an ancestor."""
         at = self.branches.get(branch)
         while at is not None and at.fork_batch > b and at.parent is not None:
-            at = self.branches.get(at.parent)
+            at = self.branches.get(at.parent) if at.parent < at.branch else None  # else it would have no end
         return None if at is None else self._by_place.get((at.branch, b))
 
     def name(self, number: int, index: int) -> str:
@@ -279,6 +288,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
         ],
         restored=bool(read("SELECT 1 FROM kv WHERE key = 'restored'")),
+        tables={name: [dict(row) for row in read(f"SELECT * FROM {name} ORDER BY 1, 2, 3")] for name in TABLES},
     )
 
 

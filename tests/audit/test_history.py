@@ -18,6 +18,7 @@ from asyncrl.audit.checks.accounting import equation, staleness, uses
 from asyncrl.audit.checks.curriculum import curriculum
 from asyncrl.audit.checks.draws import draws
 from asyncrl.audit.checks.drops import drops
+from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.logs import acknowledgements, loss
 from asyncrl.audit.checks.prefixes import prefixes
 from asyncrl.audit.checks.references import rows
@@ -40,6 +41,7 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> 
     yield from uses(ledger, bounds)
     yield from staleness(ledger, bounds)
     yield from drops(ledger, (bounds,))
+    yield from history(ledger, [], [])
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
     files = PayloadFiles(folder / "payloads")
     yield from payloads(ledger, files.read)

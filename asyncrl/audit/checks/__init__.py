@@ -9,6 +9,7 @@ from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation,
 from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
 from asyncrl.audit.checks.draws import DRAWS, draws
 from asyncrl.audit.checks.drops import DROPS, drops
+from asyncrl.audit.checks.history import HISTORY, history
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
@@ -36,6 +37,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     ),
     "equation": (EQUATION, lambda e: equation(e.ledger)),
     "drops": (DROPS, lambda e: drops(e.ledger, e.rules)),
+    "history": (HISTORY, lambda e: history(e.ledger, e.lists, e.published)),
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
