@@ -171,9 +171,6 @@ class LedgerRows:
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `TABLES`, in the order of their keys."""
 
-    def table(self, name: str) -> list[dict[str, Any]]:
-        return self.tables.get(name, [])
-
     @cached_property
     def line(self) -> list[BatchRow]:
         """The batches that led to the learner's weights."""

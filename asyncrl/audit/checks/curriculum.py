@@ -43,6 +43,9 @@ def states_follow_from_rewards(ledger: LedgerRows, again: Curriculum) -> Iterato
             continue
         if not _readable(before):
             continue  # reported by `draws_follow_from_states`
+        if bare := [g.number for g in groups if not ledger.members.get(g.number)]:
+            yield f"state {row.serial} measured the groups {bare}, of which no trajectory is stored"
+            continue
         again.restore(json.loads(before.state))
         again.update(row.version, [_result(ledger, g) for g in groups if g.task not in ledger.added])
         if (expected := encoded(again.state())) != row.state:

@@ -21,7 +21,7 @@ def history(ledger: LedgerRows, lists: Sequence[LearnerList], published: Sequenc
 def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """Batches, starts, checkpoints, evaluations and states of the curriculum are numbered from 1 without gaps."""
     keys = {"batches": "serial", "incarnations": "incarnation", "checkpoints": "serial", "evals": "serial"}
-    numbers = {table: [row[key] for row in ledger.table(table)] for table, key in keys.items()}
+    numbers = {table: [row[key] for row in ledger.tables[table]] for table, key in keys.items()}
     for table, found in (numbers | {"curriculum": list(ledger.curriculum)}).items():
         if sorted(found) != list(range(1, len(found) + 1)):
             yield f"the rows of {table} are numbered {sorted(found)}, expected 1, 2, ... without gaps"
@@ -59,7 +59,7 @@ def batches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
 def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """The groups of a batch are in issue order, at places without gaps."""
     places: defaultdict[int, list[int]] = defaultdict(list)
-    for use in ledger.table("uses"):
+    for use in ledger.tables["uses"]:
         places[use["serial"]].append(use["place"])
     for batch in ledger.batches:
         if list(batch.groups) != sorted(batch.groups) or not batch.groups:
@@ -72,7 +72,7 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
 
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """A batch counts the groups that it is the first to use."""
-    counted = {row["serial"]: row["first_uses"] for row in ledger.table("batches")}
+    counted = {row["serial"]: row["first_uses"] for row in ledger.tables["batches"]}
     for batch in ledger.batches:
         earlier = [ledger.batch_of(batch.branch, b) for b in range(max(0, batch.b))]
         used = {n for e in earlier if e is not None and e.outcome == "applied" for n in e.groups}
@@ -83,10 +83,13 @@ def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
 def starts_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """A start of the learner is at a point of its branch, and stands at one; it holds the batch there or none."""
     branch = 0
-    for row in ledger.table("incarnations"):
+    for row in ledger.tables["incarnations"]:
         start, now = (row["start_batch"], row["start_version"]), (row["next_batch"], row["version"])
         reached = [b for b in ledger.branches if b >= row["branch"] and _before(ledger, b, now[0]) == now[1]]
-        if not branch <= row["branch"] <= max(ledger.branches) or _before(ledger, row["branch"], start[0]) != start[1]:
+        if (
+            not branch <= row["branch"] <= max(ledger.branches, default=0)
+            or _before(ledger, row["branch"], start[0]) != start[1]
+        ):
             yield f"start {row['incarnation']} was on branch {row['branch']} at batch {start[0]}, version {start[1]}"
         if not reached or row["holds"] not in (None, now[0]) or row["caused"] not in (0, 1):
             yield f"start {row['incarnation']} stands at batch {now[0]}, version {now[1]}, and holds {row['holds']}"
@@ -95,9 +98,9 @@ def starts_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 def batches_are_of_their_start(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """Each batch was fixed by a start of the learner that passed there, in order."""
-    starts = {row["incarnation"]: row for row in ledger.table("incarnations")}
+    starts = {row["incarnation"]: row for row in ledger.tables["incarnations"]}
     last = 0
-    for row in ledger.table("batches"):
+    for row in ledger.tables["batches"]:
         by = starts.get(row["incarnation"])
         if by is None or row["incarnation"] < last or by["branch"] > row["branch"] or row["b"] < by["start_batch"]:
             yield f"batch {row['b']} of branch {row['branch']} cannot have been fixed by start {row['incarnation']}"
@@ -143,7 +146,7 @@ def publications_follow(ledger: LedgerRows, said: Said) -> Iterator[str]:
 
 def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """The oldest version that an attempt may have was published on its branch, or is that of the prefix it goes on."""
-    prefixes = {(p["grp"], p["idx"], p["oldest"]) for p in ledger.table("prefixes")}
+    prefixes = {(p["grp"], p["idx"], p["oldest"]) for p in ledger.tables["prefixes"]}
     for (number, index), attempts in ledger.attempts.items():
         group = ledger.groups.get(number)
         for a in attempts if group is not None else ():
@@ -167,7 +170,7 @@ def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 def failures_have_a_reason(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """Attempts that failed say why, and no others."""
-    for row in ledger.table("attempts"):
+    for row in ledger.tables["attempts"]:
         if (row["ended"] == "failed") != (row["detail"] is not None):
             yield f"attempt {row['attempt']} at {row['grp']}.{row['idx']} is {row['ended']}: {row['detail']}"
 
@@ -186,8 +189,8 @@ def counters_cover_the_attempts(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 def checkpoints_are_in_the_ledger(ledger: LedgerRows, said: Said) -> Iterator[str]:
     """A checkpoint is at a point of its branch, and every one that is complete was announced to the buffer."""
-    known = {(row["branch"], row["batch"]) for row in ledger.table("checkpoints")}
-    for row in ledger.table("checkpoints"):
+    known = {(row["branch"], row["batch"]) for row in ledger.tables["checkpoints"]}
+    for row in ledger.tables["checkpoints"]:
         named = re.search(r"step-(\d+)", str(row["path"]).rpartition("/")[2])
         version = _before(ledger, row["branch"], row["batch"])
         if row["version"] != version or (named and int(named[1]) != version):
