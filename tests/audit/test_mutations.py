@@ -150,3 +150,12 @@ PROMISED = r"state|reason|uses|version|place|outcome|weight|reward|digest"
 def test_what_is_promised_is_listed_only_as_not_yet_done() -> None:
     found = {what for what, why in listed().items() if re.search(PROMISED, what) and not why.startswith("NOT YET")}
     assert found == set()
+
+
+def test_a_group_that_another_state_drew_is_out_of_order(tmp_path: Path) -> None:
+    """Its column is listed, since not every other state is; this one is."""
+    evidence = KINDS["wait"](tmp_path).evidence()
+    groups = dict(evidence.ledger.groups)
+    groups[0] = replace(groups[0], curriculum=max(evidence.ledger.curriculum))
+    said = [str(v) for v in violations(replace(evidence, ledger=replace(evidence.ledger, groups=groups)))]
+    assert any("of the curriculum, out of order" in text for text in said)
