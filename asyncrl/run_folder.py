@@ -117,6 +117,11 @@ class RunFolder:
         return self.path / "acks"
 
     @property
+    def configs(self) -> Path:
+        """The configs before the present one, `<number>.yaml`; absent while there was one only."""
+        return self.path / "configs"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -160,16 +165,27 @@ class RunFolder:
 
     def load_config(self) -> Config:
         """Raises RunError for a damaged config, and for one written by an incompatible version of the code."""
-        try:
-            return Config.model_validate(yaml.safe_load(self.config.read_text()))
-        except (yaml.YAMLError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise RunError(
-                f"{self.config} cannot be read: {reason:.300} Correct it, or use the asyncrl that wrote it."
-            ) from error
+        return _load(self.config)
 
     def save_config(self, config: Config) -> None:
-        replace(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        """Writes the config. One that differs from it stays under `configs/`: the ledger was made with both."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        if self.config.exists() and (before := self.config.read_text()) != text:
+            self._keep_config(before)
+        replace(self.config, text)
+
+    def earlier_configs(self) -> list[Config]:
+        """The configs with which the run was continued before, oldest first. Raises RunError, as `load_config`."""
+        return [_load(path) for path in sorted(self.configs.glob("*.yaml"))]
+
+    def inherit_configs(self, run: RunFolder) -> None:
+        """Keeps the configs of the run whose ledger this one continues."""
+        for path in (*sorted(run.configs.glob("*.yaml")), run.config):
+            self._keep_config(path.read_text())
+
+    def _keep_config(self, text: str) -> None:
+        self.configs.mkdir(exist_ok=True)
+        replace(self.configs / f"{len(list(self.configs.glob('*.yaml'))):04d}.yaml", text)
 
     def record(self) -> dict[str, Any]:
         """The contents of `run.json`: id, started, sockets, shm, host, and the processes with pid and start time.
@@ -222,6 +238,14 @@ class RunFolder:
 
     def _write(self, record: Mapping[str, Any]) -> None:
         replace(self.path / "run.json", json.dumps(record, indent=2) + "\n")
+
+
+def _load(path: Path) -> Config:
+    try:
+        return Config.model_validate(yaml.safe_load(path.read_text()))
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{path} cannot be read: {reason:.300} Correct it, or use the asyncrl that wrote it.") from error
 
 
 def replace(path: Path, text: str) -> None:

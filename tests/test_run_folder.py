@@ -106,3 +106,17 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     replace(tmp_path / "x", "old")
     replace(tmp_path / "x", "new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("x", "new")]
+
+
+def test_a_config_that_another_one_replaces_is_kept(run: RunFolder, tmp_path: Path) -> None:
+    first = run.load_config()
+    second = first.model_copy(update={"buffer": first.buffer.model_copy(update={"max_staleness": 7})})
+    run.save_config(first)
+    assert run.earlier_configs() == []
+    run.save_config(second)
+    run.save_config(second)
+    assert (run.earlier_configs(), run.load_config()) == ([first], second)
+    fork = RunFolder.create(tmp_path / "fork", second)
+    fork.inherit_configs(run)
+    assert fork.earlier_configs() == [first, second]
+    fork.remove_temporary()

@@ -9,7 +9,7 @@ import sqlite3
 import struct
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from typing import Any
 from asyncrl.buffer.ledger import schema
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
+
+TABLES = ("attempts", "batches", "checkpoints", "evals", "incarnations", "prefixes", "uses")
+"""Tables that are also read as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class GroupRow:
     reason: str | None
     weight: float
     uses: int
+    ended_batch: int | None
+    filling: int | None
     put_back: bool
     payload: bool
 
@@ -169,6 +174,9 @@ class LedgerRows:
     restored: bool = False
     """Whether it was copied from a checkpoint, and no learner has started since, which would open a new branch."""
 
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Whole rows of `TABLES`, in the order of their keys."""
+
     @cached_property
     def line(self) -> list[BatchRow]:
         """The batches that led to the learner's weights."""
@@ -186,11 +194,15 @@ class LedgerRows:
     def _by_place(self) -> dict[tuple[int, int], BatchRow]:
         return {(batch.branch, batch.b): batch for batch in self.batches}
 
+    def fixed_on(self, branch: int, b: int) -> BatchRow | None:
+        """Batch b if it was fixed on this very branch."""
+        return self._by_place.get((branch, b))
+
     def batch_of(self, branch: int, b: int) -> BatchRow | None:
         """Batch b as a learner on `branch` saw it: of this branch, or of an ancestor."""
         at = self.branches.get(branch)
         while at is not None and at.fork_batch > b and at.parent is not None:
-            at = self.branches.get(at.parent)
+            at = self.branches.get(at.parent) if at.parent < at.branch else None  # else it would have no end
         return None if at is None else self._by_place.get((at.branch, b))
 
     def name(self, number: int, index: int) -> str:
@@ -215,7 +227,7 @@ def read_ledger(folder: Path) -> LedgerRows:
             db.row_factory = sqlite3.Row
             db.execute("BEGIN")
             return _rows(db)
-    except (sqlite3.Error, struct.error) as error:
+    except (sqlite3.Error, struct.error, ValueError) as error:
         raise RunError(
             f"{path} cannot be read: {error}. If its folder is read-only, audit a copy of the run folder; a damaged "
             "ledger is restored from the newest checkpoint's buffer/."
@@ -249,7 +261,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, put_back, payload FROM groups ORDER BY number"
+                "weight, uses, ended_batch, filling, put_back, payload FROM groups ORDER BY number"
             )
         },
         attempts=dict(attempts),
@@ -283,6 +295,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
         ],
         restored=bool(read("SELECT 1 FROM kv WHERE key = 'restored'")),
+        tables={name: [dict(row) for row in read(f"SELECT * FROM {name} ORDER BY 1, 2, 3")] for name in TABLES},
     )
 
 

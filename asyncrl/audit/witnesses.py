@@ -3,6 +3,7 @@
 the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
 the actors' logs       what each was told is stored                acks/<actor>.jsonl
 the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
+the learner's reports  what it published                           events.jsonl
 the payloads           what was stored, byte by byte               buffer/payloads/*.segment
 the ledger             the account that all of them must support   buffer/ledger.sqlite
 """
@@ -16,13 +17,15 @@ from pathlib import Path
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
 from asyncrl.data.group_sizes import GroupSizes
-from asyncrl.errors import RunError
-from asyncrl.learner.checkpoints.checkpoints import Done, complete, read_list
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.checkpoints.checkpoints import Done, changed_files, complete, read_list
+from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 
 
@@ -56,6 +59,17 @@ class LearnerList:
     batch: int
     """The next batch: the list names those before it."""
     done: list[Done]
+    changed: tuple[str, ...] = ()
+    """Files of the checkpoint that are not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Weights that the learner reported as published."""
+
+    branch: int
+    version: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +81,35 @@ class Bounds:
     max_staleness: int
     over_age: str
     mask_min_kept: float
+    requeue: bool = True
+    filters: tuple[Filter, ...] = ()
+    filter_max_ratio: float = 4.0
+    starved_ends: bool = False
+    """Whether the run ends when filters have used up their allowance (`buffer.on_starved`)."""
+    env_retries: int = 2
+    group_scored: bool = False
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
+        """Raises ConfigError for an unknown filter."""
         b = c.buffer
-        return cls(c.learner.groups_per_step, b.max_uses, b.max_staleness, b.over_age, b.mask_min_kept)
+        try:
+            filters = tuple(resolve(name, FILTERS, "buffer.filters") for name in b.filters)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return cls(
+            c.learner.groups_per_step,
+            b.max_uses,
+            b.max_staleness,
+            b.over_age,
+            b.mask_min_kept,
+            requeue=b.requeue,
+            filters=filters,
+            filter_max_ratio=b.filter_max_ratio,
+            starved_ends=b.on_starved == "end",
+            env_retries=c.env.retries,
+            group_scored=bool(c.env.group_score),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +123,9 @@ class Evidence:
     curriculum: Curriculum
     payload: Callable[[TrajectoryRow], bytes]
     bounds: Bounds
+    rules: tuple[Bounds, ...]
+    """Those of every configuration that the run had, the latest last."""
+    published: tuple[Publication, ...] = ()
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
@@ -94,6 +135,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     """
     acks = [read_acks(path) for path in sorted(run.acks.glob("*.jsonl"))]
     lists = [done for path in complete(run.checkpoints) if (done := _list(path)) is not None]
+    published = read_publications(run.path / "events.jsonl")
     source = open_source(config)
     ledger = read_ledger(run.ledger(config))
     sizes = GroupSizes(source, config.learner.group_size)
@@ -104,7 +146,9 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         return str(task["id"]), sizes.of(index)
 
     curriculum = open_curriculum(config, source)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, Bounds.of(config))
+    bounds = Bounds.of(config)
+    rules = (*(Bounds.of(earlier) for earlier in run.earlier_configs()), bounds)
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published)
 
 
 def read_acks(path: Path) -> AckLines:
@@ -126,11 +170,30 @@ def read_acks(path: Path) -> AckLines:
     return AckLines(path.stem, acks, missing, unreadable)
 
 
+def read_publications(path: Path) -> tuple[Publication, ...]:
+    """The first report of each version, as the launcher wrote it; messages can be lost, so that some may be missing.
+
+    A learner that resumes may publish a version again, which equals the first up to rounding.
+    """
+    found: dict[tuple[int, int], Publication] = {}
+    for line in path.read_text(errors="replace").split("\n")[:-1] if path.exists() else ():
+        try:
+            event = json.loads(line)
+            if event["kind"] == "published" and event["role"] == "learner":
+                p = Publication(int(event["branch"]), int(event["step"]), str(event["digest"]))
+                found.setdefault((p.branch, p.version), p)
+        except (ValueError, TypeError, KeyError):
+            continue  # a killed launcher leaves part of a line
+    return tuple(found.values())
+
+
 def _list(path: Path) -> LearnerList | None:
     try:
         state, done = read_list(path)
+        changed = tuple(changed_files(path))
     except RunError:
         if not path.exists():
             return None  # a live learner removed it
         raise
-    return LearnerList(path.name, state.branch, state.batch, done)
+    # A live learner may have removed it meanwhile.
+    return LearnerList(path.name, state.branch, state.batch, done, changed if path.exists() else ())

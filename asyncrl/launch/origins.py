@@ -94,6 +94,7 @@ class Origin:
         run = new_folder(config, stem if earlier is None else earlier.name)
         if earlier is not None and checkpoint is not None:
             shutil.copytree(checkpoint, run.checkpoints / checkpoint.name)
+            run.inherit_configs(earlier)
             # The acknowledgements of what is in that ledger.
             shutil.copytree(earlier.acks, run.acks, dirs_exist_ok=True)
         return run

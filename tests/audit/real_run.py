@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -86,12 +87,13 @@ def make_run(folder: Path) -> RunFolder:
     config = run.load_config()
     process.start()
     compute_alike(config)
+    reporter = FakeReporter()
     learner = Learner(
         config,
         trainer=Trainer(config, TorchBackend(config, device="cpu"), Objective(config.learner)),
         buffer=process.client("learner"),
         publisher=ShmPublisher(run.shm),
-        reporter=FakeReporter(),  # type: ignore[arg-type]
+        reporter=reporter,  # type: ignore[arg-type]
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
         save_tokenizer=lambda path: None,
     )
@@ -100,4 +102,7 @@ def make_run(folder: Path) -> RunFolder:
             learner.run(resume=False)
     finally:
         process.close()
+    # As the launcher writes what the learner reports.
+    events = ({"t": 0.0, "kind": kind, "role": "learner", **fields} for kind, fields in reporter.events)
+    (run.path / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     return run

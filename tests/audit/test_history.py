@@ -17,6 +17,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from asyncrl.audit.checks.accounting import equation, staleness, uses
 from asyncrl.audit.checks.curriculum import curriculum
 from asyncrl.audit.checks.draws import draws
+from asyncrl.audit.checks.drops import drops
+from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.logs import acknowledgements, loss
 from asyncrl.audit.checks.prefixes import prefixes
 from asyncrl.audit.checks.references import rows
@@ -38,6 +40,8 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> 
     yield from equation(ledger)
     yield from uses(ledger, bounds)
     yield from staleness(ledger, bounds)
+    yield from drops(ledger, (bounds,))
+    yield from history(ledger, [], [])
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
     files = PayloadFiles(folder / "payloads")
     yield from payloads(ledger, files.read)
@@ -50,7 +54,16 @@ class AuditedInterleavings(Interleavings):
         if not hasattr(self, "buffer"):
             return
         o: dict[str, Any] = self.options
-        bounds = Bounds(2, o["max_uses"], o["max_staleness"], o["over_age"], o["mask_min_kept"])
+        bounds = Bounds(
+            2,
+            o["max_uses"],
+            o["max_staleness"],
+            o["over_age"],
+            o["mask_min_kept"],
+            filters=o["filters"],
+            filter_max_ratio=o["filter_max_ratio"],
+            env_retries=o["env_retries"],
+        )
         acks = [Ack(t.id.branch, *key, t.attempt, t.digest()) for key, t in self.stored.items()]
         problems = list(found(self.folder, self.source, acks, bounds))
         ledger = read_ledger(self.folder)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation, staleness, uses
 from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
 from asyncrl.audit.checks.draws import DRAWS, draws
+from asyncrl.audit.checks.drops import DROPS, drops
+from asyncrl.audit.checks.history import HISTORY, history
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
@@ -34,6 +36,8 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
         lambda e: (text for log in e.acks for text in acknowledgements(e.ledger, log)),
     ),
     "equation": (EQUATION, lambda e: equation(e.ledger)),
+    "drops": (DROPS, lambda e: drops(e.ledger, e.rules)),
+    "history": (HISTORY, lambda e: history(e.ledger, e.lists, e.published)),
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),

@@ -41,6 +41,11 @@ def states_follow_from_rewards(ledger: LedgerRows, again: Curriculum) -> Iterato
         groups = measured[row.serial]
         if any(_lost(ledger, group) for group in groups):
             continue
+        if not _readable(before):
+            continue  # reported by `draws_follow_from_states`
+        if bare := [g.number for g in groups if not ledger.members.get(g.number)]:
+            yield f"state {row.serial} measured the groups {bare}, of which no trajectory is stored"
+            continue
         again.restore(json.loads(before.state))
         again.update(row.version, [_result(ledger, g) for g in groups if g.task not in ledger.added])
         if (expected := encoded(again.state())) != row.state:
@@ -52,6 +57,9 @@ def draws_follow_from_states(ledger: LedgerRows, again: Curriculum) -> Iterator[
     drawn = _drawn(ledger)
     added = sorted(row.draw for row in ledger.added.values() if row.draw is not None)
     for row in ledger.curriculum.values():
+        if not _readable(row):
+            yield f"the state at batch {row.batch} is no JSON: {row.state[:200]}"
+            continue
         again.restore(json.loads(row.state))
         for group in drawn[row.serial]:
             if group.task in ledger.added:
@@ -85,6 +93,14 @@ def _measured(ledger: LedgerRows) -> defaultdict[int, list[GroupRow]]:
         if group.measured is not None:
             groups[group.measured].append(group)
     return groups
+
+
+def _readable(row: CurriculumRow) -> bool:
+    try:
+        json.loads(row.state)
+    except ValueError:
+        return False
+    return True
 
 
 def _result(ledger: LedgerRows, group: GroupRow) -> GroupResult:

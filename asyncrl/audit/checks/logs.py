@@ -81,6 +81,12 @@ def lists_name_each_batch_once(_: LedgerRows, done_list: LearnerList) -> Iterato
         yield f"the list in {done_list.checkpoint} does not name the batches 0 to {done_list.batch - 1}, each once"
 
 
+def checkpoints_are_as_written(_: LedgerRows, done_list: LearnerList) -> Iterator[str]:
+    """Every file of a checkpoint is what the learner wrote."""
+    for name in done_list.changed:
+        yield f"{done_list.checkpoint}/{name} is not what was written"
+
+
 def batches_are_in_the_ledger(ledger: LedgerRows, done_list: LearnerList) -> Iterator[str]:
     """The learner's batches are in the ledger with the same outcome, unless they were lost with a host."""
     for done, batch, where in _compared(ledger, done_list):
@@ -123,6 +129,7 @@ def _compared(ledger: LedgerRows, done_list: LearnerList) -> Iterator[tuple[Done
 ACKNOWLEDGEMENTS: tuple[Check, ...] = (lines_can_be_read, acknowledged_is_stored)
 LEARNER: tuple[Check, ...] = (
     lists_name_each_batch_once,
+    checkpoints_are_as_written,
     batches_are_in_the_ledger,
     batches_hold_the_same_groups,
     groups_have_the_same_digests,

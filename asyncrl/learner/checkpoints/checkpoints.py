@@ -195,6 +195,13 @@ def read_list(path: Path) -> tuple[State, list[Done]]:
     return State(**state), done
 
 
+def changed_files(path: Path) -> list[str]:
+    """Files of the learner's part that are not what was written. Raises RunError when the state cannot be read."""
+    with _damaged(path):
+        files = _read_state(path)["files"].items()
+        return [name for name, digest in files if not (path / name).is_file() or _digest(path / name) != digest]
+
+
 def group_digests(trajectory_groups: list[int], digests: tuple[str, ...]) -> dict[int, str]:
     """One digest per group, over the digests of its trajectories, whatever their order."""
     members: dict[int, list[str]] = {}

@@ -1,0 +1,229 @@
+"""The learner's side of the ledger (branches, starts, batches, publications, checkpoints) follows from itself."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from asyncrl.audit.ledger import BatchRow, LedgerRows
+from asyncrl.audit.table import Check, apply
+from asyncrl.audit.witnesses import LearnerList, Publication
+
+Said = tuple[Sequence[LearnerList], Sequence[Publication]]
+"""What the learner wrote into its checkpoints, and what it reported as published."""
+
+
+def history(ledger: LedgerRows, lists: Sequence[LearnerList], published: Sequence[Publication]) -> Iterator[str]:
+    return apply(HISTORY, ledger, (lists, published))
+
+
+def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """Batches, starts, checkpoints, evaluations and states of the curriculum are numbered from 1 without gaps."""
+    keys = {"batches": "serial", "incarnations": "incarnation", "checkpoints": "serial", "evals": "serial"}
+    numbers = {table: [row[key] for row in ledger.tables[table]] for table, key in keys.items()}
+    for table, found in (numbers | {"curriculum": list(ledger.curriculum)}).items():
+        if sorted(found) != list(range(1, len(found) + 1)):
+            yield f"the rows of {table} are numbered {sorted(found)}, expected 1, 2, ... without gaps"
+
+
+def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """A branch begins on the one before it, at the version that its batches had made, for a reason that names it."""
+    for place, branch in enumerate(ledger.branches.values()):
+        parent = None if place == 0 else place - 1
+        version = 0 if parent is None else _before(ledger, parent, branch.fork_batch)
+        if (branch.branch, branch.parent) != (place, parent) or branch.fork_version != version:
+            yield (
+                f"branch {branch.branch} begins on branch {branch.parent} at batch {branch.fork_batch}, version "
+                f"{branch.fork_version}; expected branch {parent}, version {version}"
+            )
+        b = branch.fork_batch
+        begun = rf"a fresh start at batch {b}|batch {b} was \w+ and is now \w+|the ledger was restored from .*"
+        if not re.fullmatch(begun if place else "the start of the run", branch.why) or (place == 0 and b):
+            yield f"branch {branch.branch} begins at batch {b} because of {branch.why!r}"
+
+
+def batches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """Every batch, released or not, follows on the one before it; those where a later branch begins are released."""
+    for batch in ledger.batches:
+        version = _before(ledger, batch.branch, batch.b)
+        left = any(b.branch > batch.branch and b.fork_batch <= batch.b for b in ledger.branches.values())
+        if batch.version != version:
+            yield f"{_name(batch)} was fixed at version {batch.version}; the batch before it makes {version}"
+        if batch.released != left:
+            yield f"{_name(batch)} is {'' if batch.released else 'not '}on a part of history that was left"
+        if batch.outcome is None and ledger.fixed_on(batch.branch, batch.b + 1):
+            yield f"{_name(batch)} is open, and a later one was fixed"
+
+
+def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """The groups of a batch are in issue order, at places without gaps."""
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for use in ledger.tables["uses"]:
+        places[use["serial"]].append(use["place"])
+    for batch in ledger.batches:
+        if list(batch.groups) != sorted(batch.groups) or not batch.groups:
+            yield f"{_name(batch)} holds groups {list(batch.groups)}, expected in issue order"
+        if sorted(places.pop(batch.serial, [])) != list(range(len(batch.groups))):
+            yield f"the places of groups in {_name(batch)} have gaps"
+    for serial in places:
+        yield f"groups are recorded for batch serial {serial}, which is not in the ledger"
+
+
+def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """A batch counts the groups that it is the first to use."""
+    counted = {row["serial"]: row["first_uses"] for row in ledger.tables["batches"]}
+    for batch in ledger.batches:
+        earlier = [ledger.batch_of(batch.branch, b) for b in range(max(0, batch.b))]
+        used = {n for e in earlier if e is not None and e.outcome == "applied" for n in e.groups}
+        if counted[batch.serial] != (first := len(set(batch.groups) - used)):
+            yield f"{_name(batch)} counts {counted[batch.serial]} first uses, it holds {first}"
+
+
+def starts_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """A start of the learner is at a point of its branch, and stands at one; it holds the batch there or none."""
+    branch = 0
+    for row in ledger.tables["incarnations"]:
+        start, now = (row["start_batch"], row["start_version"]), (row["next_batch"], row["version"])
+        reached = [b for b in ledger.branches if b >= row["branch"] and _before(ledger, b, now[0]) == now[1]]
+        if (
+            not branch <= row["branch"] <= max(ledger.branches, default=0)
+            or _before(ledger, row["branch"], start[0]) != start[1]
+        ):
+            yield f"start {row['incarnation']} was on branch {row['branch']} at batch {start[0]}, version {start[1]}"
+        if not reached or row["holds"] not in (None, now[0]) or row["caused"] not in (0, 1):
+            yield f"start {row['incarnation']} stands at batch {now[0]}, version {now[1]}, and holds {row['holds']}"
+        branch = row["branch"]
+
+
+def batches_are_of_their_start(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """Each batch was fixed by a start of the learner that passed there, in order."""
+    starts = {row["incarnation"]: row for row in ledger.tables["incarnations"]}
+    last = 0
+    for row in ledger.tables["batches"]:
+        by = starts.get(row["incarnation"])
+        if by is None or row["incarnation"] < last or by["branch"] > row["branch"] or row["b"] < by["start_batch"]:
+            yield f"batch {row['b']} of branch {row['branch']} cannot have been fixed by start {row['incarnation']}"
+        last = row["incarnation"]
+
+
+def curriculum_states_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """There is one state of the curriculum before each batch, at the version that the batch is trained on."""
+    states = [row for row in ledger.curriculum.values() if not row.released]
+    expected = range(sum(batch.outcome is not None for batch in ledger.line) + 1)
+    if [row.batch for row in states] != list(expected):
+        yield f"states of the curriculum are recorded for batches {[row.batch for row in states]}, expected {expected}"
+    for row in ledger.curriculum.values():
+        if not any(_before(ledger, branch, row.batch) == row.version for branch in ledger.branches):
+            yield f"the curriculum's state {row.serial} at batch {row.batch} is of version {row.version}"
+
+
+def groups_have_the_state_of_their_draw(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """The states that drew the groups of a branch are in order; a prompt that is drawn again keeps its state."""
+    last: Counter[int] = Counter()
+    for group in ledger.groups.values():
+        old = None if group.replaces is None else ledger.groups.get(group.replaces)
+        if (old is not None and old.curriculum != group.curriculum) or group.curriculum < last[group.branch] * (
+            not old
+        ):
+            yield f"group {group.number} was drawn by state {group.curriculum} of the curriculum, out of order"
+        if old is None:
+            last[group.branch] = group.curriculum
+
+
+def publications_follow(ledger: LedgerRows, said: Said) -> Iterator[str]:
+    """Versions were published while their branch had them, and with the digests that the learner reported."""
+    for branch, version in ledger.published:
+        row = ledger.branches.get(branch)
+        reached = [b.version_after for b in ledger.batches if b.branch == branch]
+        if row is None or not row.fork_version <= version <= max([row.fork_version, *reached]):
+            yield f"version {version} was published on branch {branch}, which never had it"
+    for p in said[1]:
+        was = ledger.published.get((p.branch, p.version))
+        if was != p.digest and not (was is None and ledger.lost_with_host(p.branch)):
+            yield f"the learner published version {p.version} of branch {p.branch} as {p.digest}, not {was}"
+
+
+def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """The oldest version that an attempt may have was published on its branch, or is that of the prefix it goes on."""
+    prefixes = {(p["grp"], p["idx"], p["oldest"]) for p in ledger.tables["prefixes"]}
+    for (number, index), attempts in ledger.attempts.items():
+        group = ledger.groups.get(number)
+        for a in attempts if group is not None else ():
+            published = (group.branch, a.min_version) in ledger.published if group is not None else True
+            if not published and (number, index, a.min_version) not in prefixes:
+                name = ledger.name(number, index)
+                yield f"attempt {a.attempt} at trajectory {name} was lent for version {a.min_version}, never published"
+
+
+def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """An attempt that is lent is the last at an open ticket; of those that ended, one at most was stored."""
+    for key, attempts in ledger.attempts.items():
+        group, row = ledger.groups.get(key[0]), ledger.trajectories.get(key)
+        if any(a.ended is None for a in attempts[:-1]):
+            yield f"an attempt at trajectory {ledger.name(*key)} is lent, and there is a later one"
+        if attempts[-1].ended is None and (row is not None or group is None or group.state != "in_flight"):
+            yield f"the last attempt at trajectory {ledger.name(*key)} is lent, and its ticket is not open"
+        if [a.attempt for a in attempts if a.ended == "stored"] not in ([], [None if row is None else row.attempt]):
+            yield f"an attempt at trajectory {ledger.name(*key)} ended as stored, and another one was stored"
+
+
+def failures_have_a_reason(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """Attempts that failed say why, and no others."""
+    for row in ledger.tables["attempts"]:
+        if (row["ended"] == "failed") != (row["detail"] is not None):
+            yield f"attempt {row['attempt']} at {row['grp']}.{row['idx']} is {row['ended']}: {row['detail']}"
+
+
+def counters_cover_the_attempts(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """No more attempts are late, or lost by the disk, than the buffer counted."""
+    ended = Counter(a.ended for attempts in ledger.attempts.values() for a in attempts)
+    for name in ("late", "lost"):
+        counted = sum(n for (_, what), n in ledger.counters.items() if what == name)
+        if ended[name] > counted:
+            yield f"{ended[name]} attempts are {name}, and the buffer counted {counted}"
+    for (branch, name), value in ledger.counters.items():
+        if branch not in ledger.branches or name not in ("duplicate", "late", "lost") or value < 1:
+            yield f"{value} puts are counted as {name} on branch {branch}"
+
+
+def checkpoints_are_in_the_ledger(ledger: LedgerRows, said: Said) -> Iterator[str]:
+    """A checkpoint is at a point of its branch, and every one that is complete was announced to the buffer."""
+    known = {(row["branch"], row["batch"]) for row in ledger.tables["checkpoints"]}
+    for row in ledger.tables["checkpoints"]:
+        named = re.search(r"step-(\d+)", str(row["path"]).rpartition("/")[2])
+        version = _before(ledger, row["branch"], row["batch"])
+        if row["version"] != version or (named and int(named[1]) != version):
+            yield f"checkpoint {row['path']} is of version {row['version']}; batch {row['batch']} has {version}"
+    for done_list in said[0]:
+        if (done_list.branch, done_list.batch) not in known and not ledger.lost_with_host(done_list.branch):
+            yield f"{done_list.checkpoint} at batch {done_list.batch} of branch {done_list.branch} was never announced"
+
+
+def _before(ledger: LedgerRows, branch: int, b: int) -> int | None:
+    """The version that batch b is trained on, seen from `branch`; None: it was not reached."""
+    batch = ledger.batch_of(branch, b - 1) if b > 0 else None
+    return 0 if b == 0 else None if batch is None else batch.version_after
+
+
+def _name(batch: BatchRow) -> str:
+    return f"batch {batch.b} of branch {batch.branch}"
+
+
+HISTORY: tuple[Check, ...] = (
+    rows_are_numbered,
+    branches_follow,
+    batches_follow,
+    groups_in_batches_are_in_issue_order,
+    first_uses_are_counted,
+    starts_follow,
+    batches_are_of_their_start,
+    curriculum_states_follow,
+    groups_have_the_state_of_their_draw,
+    publications_follow,
+    attempts_were_lent_with_published_weights,
+    attempts_end_once,
+    failures_have_a_reason,
+    counters_cover_the_attempts,
+    checkpoints_are_in_the_ledger,
+)

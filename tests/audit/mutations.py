@@ -1,0 +1,149 @@
+"""Every change of one row of a ledger, generated from the tables: of each column, and of whole rows."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.buffer.ledger import schema
+
+PER_COLUMN = 3
+"""Rows of which a column is changed."""
+WORDS: dict[str, tuple[Any, ...]] = {
+    "groups.state": ("in_flight", "waiting", "assigned", "trained", "dropped"),
+    "groups.reason": (None, "stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"),
+    "attempts.ended": (None, "stored", "late", "lapsed", "released", "handed_back", "failed", "revoked", "lost"),
+    "prefixes.ended": (None, "continued", "anew", "longer", "stale", "failed", "dropped"),
+    "batches.outcome": (None, "applied", "guard", "poison"),
+    "evals.state": ("open", "done", "restarted", "failed"),
+    "counters.name": ("duplicate", "late", "lost"),
+}
+"""Values of a column, where they are not just any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    table: str
+    name: str
+    kind: str
+    key: bool
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    what: str
+    """`table.column` or `table`, and how it is changed."""
+    where: str
+    statements: tuple[tuple[str, tuple[Any, ...]], ...]
+
+
+def columns() -> list[Column]:
+    """Every column of every table, from the schema."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(schema.TABLES)
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return [
+            Column(table, name, kind, bool(key))
+            for table in tables
+            for _, name, kind, _, _, key in db.execute(f"PRAGMA table_info({table})")
+        ]
+
+
+def mutations(ledger: Path) -> Iterator[Mutation]:
+    """Those of the rows in this ledger; rows are chosen at random, the same at every call."""
+    rng = random.Random(0)
+    by_table: dict[str, list[Column]] = {}
+    for column in columns():
+        by_table.setdefault(column.table, []).append(column)
+    with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        db.row_factory = sqlite3.Row
+        for table, of_it in by_table.items():
+            rows = [dict(row) for row in db.execute(f"SELECT * FROM {table}")]
+            for column in of_it:
+                for row in rng.sample(rows, min(PER_COLUMN, len(rows))):
+                    yield from _changed(column, row, rows, of_it, rng)
+                if not column.key:
+                    yield from _swapped(column, rows, of_it, rng)
+            for row in rng.sample(rows, min(PER_COLUMN, len(rows))):
+                where, key = _place(row, of_it)
+                yield Mutation(f"{table}: a row less", _named(row, of_it), ((f"DELETE FROM {table} {where}", key),))
+                yield _again(table, row, rows, of_it)
+
+
+def apply(mutation: Mutation, ledger: Path, folder: Path) -> bool:
+    """Leaves the changed copy of the ledger in `folder`; False: the tables do not allow the change."""
+    folder.mkdir(exist_ok=True)
+    copy = folder / "ledger.sqlite"
+    shutil.copyfile(ledger, copy)
+    with closing(sqlite3.connect(copy)) as db, suppress(sqlite3.IntegrityError), db:
+        db.execute("PRAGMA synchronous = OFF")
+        for statement, values in mutation.statements:
+            assert db.execute(statement, values).rowcount == 1, mutation
+        return True
+    return False
+
+
+def _changed(
+    column: Column, row: dict[str, Any], rows: list[dict[str, Any]], of_it: list[Column], rng: random.Random
+) -> Iterator[Mutation]:
+    was = row[column.name]
+    for value in _others(column, was, rng):
+        yield _set(column, row, value, of_it, "another value")
+
+
+def _others(column: Column, was: Any, rng: random.Random) -> list[Any]:
+    if str(column) in WORDS:
+        return rng.sample([word for word in WORDS[str(column)] if word != was], 2)
+    if isinstance(was, bytes):
+        return [bytes([was[0] ^ 1]) + was[1:], was[:-1] + bytes([was[-1] ^ 1])]
+    if isinstance(was, str):
+        return [str(int(was) + 1)] if was.isdigit() else [f"{was[:-1]}{'0' if was[-1:] != '0' else '1'}"]
+    if was is None:
+        return [1 if column.kind == "INTEGER" else "x"]
+    if column.kind == "INTEGER":
+        return [was + 1, was - 1] if was else [1]
+    return [was + 0.5, was - 0.25]
+
+
+def _swapped(column: Column, rows: list[dict[str, Any]], of_it: list[Column], rng: random.Random) -> Iterator[Mutation]:
+    pairs = [(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :] if a[column.name] != b[column.name]]
+    for a, b in rng.sample(pairs, min(2, len(pairs))):
+        there, back = _set(column, a, b[column.name], of_it, ""), _set(column, b, a[column.name], of_it, "")
+        yield Mutation(f"{column}: swapped", f"{there.where} and {back.where}", there.statements + back.statements)
+
+
+def _set(column: Column, row: dict[str, Any], value: Any, of_it: list[Column], how: str) -> Mutation:
+    where, key = _place(row, of_it)
+    statement = f"UPDATE {column.table} SET {column.name} = ? {where}"
+    shown = "bytes" if isinstance(value, bytes) else repr(value)
+    return Mutation(f"{column}: {how}", f"{_named(row, of_it)} -> {shown}", ((statement, (value, *key)),))
+
+
+def _again(table: str, row: dict[str, Any], rows: list[dict[str, Any]], of_it: list[Column]) -> Mutation:
+    """The row once more, under the next key."""
+    last = [column for column in of_it if column.key][-1]
+    copy = dict(row)
+    if last.kind == "INTEGER":
+        copy[last.name] = max(r[last.name] for r in rows) + 1
+    else:
+        copy[last.name] = f"{row[last.name]}2"
+    statement = f"INSERT INTO {table}({', '.join(copy)}) VALUES ({', '.join('?' * len(copy))})"
+    return Mutation(f"{table}: a row twice", _named(row, of_it), ((statement, tuple(copy.values())),))
+
+
+def _place(row: dict[str, Any], of_it: list[Column]) -> tuple[str, tuple[Any, ...]]:
+    keys = [column.name for column in of_it if column.key]
+    return f"WHERE {' AND '.join(f'{key} = ?' for key in keys)}", tuple(row[key] for key in keys)
+
+
+def _named(row: dict[str, Any], of_it: list[Column]) -> str:
+    return " ".join(f"{column.name} {row[column.name]}" for column in of_it if column.key)

@@ -1,0 +1,208 @@
+"""Small histories of the real buffer, in this process, with what its actors and its learner would have written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.witnesses import Ack, AckLines, Bounds, Evidence, LearnerList, Publication
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.selection import zero_variance
+from asyncrl.buffer.tasks.added_tasks import task_of as added_task
+from asyncrl.data.added_tasks import ADDED
+from asyncrl.data.base import GroupResult
+from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
+from asyncrl.trajectory import Ticket
+from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, put, trajectory
+from tests.buffer.tickets.test_prefixes import prefix
+
+
+def more(version: int, results: Sequence[GroupResult], tasks: Sequence[Any]) -> list[str]:
+    """One more task after the first step."""
+    return [json.dumps({"prompt": f"again, after {version}"})] if version == 1 else []
+
+
+class Simulated:
+    """A buffer, one actor and one learner, and their own records."""
+
+    def __init__(self, folder: Path, on_step_end: Any = None, **rules: Any) -> None:
+        self.folder, self.rules, self.on_step_end = folder, rules, on_step_end
+        self.acks: list[Ack] = []
+        self.done: list[Done] = []
+        self.lists: list[LearnerList] = []
+        self.now = 0.0
+        self.buffer = self.open()
+        self.incarnation = learner(self.buffer)
+        self.published = [Publication(0, 0, "digest-0")]
+
+    def open(self) -> Buffer:
+        return open_buffer(self.folder, self.now, FakeSource(), FakeCurriculum(), self.on_step_end, **self.rules)
+
+    def kill(self) -> None:
+        self.buffer.commit(self.now)
+        self.buffer.database.close()
+        self.buffer = self.open()
+
+    def issue(self, credits: int) -> list[Ticket]:
+        history = self.buffer.ledger.history
+        return self.buffer.issue(self.now, "actor-0", (history.branch, history.published or 0), credits)[0]
+
+    def put(self, ticket: Ticket, reward: float | None = None) -> None:
+        versions = (ticket.min_version[1], self.buffer.ledger.history.published or 0)
+        made = trajectory(ticket, versions, float(ticket.id.index) if reward is None else reward)
+        if put(self.buffer, made) != "late" and ticket.kind == "train":
+            self.acks.append(Ack(made.id.branch, made.id.group, made.id.index, made.attempt, made.digest()))
+
+    def step(self, outcome: Any = "applied") -> None:
+        b = len(self.done)
+        answer = self.buffer.batch(self.now, self.incarnation, b)
+        assert answer.batch is not None, answer.why
+        groups = self.buffer.share(answer, 0, 1)
+        digests = group_digests([n for n in answer.batch.groups for _ in range(2)], tuple(d for _, d, _ in groups))
+        version = self.buffer.finished(self.incarnation, b, outcome)
+        self.publish(version, f"digest-{version}")
+        self.done.append(Done(b, outcome, digests))
+
+    def publish(self, version: int, digest: str) -> None:
+        branch = self.buffer.ledger.history.branch
+        self.buffer.published(self.incarnation, branch, version, digest)
+        if (branch, version) not in [(p.branch, p.version) for p in self.published]:
+            self.published.append(Publication(branch, version, digest))
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            for ticket in self.issue(6):
+                self.put(ticket)
+            self.step()
+
+    def fork(self, b: int, version: int) -> None:
+        self.incarnation = learner(self.buffer, version, b, branch=0, fresh=True, publish=False)
+        self.publish(version, f"other-{version}")
+        del self.done[b:]
+
+    def checkpoint(self) -> None:
+        history = self.buffer.ledger.history
+        path = self.folder / f"step-{history.version:06d}"
+        path.mkdir(exist_ok=True)
+        self.buffer.checkpointed(self.now, self.incarnation, history.version, len(self.done), path)
+        self.lists.append(LearnerList(path.name, history.branch, len(self.done), [*self.done]))
+
+    def evaluate(self) -> None:
+        history = self.buffer.ledger.history
+        self.buffer.evaluate((history.branch, history.published or 0), "step 1")
+        for ticket in self.issue(8):
+            self.put(ticket, 0.5)
+
+    def evidence(self) -> Evidence:
+        """Closes the buffer."""
+        self.buffer.commit(self.now)
+        self.buffer.database.close()
+        r: dict[str, Any] = {"max_uses": 1, "over_age": "drop", "mask_min_kept": 0.5} | RULES | self.rules
+        taken = ("filters", "filter_max_ratio", "env_retries", "requeue")
+        bounds = Bounds(
+            r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
+            **{name: r[name] for name in taken if name in r},
+        )  # fmt: skip
+        ledger = read_ledger(self.folder)
+
+        def task(index: int) -> tuple[str, int]:
+            row = ledger.added.get(index)
+            task = FakeSource().task(index) if row is None else added_task(index, row.task)
+            return str(task["id"]), RULES["group_size"]
+
+        assert ADDED not in ledger.added or self.on_step_end
+        return Evidence(
+            ledger,
+            [AckLines("actor-0", self.acks, [], [])],
+            self.lists,
+            task,
+            FakeCurriculum(),
+            PayloadFiles(self.folder / "payloads").read,
+            bounds,
+            (bounds,),
+            tuple(self.published),
+        )
+
+
+def killed(folder: Path) -> Simulated:
+    """Processes were killed, attempts failed or were handed back, a filter dropped groups, a step was refused."""
+    run = Simulated(folder, more, filters=(zero_variance,), filter_max_ratio=1.0, env_retries=0, eval_tasks=2)
+    first = run.issue(8)
+    run.put(first[0])
+    run.put(first[0])
+    run.buffer.release("actor-0", [(first[1].id, first[1].attempt)], prefixes={0: prefix()})
+    run.buffer.fail("actor-0", first[2].id, first[2].attempt, "env_error", "away")
+    for ticket in first[4:]:
+        run.put(ticket, 1.0 if ticket.id.group == 2 else None)
+    run.put(first[4])
+    run.kill()
+    for ticket in run.issue(5):
+        run.put(ticket)
+    run.put(first[2])
+    run.step()
+    run.checkpoint()
+    run.rounds(1)
+    run.evaluate()
+    for ticket in run.issue(8):
+        run.put(ticket)
+    run.step("guard")
+    run.kill()
+    run.incarnation = learner(run.buffer, 2, 3, branch=0)
+    run.rounds(1)
+    run.checkpoint()
+    run.issue(1)
+    return run
+
+
+def forked(folder: Path) -> Simulated:
+    """A new branch began at batch 1."""
+    run = Simulated(folder)
+    run.rounds(1)
+    run.checkpoint()
+    run.rounds(2)
+    for ticket in run.issue(5)[:4]:
+        run.put(ticket)
+    run.fork(1, 1)
+    run.rounds(3)
+    run.checkpoint()
+    return run
+
+
+def awaited(folder: Path) -> Simulated:
+    """The learner waited for groups, for one of them in vain."""
+    run = Simulated(folder, over_age="wait", wait_s=5.0, max_staleness=0)
+    tickets = run.issue(4)
+    for ticket in tickets[:3]:
+        run.put(ticket)
+    for run.now in (0.0, 10.0):
+        assert run.buffer.batch(run.now, run.incarnation, 0).state == "waiting"
+    for ticket in run.issue(2):
+        run.put(ticket)
+    run.step()
+    run.rounds(2)
+    run.checkpoint()
+    return run
+
+
+def used_twice(folder: Path) -> Simulated:
+    run = Simulated(folder, max_uses=2)
+    for ticket in run.issue(6):
+        run.put(ticket)
+    run.step()
+    run.step()
+    run.rounds(3)
+    run.put(run.issue(2)[0])
+    run.checkpoint()
+    return run
+
+
+KINDS: dict[str, Callable[[Path], Simulated]] = {
+    "killed": killed,
+    "forked": forked,
+    "wait": awaited,
+    "max_uses 2": used_twice,
+}
