@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.buffer.ledger.group import Group
@@ -105,6 +105,7 @@ def test_equal_durations_in_issue_order_drop_nothing(tmp_path: Path) -> None:
 
 
 @settings(max_examples=15, deadline=None)
+@example(seed=46409, over_age="wait", staleness=1, max_uses=2, deaths=0.05, guard_every=0)
 @given(
     seed=st.integers(0, 10**6),
     over_age=st.sampled_from(["drop", "wait", "mask"]),
@@ -128,7 +129,10 @@ def test_every_policy_makes_progress(
     counts = Simulation(folder, duration, guard_every=guard_every, **options).run(until=5000.0)
     assert counts["version"] == 12
     dropped = {name.removeprefix("dropped: ") for name in counts if name.startswith("dropped")}
-    assert dropped <= ({"wait_deadline"} if over_age == "wait" else {"stale"}) | ({"guard"} if guard_every else set())
+    policy = {"wait_deadline"} if over_age == "wait" else {"stale"}
+    if max_uses > 1:  # used groups take places too, so that more unused ones may be due at once than fit
+        policy.add("stale")
+    assert dropped <= policy | ({"guard"} if guard_every else set())
     assert not guard_every or "guard" in dropped or max_uses > 1
 
 
