@@ -75,9 +75,9 @@ class Batches:
         restored, self.restored = self.restored, None
         if restored is not None:
             self._ledger.db.unset("restored")
-        if restored is not None or (fresh and not first):
-            why = f"a fresh start at batch {b}" if restored is None else f"the ledger was restored from {restored}"
-            self._fork(b, version, why)
+            self._fork(b, version, f"the ledger was restored from {restored}")
+        elif fresh and not first:
+            self._fork(b, version, f"a fresh start at batch {b}")
         elif suspect is not None and b <= suspect < len(history.line):
             self._end(suspect, "poison")
         self._tickets.sweep()

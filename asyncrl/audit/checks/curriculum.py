@@ -39,10 +39,9 @@ def states_follow_from_rewards(ledger: LedgerRows, again: Curriculum) -> Iterato
     measured = _measured(ledger)
     for before, row in pairwise(row for row in ledger.curriculum.values() if not row.released):
         groups = measured[row.serial]
-        if any(_lost(ledger, group) for group in groups):
+        # A state that cannot be read is reported by `draws_follow_from_states`.
+        if not _readable(before) or any(_lost(ledger, group) for group in groups):
             continue
-        if not _readable(before):
-            continue  # reported by `draws_follow_from_states`
         if bare := [g.number for g in groups if not ledger.members.get(g.number)]:
             yield f"state {row.serial} measured the groups {bare}, of which no trajectory is stored"
             continue

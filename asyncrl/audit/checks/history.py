@@ -164,7 +164,7 @@ def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
             yield f"an attempt at trajectory {ledger.name(*key)} is lent, and there is a later one"
         if attempts[-1].ended is None and (row is not None or group is None or group.state != "in_flight"):
             yield f"the last attempt at trajectory {ledger.name(*key)} is lent, and its ticket is not open"
-        if [a.attempt for a in attempts if a.ended == "stored"] not in ([], [None if row is None else row.attempt]):
+        if not {a.attempt for a in attempts if a.ended == "stored"} <= {row and row.attempt}:
             yield f"an attempt at trajectory {ledger.name(*key)} ended as stored, and another one was stored"
 
 

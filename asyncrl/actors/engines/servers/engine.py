@@ -161,12 +161,9 @@ class ServerEngine:
                     text = (await response.aread()).decode(errors="replace")
                     raise EngineDied(f"{url}{path} answered {response.status_code}: {text[:500]}")
                 async for line in response.aiter_lines():
-                    if line.startswith("data:") and not line.endswith("[DONE]"):
-                        before = len(output.ids)
-                        self._dialect.take(json.loads(line[5:]), output)
-                        self._generated += len(output.ids) - before
-                        if output.ids and queue_s is None:
-                            queue_s = time.monotonic() - began
+                    self._take(line, output)
+                    if output.ids and queue_s is None:
+                        queue_s = time.monotonic() - began
         except httpx.HTTPError as error:
             raise EngineDied(f"{url} was lost in request {running.name}: {type(error).__name__} {error}") from error
         except asyncio.CancelledError:
@@ -176,6 +173,13 @@ class ServerEngine:
         if output.reason == "abort" and not running.aborted:
             log.warning("%s aborted request %s by itself: %s", url, running.name, output.why or "no reason given")
         return self._generation(output, running.server, queue_s)
+
+    def _take(self, line: str, output: Output) -> None:
+        """Adds what a line of the event stream holds."""
+        if line.startswith("data:") and not line.endswith("[DONE]"):
+            before = len(output.ids)
+            self._dialect.take(json.loads(line[5:]), output)
+            self._generated += len(output.ids) - before
 
     def _generation(self, output: Output, server: Server, queue_s: float | None) -> Generation:
         ids, logprobs = np.asarray(output.ids, np.int32), np.asarray(output.logprobs, np.float32)
