@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 LACKING = """
 import runpy, sys

@@ -29,6 +29,8 @@ from tests.audit.mutations import apply, columns, mutations
 from tests.audit.simulated import KINDS
 from tests.audit.test_audit import acks, changed
 
+pytestmark = pytest.mark.system
+
 DOCS = Path(__file__).parents[2] / "docs" / "explanation" / "audit.md"
 
 

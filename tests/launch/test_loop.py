@@ -185,6 +185,7 @@ def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, rol
     assert gone(run) == []
 
 
+@pytest.mark.system
 def test_ranks_live_and_die_together(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="done", learner_1="deaf", learner_2="deaf", actor_0="stay")
     ranks = ("learner", "learner-1", "learner-2")
@@ -204,6 +205,7 @@ def test_ranks_live_and_die_together(run: RunFolder, launch: Launch) -> None:
     assert gone(run) == []
 
 
+@pytest.mark.system
 def test_ranks_that_die_at_once_start_anew_once(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="done", learner_1="deaf")
     ranks = ("learner", "learner-1")
@@ -217,6 +219,7 @@ def test_ranks_that_die_at_once_start_anew_once(run: RunFolder, launch: Launch) 
     assert [len(pids_of(run, name)) for name in ranks] == [4, 4]
 
 
+@pytest.mark.system
 def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", learner_1="die")
     out, _ = launcher.communicate(timeout=30)
