@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv, template_errors
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv, failing
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
@@ -47,7 +47,7 @@ async def play(
     The last assistant message is passed to the environment even if a limit cut it short, so that the environment scores
     every trajectory.
     """
-    env = GuardedEnv(make_env, limits.call_s, lambda: progress.enter("environment"))
+    env = GuardedEnv(make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"))
     try:
         return await _Episode(ticket, env, engine, renderer, limits, progress).run()
     finally:
@@ -84,7 +84,7 @@ class _Episode:
             generation = await self._generate(row)
             if generation is None:
                 return "max_tokens"
-            with template_errors("the renderer cannot parse what the policy sampled"):
+            with failing("the renderer cannot parse what the policy sampled"):
                 message = self._renderer.parse(generation.token_ids.tolist())
             self._messages = [*self._messages, message]
             sampled_at = self._progress.at
@@ -141,7 +141,7 @@ class _Episode:
         """The row of the policy's next turn: this one plus the environment's messages, or a new one."""
         if not turn.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        with template_errors("the chat template refuses the messages of step"):
+        with failing("the chat template refuses the messages of step"):
             tail = self._renderer.render_tail(
                 self._messages, turn.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
             )
@@ -154,5 +154,5 @@ class _Episode:
         return self._new_row()
 
     def _new_row(self) -> OpenRow:
-        with template_errors("the chat template refuses the conversation"):
+        with failing("the chat template refuses the conversation"):
             return OpenRow(self._renderer.render_initial(self._messages, self._tools))

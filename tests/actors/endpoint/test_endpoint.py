@@ -400,9 +400,31 @@ async def returns_text(task: Any, client: Any) -> Any:
     return "well done"
 
 
+async def interrupts(task: Any, client: Any) -> float:
+    raise KeyboardInterrupt
+
+
+def leaves(task: Any, client: Any) -> float:
+    raise GeneratorExit
+
+
+async def returns_a_huge_reward(task: Any, client: Any) -> Any:
+    await ask(client, [USER])
+    return {"good": 6e5, "better": 6e5}
+
+
+async def returns_a_huge_integer(task: Any, client: Any) -> Any:
+    await ask(client, [USER])
+    return 10**400
+
+
 @pytest.mark.parametrize(
     ("agent", "detail"),
     [
+        (interrupts, "KeyboardInterrupt"),
+        (leaves, "GeneratorExit"),
+        (returns_a_huge_reward, r"1\.2e\+06.*env.max_reward"),
+        (returns_a_huge_integer, "OverflowError"),
         (raises, "KeyError: 'door'"),
         (says_nothing, "without a reply of the policy"),
         (returns_text, "returned 'well done'; expected the reward"),

@@ -164,6 +164,32 @@ async def cancelled() -> None:
     raise asyncio.CancelledError
 
 
+def raising(error: BaseException) -> Callable[[], Any]:
+    async def fails() -> Any:
+        raise error
+
+    return fails
+
+
+def plainly(error: BaseException) -> Any:
+    raise error
+
+
+class Abrupt(BaseException):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class Evil:
+    """As the answer of a step: whatever is read of it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise GeneratorExit
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("env", "detail"),
     [
@@ -187,14 +213,50 @@ async def cancelled() -> None:
         (Plain("step", cancelled), "it raised CancelledError"),
         (Plain("step", lambda: sys.exit(3)), r"it called sys.exit\(3\)"),
         (Functions([]), "environment.tools, expected Tools"),
+        (Plain("step", raising(KeyboardInterrupt())), "environment.step: it raised KeyboardInterrupt"),
+        (Plain("step", lambda: plainly(KeyboardInterrupt())), "environment.step: it raised KeyboardInterrupt"),
+        (Plain("reset", raising(GeneratorExit())), "environment.reset: it raised GeneratorExit"),
+        (Plain("step", raising(BaseException("out"))), "environment.step: it raised BaseException: out"),
+        (Plain("step", raising(Abrupt())), "environment.step: it raised Abrupt"),
+        (Plain("step", lambda: asyncio.to_thread(plainly, GeneratorExit())), "GeneratorExit"),
+        (lambda: plainly(KeyboardInterrupt()), "environment: its constructor: KeyboardInterrupt"),
+        (lambda: plainly(asyncio.CancelledError()), "environment: its constructor: CancelledError"),
+        (Plain("step", lambda: later(Evil())), "environment.step, expected a Turn: GeneratorExit"),
+        (Plain("step", lambda: later(Turn(done=True, messages=Evil()))), "environment.step"),  # type: ignore[arg-type]
+        (Plain("step", lambda: later(Turn(done=True, reward=10**400))), "environment.step.*OverflowError"),
+        (Plain("step", lambda: later(Turn(done=True, reward=1e300))), "env.max_reward"),
+        (Plain("step", lambda: later(Turn(done=True, reward=-2e6))), r"-2e\+06.*env.max_reward is 1e\+06"),
+        (Plain("step", lambda: later(Turn(done=True, rewards={"part": 2e6}))), "env.max_reward"),
+        (FakeEnv([replace(tool_says("1"), reward=6e5), Turn(reward=6e5, done=True)]), r"1\.2e\+06.*env.max_reward"),
     ],
 )
 def test_what_goes_wrong_in_the_environment_fails_the_episode(env: Any, detail: str) -> None:
     with pytest.raises(EpisodeFailed, match=detail) as caught:
-        run(env, saying("a"))
+        run(env, saying("a", "b"))
     assert caught.value.reason == "env_error"
     if isinstance(env, FakeEnv):
         assert env.closed == 1
+
+
+def test_the_reward_may_be_as_large_as_the_limit_says() -> None:
+    assert run(FakeEnv([Turn(reward=-1e6, done=True)]), saying("a")).reward == -1e6
+    limits = replace(LIMITS, max_reward=5e6)
+    assert run(FakeEnv([Turn(reward=4e6, done=True)]), saying("a"), limits).reward == 4e6
+
+
+def test_what_an_environment_says_of_its_failure_is_cut() -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        run(FakeEnv([ValueError("x" * 10**7)]), saying("a"))
+    assert len(caught.value.detail) < 10_000
+
+
+@pytest.mark.parametrize("close", [KeyboardInterrupt(), GeneratorExit(), Abrupt(), asyncio.CancelledError()])
+def test_whatever_close_raises_costs_nothing(close: BaseException) -> None:
+    class Leaving(FakeEnv):
+        async def close(self) -> None:
+            raise close
+
+    assert run(Leaving([Turn(done=True)]), saying("a")).stop_reason == "done"
 
 
 @pytest.mark.parametrize("method", ["render_initial", "render_tail", "parse"])
