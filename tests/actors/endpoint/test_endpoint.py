@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -372,6 +373,26 @@ def test_a_request_waits_for_new_weights() -> None:
 
     engine = saying("82<|im_end|>")
     assert played(agent, engine).turns == 1
+
+
+@pytest.mark.parametrize("chars", [150_000, 2 << 20])
+def test_a_long_request_is_rendered_off_the_loop_or_refused_before(chars: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    rendered = TemplateRenderer._encode
+
+    def noting(self: TemplateRenderer, text: str) -> tuple[int, ...]:
+        threads.append((len(text) > 20_000, threading.current_thread() is threading.main_thread()))
+        return rendered(self, text)
+
+    async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
+        await ask(client, [USER])
+        await ask(client, [{"role": "user", "content": "ab " * (chars // 3)}])
+        return 1.0
+
+    monkeypatch.setattr(TemplateRenderer, "_encode", noting)
+    t = played(agent, FakeEngine(lambda *_: encode("1<|im_end|>"), LIMITS.max_tokens))
+    assert (t.stop_reason, t.turns, t.reward) == ("max_tokens", 1, 0.0)
+    assert [place for is_long, place in threads if is_long] == ([False] if chars == 150_000 else [])
 
 
 def test_limits_end_in_reward_0_and_their_stop_reason() -> None:
