@@ -43,7 +43,11 @@ def _call(future: Future[Any], call: Callable[[], Any]) -> None:
         result = call()
     except SystemExit as error:  # in the awaiting coroutine it would end the event loop and all its episodes
         future.set_exception(RuntimeError(f"it called sys.exit({error.code!r})"))
-    except BaseException as error:
+    except StopIteration:  # no future takes it, and the caller would wait for ever
+        future.set_exception(RuntimeError("it raised StopIteration"))
+    except Exception as error:
         future.set_exception(error)
+    except BaseException as error:
+        future.set_exception(RuntimeError(f"it raised {type(error).__name__}"))
     else:
         future.set_result(result)

@@ -75,7 +75,8 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
 
 
 def _group_scores(config: Config, score: GroupScore) -> GroupScores:
-    return GroupScores(score, config.env.group_score_weight, config.env.call_s, config.actors.episode_s)
+    env = config.env
+    return GroupScores(score, env.group_score_weight, env.call_s, config.actors.episode_s, env.max_reward)
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:

@@ -63,6 +63,9 @@ class EnvConfig(Section):
     """Weight of that score; the product is added to the reward of the environment."""
     call_s: float = Field(30.0, gt=0)
     """Seconds allowed for one call of the environment (reset, step, close)."""
+    max_reward: float = Field(1e6, gt=0, le=1e15)
+    """Largest size of a reward, of its parts and of a group score. A larger one, or one that is not finite, is a
+    failure of the environment (env_error)."""
     workers: Literal["async", "threads", "processes"] = "async"
     """Where environments run: `async`, on the actor's event loop, for environments that never block it; `threads`, for
     those that wait in plain functions; `processes`, for those that compute, or may crash."""

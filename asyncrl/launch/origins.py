@@ -20,9 +20,19 @@ FIXED = ("model", "data", "env", "learner.group_size", "learner.groups_per_step"
 """Fields and sections that a run cannot change: the groups in its ledger were drawn, played and batched with them."""
 FREE = frozenset(
     f"env.{name}"
-    for name in ("call_s", "workers", "worker_count", "retries", "max_failures", "failure_window", "on_failures")
+    for name in (
+        "call_s",
+        "max_reward",
+        "workers",
+        "worker_count",
+        "retries",
+        "max_failures",
+        "failure_window",
+        "on_failures",
+    )
 )
-"""Exceptions from `FIXED`: fields that say where an environment runs, for how long and how often, not what it is."""
+"""Exceptions from `FIXED`: fields that say where an environment runs, for how long and how often, and what its
+failures are, not what it is."""
 PLACE = ("launch.name", "launch.runs_dir")
 """Fields that say where the run folder is."""
 

@@ -28,6 +28,19 @@ def test_an_exit_is_an_exception_and_ends_no_event_loop():
     asyncio.run(ending())
 
 
+@pytest.mark.parametrize("error", [StopIteration(), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+def test_what_no_future_or_no_event_loop_bears_is_an_exception(error):
+    def fails():
+        raise error
+
+    async def ending():
+        use_daemon_threads()
+        with pytest.raises(RuntimeError, match=type(error).__name__):
+            await asyncio.wait_for(asyncio.to_thread(fails), 10)
+
+    asyncio.run(ending())
+
+
 STUCK = """
 import asyncio, time
 from asyncrl.actors.daemon_threads import running, use_daemon_threads

@@ -40,7 +40,7 @@ class Conversations:
         """The ids of `messages`, ending where the assistant speaks. Raises BadRequest if the template refuses them."""
         try:
             return self._continued(messages, tools) or self._renderer.render_initial(messages, tools)
-        except Exception as error:  # a template may raise anything
+        except BaseException as error:  # a template may raise anything, and nothing is awaited here
             raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
 
     def record(

@@ -22,6 +22,7 @@ from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSamp
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.rendering import OffLoop
 from asyncrl.actors.episodes.rows import BranchingRows
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
@@ -50,6 +51,7 @@ class Session:
         self.renderer, self.limits, self.temperature = renderer, limits, ticket.temperature
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
+        self._off_loop = OffLoop(renderer, limits)
         self._sampled = self._running = self._named = 0
         self._answered: list[tuple[DistinctRequest, Reply]] = []
         self._idle: tuple[float, TurnCost | None] = (0.0, None)
@@ -57,7 +59,13 @@ class Session:
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
-        prompt = self._conversations.prompt(body.messages, _tools(body))
+        said = (body.messages, body.tools)
+        try:
+            prompt = await self._off_loop.run(said, lambda: self._conversations.prompt(body.messages, _tools(body)))
+        except PromptTooLong as error:
+            raise self._too_long(error) from error
+        except TimeoutError as error:
+            raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
         asked = body.sampling()
         return Reply(prompt, [self._choice(cost, asked.stop) for cost in await self._sample(prompt, asked)])
 
@@ -117,14 +125,17 @@ class Session:
             costs = await _gather([self._one(prompt, asked, first + k, k) for k in range(asked.n)])
             return costs
         except PromptTooLong as error:
-            self.limit = "max_tokens"
-            raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
+            raise self._too_long(error) from error
         except (EngineDied, EpisodeFailed) as error:
             if not self.broken.done():
                 self.broken.set_exception(error)
             raise
         finally:
             self._count_running(-1, costs[-1] if costs else None)
+
+    def _too_long(self, error: PromptTooLong) -> BadRequest:
+        self.limit = "max_tokens"
+        return BadRequest(str(error), param="messages", code="context_length_exceeded")
 
     async def _one(self, prompt: Sequence[int], asked: RequestedSampling, number: int, k: int) -> TurnCost:
         t = self._ticket

@@ -85,7 +85,7 @@ class ServedModel:
 async def chat(ticket: Ticket, make_env: Callable[[], Env], served: ServedModel, limits: EpisodeLimits) -> ChatResult:
     """Play the episode of `ticket`. Raises EpisodeFailed: `env_error`, or `endpoint` when the endpoint does not answer,
     or not with a chat completion."""
-    env = GuardedEnv(make_env, limits.call_s)
+    env = GuardedEnv(make_env, limits.call_s, limits.max_reward)
     try:
         await _play(ticket, env, served, limits)
     finally:
@@ -131,7 +131,7 @@ def _read(reply: Any) -> tuple[Message, int | None, int]:
         usage = reply.get("usage") or {}
         sampled = usage.get("completion_tokens")
         total = int(usage.get("total_tokens") or 0)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise EpisodeFailed(
             "endpoint", f"the endpoint answered {reply!r:.300}: not a chat completion ({error})"
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import reprlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,70 +15,73 @@ from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_DETAIL_CHARS = 4000
+"""Longest detail of a failure, which goes into logs and to the buffer. An error may quote a whole observation."""
+
 
 class EpisodeFailed(Exception):
     """The episode has no trajectory. `reason`: env_error, endpoint, or aborted (lease revoked, actor stops)."""
 
     def __init__(self, reason: str, detail: str) -> None:
         # An error may quote the policy, including half a surrogate pair, which no message can carry.
-        detail = detail.encode(errors="replace").decode()
+        detail = detail[:_DETAIL_CHARS].encode(errors="replace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
 
 @contextmanager
-def template_errors(what: str) -> Iterator[None]:
-    """Raises EpisodeFailed for any exception: a chat template may raise anything on the messages of an environment."""
+def failing(what: str) -> Iterator[None]:
+    """Raises EpisodeFailed for whatever is raised inside, where foreign code runs and nothing is awaited: constructors,
+    a property, a chat template. Even KeyboardInterrupt is then the code's own, since an actor handles signals."""
     try:
         yield
-    except Exception as error:
-        raise EpisodeFailed("env_error", f"{what}: {type(error).__name__}: {error}") from error
+    except EpisodeFailed:
+        raise
+    except BaseException as error:
+        raise EpisodeFailed("env_error", f"{what}: {_described(error)}") from error
 
 
 class GuardedEnv:
     """An environment whose calls raise EpisodeFailed only; `close` raises nothing."""
 
-    def __init__(self, make: Callable[[], Env], call_s: float, called: Callable[[], None] = lambda: None) -> None:
-        """`call_s`: deadline of one call. `called` is called after each."""
+    def __init__(
+        self, make: Callable[[], Env], call_s: float, max_reward: float, called: Callable[[], None] = lambda: None
+    ) -> None:
+        """`call_s`: deadline of one call. `max_reward`: largest size of a reward. `called` is called after each."""
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
-        self._call_s, self._called = call_s, called
-        try:
+        self._call_s, self._max_reward, self._called = call_s, max_reward, called
+        with failing("environment: its constructor"):
             self._env = make()
-        except Exception as error:
-            raise EpisodeFailed("env_error", f"environment: its constructor: {_described(error)}") from error
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools in OpenAI form. Final once `reset` has returned."""
-        try:
+        with failing("environment.tools, expected Tools"):
             return [tool.schema for tool in self._env.tools]
-        except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.tools, expected Tools: {_described(error)}") from error
 
     async def reset(self, task: Task) -> list[Message]:
-        return _checked(await self._call(lambda: self._env.reset(task), "reset"), "reset")
+        messages = await self._call(lambda: self._env.reset(task), "reset")
+        with failing("environment.reset, expected messages"):
+            return _checked(messages, "reset")
 
     async def step(self, message: Message) -> Turn:
         turn = await self._call(lambda: self._env.step(message), "step")
-        try:
-            numbers = [turn.reward, *turn.rewards.values(), *turn.metrics.values()]
-            finite = all(math.isfinite(n) for n in numbers)
-            for name in (*turn.rewards, *turn.metrics):
-                name.encode()
-        except (AttributeError, TypeError, UnicodeEncodeError) as error:
-            raise EpisodeFailed(
-                "env_error", f"environment.step returned {turn!r:.300}; expected a Turn of numbers, by name ({error})"
-            ) from error
-        if not finite:
-            raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {turn}")
-        _checked(turn.messages or (), "step")
+        with failing("environment.step, expected a Turn"):
+            _check_numbers(turn)
+            _checked(turn.messages or (), "step")
+            self._add(turn)
+        return turn
+
+    def _add(self, turn: Turn) -> None:
+        """Add the rewards of a turn. Raises EpisodeFailed for a sum that is larger than any reward may be."""
         self.reward += float(turn.reward)
         for name, value in turn.rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
+        for value in (self.reward, *self.rewards.values()):
+            check_reward(value, "environment.step", self._max_reward)
         self.metrics.update({name: float(value) for name, value in turn.metrics.items()})
-        return turn
 
     async def close(self) -> None:
         """Close the environment. A failure does not change the episode's outcome."""
@@ -99,11 +103,27 @@ class GuardedEnv:
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`. Raises EnvFailed in place of SystemExit, which would end the event loop."""
+    """The result of `call`. Raises EnvFailed in place of what is no Exception: SystemExit and KeyboardInterrupt would
+    end the event loop, and others every episode that awaits the call."""
     try:
         return await call()
+    except (Exception, asyncio.CancelledError):
+        raise
     except SystemExit as error:
         raise EnvFailed(f"it called sys.exit({error.code!r})") from error
+    except BaseException as error:
+        raise EnvFailed(f"it raised {_described(error)}") from error
+
+
+def check_reward(value: float, whose: str, max_reward: float) -> None:
+    """Raises EpisodeFailed for a reward that is not finite, or larger than `max_reward`: the learner squares rewards in
+    float32, and one of 1e300 would be refused there with its whole batch."""
+    if not -max_reward <= value <= max_reward:
+        raise EpisodeFailed(
+            "env_error",
+            f"{whose}: a reward of {value:g}, and env.max_reward is {max_reward:g}: correct the reward, or raise "
+            "env.max_reward",
+        )
 
 
 async def _within(call: Callable[[], Awaitable[T]], seconds: float) -> T:
@@ -122,16 +142,46 @@ async def _within(call: Callable[[], Awaitable[T]], seconds: float) -> T:
     return task.result()
 
 
+def _check_numbers(turn: Any) -> None:
+    try:
+        numbers = [turn.reward, *turn.rewards.values(), *turn.metrics.values()]
+        finite = all(math.isfinite(n) for n in numbers)
+        for name in (*turn.rewards, *turn.metrics):
+            name.encode()
+    except (AttributeError, TypeError, UnicodeEncodeError) as error:
+        raise EpisodeFailed(
+            "env_error", f"environment.step returned {_shown(turn)}; expected a Turn of numbers, by name ({error})"
+        ) from error
+    if not finite:
+        raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {_shown(turn)}")
+
+
+def _shown(given: Any) -> str:
+    """`given` in at most 300 characters. The messages of a Turn, which may be long, come last and are cut first."""
+    if isinstance(given, Turn):
+        given = {name: getattr(given, name) for name in ("reward", "rewards", "metrics", "done")}
+        return f"Turn({', '.join(f'{name}={_SHORT.repr(value)}' for name, value in given.items())})"[:300]
+    return _SHORT.repr(given)[:300]
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
 def _checked(messages: Any, name: str) -> list[Message]:
     """`messages` as a list. Raises EpisodeFailed unless each has a role; the renderer may still refuse them."""
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
     ):
         raise EpisodeFailed(
-            "env_error", f'environment.{name} gave {messages!r:.300}; expected messages, each {{"role", "content"}}'
+            "env_error", f'environment.{name} gave {_shown(messages)}; expected messages, each {{"role", "content"}}'
         )
     return list(messages)
 
 
 def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, EnvFailed) else f"{type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except BaseException as raised:  # the text of a foreign exception is foreign code, too
+        text = f"(its text raised {type(raised).__name__})"
+    return text if isinstance(error, EnvFailed) else f"{type(error).__name__}: {text}"

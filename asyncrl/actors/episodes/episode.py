@@ -24,8 +24,9 @@ from msgspec.structs import replace
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv, template_errors
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow
@@ -47,9 +48,10 @@ async def play(
     The last assistant message is passed to the environment even if a limit cut it short, so that the environment scores
     every trajectory.
     """
-    env = GuardedEnv(make_env, limits.call_s, lambda: progress.enter("environment"))
+    env = GuardedEnv(make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"))
     try:
-        return await _Episode(ticket, env, engine, renderer, limits, progress).run()
+        rendering = Rendering(renderer, limits)
+        return await _Episode(ticket, env, engine, rendering, renderer.stop_token_ids, limits, progress).run()
     finally:
         await env.close()
 
@@ -61,7 +63,8 @@ class _Episode:
     _ticket: Ticket
     _env: GuardedEnv
     _engine: Engine
-    _renderer: Renderer
+    _rendering: Rendering
+    _stop_token_ids: tuple[int, ...]
     _limits: EpisodeLimits
     _progress: Progress
     _rows: list[OpenRow] = field(default_factory=list)
@@ -71,7 +74,12 @@ class _Episode:
     _tools: list[Any] = field(default_factory=list)
 
     async def run(self) -> EpisodeResult:
-        stop_reason = await self._take_turns()
+        try:
+            stop_reason = await self._take_turns()
+        except PromptTooLong as error:
+            if self._turns == 0:
+                raise EpisodeFailed("env_error", f"task {self._ticket.task['id']}: {error}") from error
+            stop_reason = "max_tokens"
         rows, env = tuple(row.freeze() for row in self._rows), self._env
         about = (self._turns, stop_reason, self._messages, self._records)
         return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
@@ -79,13 +87,10 @@ class _Episode:
     async def _take_turns(self) -> StopReason:
         self._messages = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
         self._tools = self._env.tools
-        row = self._new_row()
+        row = await self._new_row()
         while True:
             generation = await self._generate(row)
-            if generation is None:
-                return "max_tokens"
-            with template_errors("the renderer cannot parse what the policy sampled"):
-                message = self._renderer.parse(generation.token_ids.tolist())
+            message = self._rendering.parse(generation.token_ids.tolist())
             self._messages = [*self._messages, message]
             sampled_at = self._progress.at
             last, stopped = self._turns == self._limits.max_turns, generation.stop_reason == "stop"
@@ -100,12 +105,12 @@ class _Episode:
                 return "length"
             if last:
                 return "max_turns"
-            row = self._continue(row, turn, closed=stopped)
+            row = await self._continue(row, turn, closed=stopped)
 
-    async def _generate(self, row: OpenRow) -> Generation | None:
-        """One turn of the policy, appended to `row`; None when the row has no room for it."""
+    async def _generate(self, row: OpenRow) -> Generation:
+        """One turn of the policy, appended to `row`. Raises PromptTooLong when the row has no room for it."""
         ticket = self._ticket
-        sampling = self._limits.sampling(ticket, self._turns, self._renderer.stop_token_ids)
+        sampling = self._limits.sampling(ticket, self._turns, self._stop_token_ids)
         request = f"{ticket.id}-{ticket.attempt}/{self._turns}"
         self._progress.enter("generate")
         began = self._progress.at
@@ -114,10 +119,6 @@ class _Episode:
                 generation = await self._engine.generate(request, row.ids, sampling)
             else:
                 generation = await first_turn(self._engine, request, row.ids, sampling, ticket.prefix, self._progress)
-        except PromptTooLong as error:
-            if self._turns == 0:
-                raise EpisodeFailed("env_error", f"task {ticket.task['id']}: {error}") from error
-            return None
         finally:
             self._progress.enter("environment")
         if generation.stop_reason == "abort":
@@ -137,22 +138,18 @@ class _Episode:
         sampled = len(generation.token_ids) - begun
         self._records.append(TurnRecord(generation.queue_s, seconds, None, prefilled, sampled))
 
-    def _continue(self, row: OpenRow, turn: Turn, *, closed: bool) -> OpenRow:
+    async def _continue(self, row: OpenRow, turn: Turn, *, closed: bool) -> OpenRow:
         """The row of the policy's next turn: this one plus the environment's messages, or a new one."""
         if not turn.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        with template_errors("the chat template refuses the messages of step"):
-            tail = self._renderer.render_tail(
-                self._messages, turn.messages, self._tools, closed=closed, row=row.ids, sampled=row.last_sampled
-            )
+        tail = await self._rendering.tail(self._messages, turn.messages, self._tools, row, closed=closed)
         self._messages = [*self._messages, *turn.messages]
         if tail is not None:
             row.context(tail)
             return row
         self._progress.prefix_breaks += 1
         warn_of_prefix_break(turn.messages[0]["role"])
-        return self._new_row()
+        return await self._new_row()
 
-    def _new_row(self) -> OpenRow:
-        with template_errors("the chat template refuses the conversation"):
-            return OpenRow(self._renderer.render_initial(self._messages, self._tools))
+    async def _new_row(self) -> OpenRow:
+        return OpenRow(await self._rendering.initial(self._messages, self._tools))

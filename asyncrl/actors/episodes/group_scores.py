@@ -15,7 +15,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass, field
 
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
@@ -34,8 +34,10 @@ class _WaitingGroup:
 
 
 class GroupScores:
-    def __init__(self, score: GroupScore, weight: float, call_s: float, wait_s: float) -> None:
-        """`weight`: of the score in the reward. `call_s`: deadline of the score. `wait_s`: longest wait for a group."""
+    def __init__(self, score: GroupScore, weight: float, call_s: float, wait_s: float, max_reward: float = 1e6) -> None:
+        """`weight`: of the score in the reward. `call_s`: deadline of the score. `wait_s`: longest wait for a group.
+        `max_reward`: largest size of the score, and of the whole reward."""
+        self._max_reward = max_reward
         self._score, self._weight, self._call_s, self._wait_s = score, weight, call_s, wait_s
         self._groups: dict[tuple[int, int], _WaitingGroup] = {}
         self._scoring: set[asyncio.Task[None]] = set()
@@ -60,8 +62,10 @@ class GroupScores:
         finally:
             self._leave(key, group, ticket.id.index)
         value = scores[ticket.id.index]
-        rewards = {**trajectory.rewards, PART: value}
-        return dataclasses.replace(trajectory, reward=trajectory.reward + self._weight * value, rewards=rewards)
+        reward, rewards = trajectory.reward + self._weight * value, {**trajectory.rewards, PART: value}
+        for number in (value, reward):
+            check_reward(number, f"group score {name_of(self._score)}", self._max_reward)
+        return dataclasses.replace(trajectory, reward=reward, rewards=rewards)
 
     def _leave(self, key: tuple[int, int], group: _WaitingGroup, index: int) -> None:
         """Remove an episode that was given up; its ticket is issued again, as another attempt."""

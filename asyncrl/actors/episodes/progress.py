@@ -22,13 +22,16 @@ class EpisodeLimits:
     """Limit of one turn."""
     call_s: float
     """Seconds for one call of the environment."""
+    max_reward: float = 1e6
+    """Largest size of a reward."""
     top_p: float = 1.0
     top_k: int = 0
 
     @classmethod
     def of(cls, config: Config) -> EpisodeLimits:
         env, actors = config.env, config.actors
-        return cls(env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, actors.top_p, actors.top_k)
+        episode = (env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, env.max_reward)
+        return cls(*episode, actors.top_p, actors.top_k)
 
     def sampling(self, ticket: Ticket, turn: int, stop_token_ids: tuple[int, ...]) -> Sampling:
         """How the turn number `turn` of this ticket's episode is sampled; each turn has a seed of its own."""

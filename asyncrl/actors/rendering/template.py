@@ -33,6 +33,8 @@ class Renderer(Protocol):
     vocabulary: int
     """Number of ids of the tokenizer."""
 
+    # A long conversation is rendered in a thread, while others are rendered on the event loop.
+
     def render_initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """The ids of a whole conversation, up to the assistant's next turn. Starts a row."""
         ...
@@ -78,6 +80,8 @@ class ChatTokenizer(Protocol):
 
 _MAX_TOOL_LISTS = 64
 """Lists of tools whose JSON is cached."""
+_CACHED_CHARS = 1 << 17
+"""Longest text that is cached: 512 of them take at most 64 MB, or four times as much if they are not ASCII."""
 
 
 class TemplateRenderer:
@@ -118,10 +122,13 @@ class TemplateRenderer:
             raise ConfigError(str(error)) from error
         self._options = dict(template_options or {})
         # The episodes of a group share their beginning and often more; tool results repeat (a number, an error).
-        self._ids = lru_cache(maxsize=512)(lambda text: tuple(tokenizer.encode(_utf8(text), add_special_tokens=False)))
-        self._rendered = lru_cache(maxsize=512)(self._render)
+        self._cached_ids = lru_cache(maxsize=512)(self._encode)
+        self._cached_text = lru_cache(maxsize=512)(self._render)
         self._read = lru_cache(maxsize=_MAX_TOOL_LISTS)(json.loads)
         self._tools: dict[tuple[int, ...], tuple[tuple[ToolSchema, ...], str]] = {}
+        words: Mapping[str, int] = getattr(tokenizer, "get_vocab", dict)()
+        self.longest_token = max(map(len, words), default=256)
+        """Most characters that one token stands for."""
 
     @classmethod
     def of(cls, config: Config) -> TemplateRenderer:
@@ -205,11 +212,22 @@ class TemplateRenderer:
         """The tools as JSON. An environment's tools are the same objects in all its episodes, so their ids are the
         cache key; the cache holds the objects, so that no other object gets their ids."""
         ids = tuple(map(id, tools))
-        if ids not in self._tools:
+        known = self._tools.get(ids)
+        if known is None:
             if len(self._tools) >= _MAX_TOOL_LISTS:
                 self._tools.clear()
-            self._tools[ids] = tuple(tools), json.dumps(list(tools))
-        return self._tools[ids][1]
+            known = self._tools[ids] = tuple(tools), json.dumps(list(tools))
+        return known[1]
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return self._cached_ids(text) if len(text) <= _CACHED_CHARS else self._encode(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(_utf8(text), add_special_tokens=False))
+
+    def _rendered(self, chat: str, with_tools: str, generate: bool) -> str:
+        short = len(chat) + len(with_tools) <= _CACHED_CHARS
+        return (self._cached_text if short else self._render)(chat, with_tools, generate)
 
     def _render(self, chat: str, with_tools: str, generate: bool) -> str:
         messages, tools = json.loads(f"[{chat}]"), self._read(with_tools)

@@ -52,6 +52,10 @@ class Sandbox(Protocol):
         ...
 
 
+_LARGEST = 1e9
+"""Bound of every number of a request."""
+
+
 class SandboxFailed(Exception):
     """A SandboxError as an exception: an outage, which the code did not cause."""
 
@@ -81,6 +85,10 @@ def request_from_json(body: Any) -> Run:
     for name, value in given.items():
         if not isinstance(value, kinds[name]) or isinstance(value, bool):
             raise ValueError(f"{name} is {value!r:.80}: expected {kinds[name]}")
+        if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+            raise ValueError(f"{name} is {value!r:.80}: expected a number up to {_LARGEST:g}")
+    for name in ("code", "stdin"):
+        _check_text(name, body.get(name) or "")
     try:
         files = {str(name): base64.b64decode(data, validate=True) for name, data in given.get("files", {}).items()}
     except (binascii.Error, TypeError, ValueError) as error:
@@ -94,6 +102,14 @@ def request_from_json(body: Any) -> Run:
         run_timeout=float(given.get("run_timeout", 10.0)),
         memory_limit_mb=given.get("memory_limit_MB", -1),
     )
+
+
+def _check_text(name: str, text: str) -> None:
+    """Raises ValueError for half of a surrogate pair, which JSON can hold and no file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is no text: {error}") from error
 
 
 def result_to_json(result: Result) -> dict[str, Any]:

@@ -6,7 +6,8 @@
 Under `isolation: full` the code sees a root of its own: an in-memory folder with the programs bound read-only, no
 network, no other process, nothing of the host's disks. When init ends, the kernel kills every process inside. Each
 layer dies with the one to its left (PR_SET_PDEATHSIG). Under `isolation: process` there are only the limits, an
-unprivileged user where this runs as root, and the search for child processes to kill.
+unprivileged user where this runs as root, and the search for child processes to kill. Under both, a filter of system
+calls (syscalls.py) refuses all memory that cannot be counted, and Landlock all writing outside the code's folders.
 
 It imports nothing of asyncrl, and only modules that load in milliseconds.
 """
@@ -14,6 +15,7 @@ It imports nothing of asyncrl, and only modules that load in milliseconds.
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import json
 import math
@@ -28,8 +30,12 @@ from typing import Any, NoReturn
 NEW_NAMESPACES = 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # mount, pid, net, ipc, uts
 NEW_USER = 0x10000000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 SYS_MOUNT_SETATTR = 442
+SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
+LANDLOCK_WRITES = 1 << 1 | 0x1FF << 4 | 1 << 13
+"""Opening a file for writing, removing and making entries of a folder, moving them to another folder."""
+LANDLOCK_OF_A_FILE = 1 << 1
 NOBODY = 65534
 FIRST_UID = 2_000_000_000
 """Start of user ids that no machine uses; each jail takes its own, since the kernel counts processes per user."""
@@ -105,6 +111,8 @@ def _init(plan: dict[str, Any], report_fd: int, uid: int | None) -> NoReturn:
         if error := os.read(failed, 1000):
             raise ValueError(f"the code could not be started: {error.decode()}")
         report["files"] = _fetch(folder, plan["fetch_files"], plan["file_mb"] << 20)
+        if not full and uid is not None:
+            _remove_files_of(uid, plan["shared_folders"])
     except (OSError, ValueError) as error:
         report = {"error": f"{type(error).__name__}: {error}"}
     finally:
@@ -178,6 +186,8 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
         ):
             resource.setrlimit(what, (most, most))
         os.nice(5)
+        writable = [folder, *(("/tmp",) if plan["isolation"] == "full" else ())]
+        rules = _landlock([*writable, "/dev/null", "/dev/full", "/proc/self"])
         if uid is not None:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
@@ -185,6 +195,9 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
         # After the change of user, since the limit counts that user's processes, which do not include init.
         resource.setrlimit(resource.RLIMIT_NPROC, (plan["processes"], plan["processes"]))
         _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+        if rules is not None:
+            _check(_libc.syscall(SYS_LANDLOCK_RESTRICT, rules, 0), "landlock")
+        _refuse_calls(base64.b64decode(plan["filter"]))
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -192,6 +205,32 @@ def _become(plan: dict[str, Any], folder: str, uid: int | None, failing: int) ->
     except BaseException as error:
         os.write(3, f"{type(error).__name__}: {error}".encode())
     os._exit(126)
+
+
+def _landlock(writable: list[str]) -> int | None:
+    """A set of rules by which nothing can be written but what lies in `writable`; None where the kernel has none
+    (Linux before 5.19, or switched off)."""
+    version = _libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    if version < 2:
+        return None
+    handled = ctypes.c_uint64(LANDLOCK_WRITES)
+    rules = _libc.syscall(SYS_LANDLOCK_CREATE, ctypes.byref(handled), ctypes.c_size_t(8), 0)
+    _check(rules, "landlock")
+    for path in writable:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        may = LANDLOCK_WRITES if os.path.isdir(path) else LANDLOCK_OF_A_FILE
+        rule = may.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
+        _check(_libc.syscall(SYS_LANDLOCK_ADD, rules, 1, rule, 0), f"landlock {path}")
+        os.close(place)
+    return int(rules)
+
+
+def _refuse_calls(filter: bytes) -> None:
+    """Install the filter of system calls, for this process and all that it starts."""
+    steps = ctypes.create_string_buffer(filter, len(filter))
+    # struct sock_fprog: the number of steps, and where they are
+    program = (ctypes.c_uint64 * 2)(len(filter) // 8, ctypes.addressof(steps))
+    _check(_libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "prctl (seccomp)")
 
 
 def _watch(code: int, plan: dict[str, Any], started: float) -> dict[str, Any]:
@@ -241,16 +280,43 @@ def _descendants() -> list[int]:
 
 
 def _resident() -> int:
-    """Bytes of memory of all processes inside, without pages shared with files."""
-    total = 0
-    for pid in _descendants():
-        try:
-            with open(f"/proc/{pid}/statm") as file:
-                _, resident, shared, *_ = map(int, file.read().split())
-        except (OSError, ValueError):
-            continue
-        total += (resident - shared) * resource.getpagesize()
-    return total
+    """Bytes of memory of all processes inside: their own, and their shares of what they share. A page of a program or
+    of another file on disk is no memory of theirs."""
+    return sum(map(_resident_of, _descendants()))
+
+
+def _resident_of(pid: int) -> int:
+    try:
+        counts = _counts(f"/proc/{pid}/status", "RssAnon", "RssShmem")
+    except OSError:
+        return 0  # it ended meanwhile
+    if counts["RssShmem"]:
+        with contextlib.suppress(OSError):  # a process can close this file to an unprivileged supervisor
+            counts |= _counts(f"/proc/{pid}/smaps_rollup", "Pss_Shmem")
+    return counts["RssAnon"] + counts.get("Pss_Shmem", counts["RssShmem"])
+
+
+def _counts(path: str, *names: str) -> dict[str, int]:
+    """Bytes by name, from lines like `RssAnon:  12 kB`; 0 for a name that has no line."""
+    found = dict.fromkeys(names, 0)
+    with open(path) as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) << 10
+    return found
+
+
+def _remove_files_of(uid: int, folders: list[str]) -> None:
+    """Remove what the jail's own user left in folders that everybody may write to."""
+    for folder in folders:
+        for parent, names, files in os.walk(folder, topdown=False):
+            for name in (*files, *names):
+                path = os.path.join(parent, name)
+                with contextlib.suppress(OSError):  # not this user's any more, or not empty
+                    status = os.lstat(path)
+                    if status.st_uid == uid:
+                        (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
 
 
 def _kill_all(full: bool) -> None:

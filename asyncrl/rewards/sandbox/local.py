@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from asyncrl.rewards.sandbox.contract import Ran, Result, Run
+from asyncrl.rewards.sandbox.syscalls import program
 
 GRACE_S = 20.0
 """Seconds for starting and ending a jail on a busy machine; past it the jail is killed from outside."""
@@ -45,7 +46,8 @@ class LocalSandbox:
             isolation: full needs namespaces: root, or a kernel that gives them to everybody. process: rlimits and
                 killing only, for machines that refuse them: network and readable files stay open to the code.
             concurrency: runs at the same time; None: one per core.
-            memory_mb: of all its processes together, memory shared with files aside; each may map twice that.
+            memory_mb: of all its processes together, with what they share; each may map twice that. Memory that could
+                not be counted is refused: SysV segments, queues and semaphores, memfds, anonymous shared mappings.
             disk_mb: of all its files together (isolation full), held in memory.
             file_mb: of one file; of stdout and stderr too.
             processes: at the same time.
@@ -74,6 +76,10 @@ class LocalSandbox:
             return Result(
                 "SandboxError", f"language {run.language!r}: the local sandbox has {', '.join(sorted(LANGUAGES))}"
             )
+        try:
+            filter = program(os.uname().machine)
+        except ValueError as error:
+            return Result("SandboxError", f"{error}; give the url of a SandboxFusion service")
         file_name, command = LANGUAGES[run.language]
         files = {**run.files, file_name: run.code.encode()}
         limits = dict(self._limits)
@@ -91,6 +97,8 @@ class LocalSandbox:
                 "files": {name: base64.b64encode(data).decode() for name, data in files.items()},
                 "fetch_files": list(run.fetch_files),
                 "timeout": run.run_timeout,
+                "filter": base64.b64encode(filter).decode(),
+                "shared_folders": ["/dev/shm", "/tmp", "/var/tmp"],
             }
             return _jailed(plan, run.stdin)
 

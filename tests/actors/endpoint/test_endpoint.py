@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -374,6 +375,26 @@ def test_a_request_waits_for_new_weights() -> None:
     assert played(agent, engine).turns == 1
 
 
+@pytest.mark.parametrize("chars", [150_000, 2 << 20])
+def test_a_long_request_is_rendered_off_the_loop_or_refused_before(chars: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    rendered = TemplateRenderer._encode
+
+    def noting(self: TemplateRenderer, text: str) -> tuple[int, ...]:
+        threads.append((len(text) > 20_000, threading.current_thread() is threading.main_thread()))
+        return rendered(self, text)
+
+    async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
+        await ask(client, [USER])
+        await ask(client, [{"role": "user", "content": "ab " * (chars // 3)}])
+        return 1.0
+
+    monkeypatch.setattr(TemplateRenderer, "_encode", noting)
+    t = played(agent, FakeEngine(lambda *_: encode("1<|im_end|>"), LIMITS.max_tokens))
+    assert (t.stop_reason, t.turns, t.reward) == ("max_tokens", 1, 0.0)
+    assert [place for is_long, place in threads if is_long] == ([False] if chars == 150_000 else [])
+
+
 def test_limits_end_in_reward_0_and_their_stop_reason() -> None:
     async def talks_on(task: Any, client: openai.AsyncOpenAI) -> float:
         messages: list[Any] = [USER]
@@ -400,9 +421,31 @@ async def returns_text(task: Any, client: Any) -> Any:
     return "well done"
 
 
+async def interrupts(task: Any, client: Any) -> float:
+    raise KeyboardInterrupt
+
+
+def leaves(task: Any, client: Any) -> float:
+    raise GeneratorExit
+
+
+async def returns_a_huge_reward(task: Any, client: Any) -> Any:
+    await ask(client, [USER])
+    return {"good": 6e5, "better": 6e5}
+
+
+async def returns_a_huge_integer(task: Any, client: Any) -> Any:
+    await ask(client, [USER])
+    return 10**400
+
+
 @pytest.mark.parametrize(
     ("agent", "detail"),
     [
+        (interrupts, "KeyboardInterrupt"),
+        (leaves, "GeneratorExit"),
+        (returns_a_huge_reward, r"1\.2e\+06.*env.max_reward"),
+        (returns_a_huge_integer, "OverflowError"),
         (raises, "KeyError: 'door'"),
         (says_nothing, "without a reply of the policy"),
         (returns_text, "returned 'well done'; expected the reward"),

@@ -25,7 +25,7 @@ class Guess(Environment):
 
 def test_reset_and_step_are_enough() -> None:
     async def episode() -> None:
-        env = GuardedEnv(Guess, 1.0)
+        env = GuardedEnv(Guess, 1.0, 1e6)
         assert [m["content"] for m in await env.reset({"id": "t", "prompt": "Which digit?"})] == ["Which digit?"]
         assert env.tools == []
         assert await env.step({"role": "assistant", "content": "3"}) == Turn(messages=[], reward=1.0, done=True)

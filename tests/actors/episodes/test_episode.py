@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -164,6 +165,32 @@ async def cancelled() -> None:
     raise asyncio.CancelledError
 
 
+def raising(error: BaseException) -> Callable[[], Any]:
+    async def fails() -> Any:
+        raise error
+
+    return fails
+
+
+def plainly(error: BaseException) -> Any:
+    raise error
+
+
+class Abrupt(BaseException):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class Evil:
+    """As the answer of a step: whatever is read of it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise GeneratorExit
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("env", "detail"),
     [
@@ -187,14 +214,50 @@ async def cancelled() -> None:
         (Plain("step", cancelled), "it raised CancelledError"),
         (Plain("step", lambda: sys.exit(3)), r"it called sys.exit\(3\)"),
         (Functions([]), "environment.tools, expected Tools"),
+        (Plain("step", raising(KeyboardInterrupt())), "environment.step: it raised KeyboardInterrupt"),
+        (Plain("step", lambda: plainly(KeyboardInterrupt())), "environment.step: it raised KeyboardInterrupt"),
+        (Plain("reset", raising(GeneratorExit())), "environment.reset: it raised GeneratorExit"),
+        (Plain("step", raising(BaseException("out"))), "environment.step: it raised BaseException: out"),
+        (Plain("step", raising(Abrupt())), "environment.step: it raised Abrupt"),
+        (Plain("step", lambda: asyncio.to_thread(plainly, GeneratorExit())), "GeneratorExit"),
+        (lambda: plainly(KeyboardInterrupt()), "environment: its constructor: KeyboardInterrupt"),
+        (lambda: plainly(asyncio.CancelledError()), "environment: its constructor: CancelledError"),
+        (Plain("step", lambda: later(Evil())), "environment.step, expected a Turn: GeneratorExit"),
+        (Plain("step", lambda: later(Turn(done=True, messages=Evil()))), "environment.step"),  # type: ignore[arg-type]
+        (Plain("step", lambda: later(Turn(done=True, reward=10**400))), "environment.step.*OverflowError"),
+        (Plain("step", lambda: later(Turn(done=True, reward=1e300))), "env.max_reward"),
+        (Plain("step", lambda: later(Turn(done=True, reward=-2e6))), r"-2e\+06.*env.max_reward is 1e\+06"),
+        (Plain("step", lambda: later(Turn(done=True, rewards={"part": 2e6}))), "env.max_reward"),
+        (FakeEnv([replace(tool_says("1"), reward=6e5), Turn(reward=6e5, done=True)]), r"1\.2e\+06.*env.max_reward"),
     ],
 )
 def test_what_goes_wrong_in_the_environment_fails_the_episode(env: Any, detail: str) -> None:
     with pytest.raises(EpisodeFailed, match=detail) as caught:
-        run(env, saying("a"))
+        run(env, saying("a", "b"))
     assert caught.value.reason == "env_error"
     if isinstance(env, FakeEnv):
         assert env.closed == 1
+
+
+def test_the_reward_may_be_as_large_as_the_limit_says() -> None:
+    assert run(FakeEnv([Turn(reward=-1e6, done=True)]), saying("a")).reward == -1e6
+    limits = replace(LIMITS, max_reward=5e6)
+    assert run(FakeEnv([Turn(reward=4e6, done=True)]), saying("a"), limits).reward == 4e6
+
+
+def test_what_an_environment_says_of_its_failure_is_cut() -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        run(FakeEnv([ValueError("x" * 10**7)]), saying("a"))
+    assert len(caught.value.detail) < 10_000
+
+
+@pytest.mark.parametrize("close", [KeyboardInterrupt(), GeneratorExit(), Abrupt(), asyncio.CancelledError()])
+def test_whatever_close_raises_costs_nothing(close: BaseException) -> None:
+    class Leaving(FakeEnv):
+        async def close(self) -> None:
+            raise close
+
+    assert run(Leaving([Turn(done=True)]), saying("a")).stop_reason == "done"
 
 
 @pytest.mark.parametrize("method", ["render_initial", "render_tail", "parse"])
@@ -208,6 +271,58 @@ def test_a_renderer_may_raise_anything_over_what_was_said(method: str) -> None:
     setattr(Refuses, method, refuse)
     with pytest.raises(EpisodeFailed, match="TypeError: Can only get item pairs") as caught:
         run(FakeEnv([tool_says("1")]), saying("a"), renderer=Refuses())
+    assert caught.value.reason == "env_error"
+
+
+def test_a_prompt_that_no_row_can_hold_is_refused_before_it_is_tokenised() -> None:
+    with pytest.raises(EpisodeFailed, match="task5: the conversation has more than 262144 characters") as caught:
+        run(FakeEnv([], prompt="x" * (15 << 20)), saying("a"), renderer=Unable())
+    assert caught.value.reason == "env_error"
+
+
+def test_an_observation_that_no_row_can_hold_ends_the_episode_before_it_is_tokenised() -> None:
+    class UntilThen(Unable):
+        render_initial = FakeRenderer.render_initial
+
+    env = FakeEnv([replace(tool_says("x" * (100 << 20)), reward=0.5), Turn(reward=5.0)])
+    t = run(env, saying("a"), renderer=UntilThen())
+    assert (t.stop_reason, t.turns, t.reward) == ("max_tokens", 1, 0.5)
+
+
+class Unable(FakeRenderer):
+    def render_initial(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("it was asked to tokenise what is too long")
+
+    render_tail = render_initial
+
+
+@pytest.mark.parametrize("chars", [5_000, 100_000])
+def test_long_texts_are_rendered_off_the_loop_and_to_the_same_ids(chars: int) -> None:
+    threads = []
+
+    class Noting(FakeRenderer):
+        def render_initial(self, *arguments: Any) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().render_initial(*arguments)
+
+    limits = replace(LIMITS, max_tokens=10**6)
+    engine = FakeEngine(lambda *_: [ord("a"), STOP], 10**6)
+    t = run(FakeEnv([tool_says("y" * chars), Turn(done=True)], prompt="x" * chars), engine, limits, renderer=Noting())
+    text = "".join(chr(i) if i else "$" for i in t.rows[0].token_ids)
+    assert text == f"<system>{'x' * chars}>a$<tool>{'y' * chars}>a$"
+    assert {thread == threading.get_ident() for thread in threads} == {chars < 20_000}
+
+
+def test_a_text_that_is_not_rendered_in_time_fails_its_episode() -> None:
+    class Slow(FakeRenderer):
+        def render_initial(self, *_: Any) -> list[int]:
+            over.wait(20)
+            return []
+
+    over = threading.Event()
+    threading.Timer(2.0, over.set).start()
+    with pytest.raises(EpisodeFailed, match=r"not rendered within 0.5 s \(env.call_s\)") as caught:
+        run(FakeEnv([], prompt="x" * 200_000), saying("a"), renderer=Slow())
     assert caught.value.reason == "env_error"
 
 

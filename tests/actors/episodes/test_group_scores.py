@@ -46,6 +46,18 @@ def raises(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     raise ConnectionError("the judge is away")
 
 
+def too_large(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
+    return [2e6] * len(answers)
+
+
+def of_too_many_digits(task: Any, answers: Sequence[GroupAnswer]) -> list[int]:
+    return [10**400] * len(answers)
+
+
+def interrupts(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
+    raise KeyboardInterrupt
+
+
 def not_finite(task: Any, answers: Sequence[GroupAnswer]) -> list[float]:
     return [float("nan")] * len(answers)
 
@@ -114,6 +126,9 @@ def test_an_episode_that_is_given_up_while_it_waits_comes_back_as_another_attemp
         ("too_few", "ValueError: group score too_few returned 1 numbers for 4 answers"),
         ("raises", "ConnectionError: the judge is away"),
         ("not_finite", "expected finite numbers"),
+        ("too_large", "group score too_large: a reward of 2e+06, and env.max_reward is 1e+06"),
+        ("of_too_many_digits", "OverflowError"),
+        ("interrupts", "it raised KeyboardInterrupt"),
         ("exits", "it called sys.exit(3)"),
         ("cancelled", "group score cancelled: CancelledError"),
         ("hangs", r"did not return within 0.5 s (env.call_s)"),

@@ -28,14 +28,20 @@ LENGTH = 4
 """Bytes of the length before each message."""
 
 
+MAX_BYTES = 32 << 20
+"""Largest message."""
+
+
 async def read(reader: asyncio.StreamReader) -> Any:
     """The next message. Raises IncompleteReadError at the end."""
     return msgpack.unpackb(await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH), "big")))
 
 
 def message(content: Any) -> bytes:
-    """`content` as bytes. Raises TypeError for anything but plain data and numbers."""
+    """`content` as bytes. Raises TypeError for anything but plain data and numbers, ValueError for too much of it."""
     packed: bytes = msgpack.packb(content, default=_number)
+    if len(packed) > MAX_BYTES:
+        raise ValueError(f"{len(packed)} bytes, more than {MAX_BYTES} bytes, cannot pass between actor and worker")
     return len(packed).to_bytes(LENGTH, "big") + packed
 
 
@@ -62,6 +68,9 @@ async def serve(ours: socket.socket) -> None:
         writer.close()
 
 
+_ERROR_CHARS = 4000
+
+
 class _Host:
     def __init__(self, make: Callable[[], Env], writer: asyncio.StreamWriter) -> None:
         self._make, self._writer = make, writer
@@ -82,8 +91,10 @@ class _Host:
             reply = message({"n": n, "value": value})
         except asyncio.CancelledError:
             reply = message({"n": n, "error": "it was cancelled"})
-        except Exception as error:
-            reply = message({"n": n, "error": f"{type(error).__name__}: {error}"})
+        except SystemExit as error:
+            reply = message({"n": n, "error": f"it called sys.exit({error.code!r})"})
+        except BaseException as error:  # here, too, it costs its episode only
+            reply = message({"n": n, "error": f"{type(error).__name__}: {str(error)[:_ERROR_CHARS]}"})
         finally:
             del self._calls[n]
         self._writer.write(reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import threading
 import time
@@ -31,6 +32,10 @@ class HostedCounter:
             time.sleep(1000)  # noqa: ASYNC251
         if what == "raise":
             raise ValueError("boom")
+        if str(what).startswith("raise "):
+            raise getattr(builtins, str(what).partition(" ")[2])
+        if what == "long":
+            return Turn(messages=[{"role": "tool", "content": "x" * (33 << 20)}])
         self._left -= 1
         if self._left:
             return Turn(messages=[{"role": "tool", "content": "on"}])

@@ -117,6 +117,31 @@ def test_what_it_raises_is_told_alike(workers: str) -> None:
     stage(config(workers, count=1), scenario)
 
 
+@pytest.mark.parametrize("workers", ["async", "threads", "processes"])
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "GeneratorExit", "SystemExit", "BaseException"])
+def test_whatever_it_raises_costs_its_episode_only(workers: str, error: str) -> None:
+    async def scenario(play: Play) -> None:
+        ends = await asyncio.gather(
+            one(play, what=f"raise {error}"), *(one(play, group=i) for i in range(1, 9)), return_exceptions=True
+        )
+        assert isinstance(ends[0], EpisodeFailed)
+        assert error in ends[0].detail or "sys.exit" in ends[0].detail, ends[0]
+        assert all(isinstance(end, Trajectory) for end in ends[1:]), "they live in the same one"
+
+    stage(config(workers, count=1), scenario)
+
+
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_an_answer_of_more_bytes_than_a_worker_may_send_costs_its_episode_only(workers: str) -> None:
+    async def scenario(play: Play) -> None:
+        ends = await asyncio.gather(one(play, what="long"), one(play, group=1), return_exceptions=True)
+        assert isinstance(ends[0], EpisodeFailed)
+        assert "more than 33554432 bytes" in ends[0].detail
+        assert isinstance(ends[1], Trajectory)
+
+    stage(config(workers, count=1), scenario)
+
+
 def test_what_cannot_be_hosted_is_refused() -> None:
     async def scenario(play: Play) -> None:
         raise AssertionError("it must not come this far")
