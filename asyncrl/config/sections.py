@@ -75,8 +75,10 @@ class EnvConfig(Section):
     tool or service is probably unavailable."""
     failure_window: int = Field(100, ge=1)
     """Number of attempts that `max_failures` looks back on."""
-    on_failures: Literal["warn", "stop"] = "warn"
-    """Past `max_failures`: warn and drop the groups that fail, or stop the run (exit code 1); it can be resumed."""
+    on_failures: Literal["stop_if_all", "stop", "warn"] = "stop_if_all"
+    """What follows when environments fail. `stop_if_all`: the run ends (exit code 1) when the first 20 attempts all
+    failed in the same way, before any succeeded; connection errors and timeouts must last for 60 s. `stop`: it also
+    ends past `max_failures`. `warn`: it never ends for this. A run that ended can be resumed."""
 
 
 class ActorsConfig(Section):

@@ -12,12 +12,13 @@ from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs.agent import is_async, rewards_of
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, contained, failed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Task
 from asyncrl.trajectory import Ticket, Trajectory
+from asyncrl.user_errors import Cause
 
 
 class AgentPlayer:
@@ -79,8 +80,8 @@ class AgentPlayer:
             raise EpisodeFailed("env_error", f"{name} cancelled itself")
         error = playing.exception()
         if error is not None and session.limit is None:
-            raise EpisodeFailed("env_error", f"{name}: {type(error).__name__}: {error}") from error
+            raise failed(name, error) from error
         try:
             return rewards_of(playing.result() if error is None else 0.0)
         except TypeError as wrong:
-            raise EpisodeFailed("env_error", f"{name}: {wrong}") from wrong
+            raise EpisodeFailed("env_error", f"{name}: {wrong}", Cause(f"{name}: no reward")) from wrong

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
+from asyncrl.user_errors import Cause, UserError, user_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -18,11 +19,19 @@ T = TypeVar("T")
 class EpisodeFailed(Exception):
     """The episode has no trajectory. `reason`: env_error, endpoint, or aborted (lease revoked, actor stops)."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, cause: Cause | None = None) -> None:
+        """`cause` None: of an `env_error`, its text."""
         # An error may quote the policy, including half a surrogate pair, which no message can carry.
         detail = detail.encode(errors="replace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+        self.cause = Cause(detail) if cause is None and reason == "env_error" else cause
+
+
+def failed(what: str, error: BaseException) -> EpisodeFailed:
+    """The failure of an episode by an exception of the user's code, raised in `what`."""
+    described = _described(error)
+    return EpisodeFailed("env_error", f"{what}: {described.text}", described.cause)
 
 
 @contextmanager
@@ -31,7 +40,8 @@ def template_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise EpisodeFailed("env_error", f"{what}: {type(error).__name__}: {error}") from error
+        detail = f"{what}: {type(error).__name__}: {error}"
+        raise EpisodeFailed("env_error", detail, Cause(f"{what}: {type(error).__name__}")) from error
 
 
 class GuardedEnv:
@@ -46,7 +56,7 @@ class GuardedEnv:
         try:
             self._env = make()
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment: its constructor: {_described(error)}") from error
+            raise failed("environment: its constructor", error) from error
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -54,7 +64,7 @@ class GuardedEnv:
         try:
             return [tool.schema for tool in self._env.tools]
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.tools, expected Tools: {_described(error)}") from error
+            raise failed("environment.tools, expected Tools", error) from error
 
     async def reset(self, task: Task) -> list[Message]:
         return _checked(await self._call(lambda: self._env.reset(task), "reset"), "reset")
@@ -67,9 +77,8 @@ class GuardedEnv:
             for name in (*turn.rewards, *turn.metrics):
                 name.encode()
         except (AttributeError, TypeError, UnicodeEncodeError) as error:
-            raise EpisodeFailed(
-                "env_error", f"environment.step returned {turn!r:.300}; expected a Turn of numbers, by name ({error})"
-            ) from error
+            wrong = f"environment.step returned {turn!r:.300}; expected a Turn of numbers, by name ({error})"
+            raise EpisodeFailed("env_error", wrong, Cause("environment.step: no Turn")) from error
         if not finite:
             raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {turn}")
         _checked(turn.messages or (), "step")
@@ -84,16 +93,16 @@ class GuardedEnv:
         try:
             await _within(self._env.close, self._call_s)
         except Exception as error:
-            log.warning("environment.close: %s", _described(error))
+            log.warning("environment.close: %s", _described(error).text)
 
     async def _call(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         try:
             return await _within(call, self._call_s)
         except TimeoutError as error:
             limit = f"did not return within {self._call_s} s (env.call_s)" if not str(error) else str(error)
-            raise EpisodeFailed("env_error", f"environment.{name} {limit}") from error
+            raise EpisodeFailed("env_error", f"environment.{name} {limit}", Cause(name, outage=True)) from error
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.{name}: {_described(error)}") from error
+            raise failed(f"environment.{name}", error) from error
         finally:
             self._called()
 
@@ -127,11 +136,12 @@ def _checked(messages: Any, name: str) -> list[Message]:
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
     ):
-        raise EpisodeFailed(
-            "env_error", f'environment.{name} gave {messages!r:.300}; expected messages, each {{"role", "content"}}'
-        )
+        wrong = f'environment.{name} gave {messages!r:.300}; expected messages, each {{"role", "content"}}'
+        raise EpisodeFailed("env_error", wrong, Cause(f"environment.{name}: no messages"))
     return list(messages)
 
 
-def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, EnvFailed) else f"{type(error).__name__}: {error}"
+def _described(error: BaseException) -> UserError:
+    if isinstance(error, EnvFailed):
+        return UserError(str(error), error.cause or user_error(error).cause)
+    return user_error(error)

@@ -32,6 +32,7 @@ from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
+from asyncrl.user_errors import Cause
 
 
 async def play(
@@ -116,7 +117,7 @@ class _Episode:
                 generation = await first_turn(self._engine, request, row.ids, sampling, ticket.prefix, self._progress)
         except PromptTooLong as error:
             if self._turns == 0:
-                raise EpisodeFailed("env_error", f"task {ticket.task['id']}: {error}") from error
+                raise EpisodeFailed("env_error", f"task {ticket.task['id']}: {error}", Cause("too long")) from error
             return None
         finally:
             self._progress.enter("environment")
