@@ -15,6 +15,7 @@ from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import ticket_seed
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.data.base import TaskSource
+from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 
@@ -100,7 +101,8 @@ class EvalSets:
         self._leases.add(now, id, attempt, actor, self._pinned[1], eval=True)
         temperature = self._rules.temperature if index < self._rules.eval_samples else 0.0
         seed = ticket_seed(self._rules.actors_seed, "eval", 0, task, index, attempt)  # the same episodes at every eval
-        held_out = checked_task(self._source.held_out(task), f"held-out task {task}")
+        place = f"held-out task {task}"
+        held_out = checked_task(readable(lambda: self._source.held_out(task), place), place)
         return Ticket(
             id, attempt, "eval", held_out, self._pinned, self._per_task, temperature, seed, self._rules.lease_s
         )

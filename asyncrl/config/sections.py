@@ -242,6 +242,9 @@ class LaunchConfig(Section):
     roles listen, encrypted and for this run's keys only (tcp with CURVE); `auto`: the address others reach it by."""
     cpus: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     """CPU cores of a role (`actor-0`) or kind of role (`actor`, `learner`, `buffer`); others use all cores."""
+    try_reset: bool = True
+    """Before anything starts, reset the environment once with the first task of each source, in a process of its own,
+    and close it again: what fails there would fail in every episode."""
     restarts: int = Field(3, ge=0)
     """Restarts of one process allowed within `restart_window_s`; past it the run ends."""
     restart_window_s: float = Field(600.0, gt=0)

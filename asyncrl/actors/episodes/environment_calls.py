@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -62,7 +63,10 @@ class GuardedEnv:
     def tools(self) -> list[dict[str, Any]]:
         """The tools in OpenAI form. Final once `reset` has returned."""
         try:
-            return [tool.schema for tool in self._env.tools]
+            tools = list(self._env.tools)
+            if plain := [tool for tool in tools if not hasattr(tool, "schema")]:
+                raise EnvFailed(f"it holds {plain[0]!r}; make it one with Tool.from_function")
+            return [tool.schema for tool in tools]
         except Exception as error:
             raise failed("environment.tools, expected Tools", error) from error
 
@@ -108,9 +112,13 @@ class GuardedEnv:
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`. Raises EnvFailed in place of SystemExit, which would end the event loop."""
+    """The result of `call`. Raises EnvFailed in place of SystemExit, which would end the event loop, and for a plain
+    function."""
     try:
-        return await call()
+        awaitable = call()
+        if not inspect.isawaitable(awaitable):
+            raise EnvFailed(f"it is a plain function, which returned {awaitable!r:.100}; write `async def`")
+        return await awaitable
     except SystemExit as error:
         raise EnvFailed(f"it called sys.exit({error.code!r})") from error
 
