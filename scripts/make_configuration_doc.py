@@ -18,7 +18,7 @@ One YAML file with one section per part; any field can be set on the command lin
 
 ```
 asyncrl launch --config configs/quickstart.yaml --buffer.max-staleness 4 --learner.lr 5e-4
-asyncrl launch --config configs/quickstart.yaml --dry-run   # checks names, says where each value comes from
+asyncrl launch --config configs/quickstart.yaml --dry-run   # checks everything, says where each value comes from
 asyncrl launch --help                                       # this page, in the terminal
 ```
 

@@ -37,6 +37,9 @@ def score(data_source, solution_str, ground_truth, extra_info, task):
 
 def away(data_source, solution_str, ground_truth, extra_info):
     raise ConnectionError("the tool is away")
+
+def wrong(data_source, solution_str, ground_truth, extra_info):
+    return float(extra_info["answer"])
 """
 
 
@@ -65,6 +68,18 @@ def launched(tmp_path: Path, score: Any, **sections: dict[str, Any]) -> tuple[in
             kill_all(left)
     assert not left, "every process of the run has ended"
     return done.returncode, done.stdout + done.stderr, run
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+def test_a_score_that_always_raises_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    code, said, run = launched(tmp_path, "mine.py:wrong", eval={"tasks": 2})
+    assert code == 1, said
+    line = FILES.splitlines().index('    return float(extra_info["answer"])') + 1
+    assert f"KeyError: 'answer' ({tmp_path / 'mine.py'}, line {line}, in wrong)" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert ledger_of(run).trajectories == {}
 
 
 def ledger_of(run: RunFolder) -> LedgerRows:

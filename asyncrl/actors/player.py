@@ -14,12 +14,14 @@ from asyncrl.actors.envs.agent import is_agent, provided_by_actor
 from asyncrl.actors.envs.hosting.pool import EnvWorkers
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.episodes.chat import ChatResult, ServedModel, chat
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.group_scores import GroupScores
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.config import Config
 from asyncrl.data.base import Task
+from asyncrl.data.checked import UNREADABLE
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
@@ -48,7 +50,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
                 answer = GroupAnswer(result.messages, result.reward, result.rewards)
                 return await scores.compared(ticket, trajectory, answer)
 
-            yield play_env
+            yield _of_readable(play_env)
         return
     if config.env.group_score:
         raise ConfigError(
@@ -71,7 +73,18 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         EndpointServer(config.model.path, limits.max_tokens) as endpoint,
         Clients(config.actors.episode_s) as clients,
     ):
-        yield AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name)
+        yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))
+
+
+def _of_readable(play: Play) -> Play:
+    """Like `play`, but raises EpisodeFailed for a task that its source could not give."""
+
+    async def play_readable(ticket: Ticket, progress: Progress) -> Trajectory:
+        if problem := ticket.task.get(UNREADABLE):
+            raise EpisodeFailed("env_error", str(problem))
+        return await play(ticket, progress)
+
+    return play_readable
 
 
 def _group_scores(config: Config, score: GroupScore) -> GroupScores:

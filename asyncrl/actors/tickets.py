@@ -103,14 +103,14 @@ class HeldTickets:
             held.interrupted = True
         except EpisodeFailed as failed:
             log.warning("episode %s failed: %s", held.ticket.id, failed)
-            await self._fail(held, failed.reason, failed.detail)
+            await self._fail(held, failed)
         except asyncio.CancelledError:
             if held.given_up is None:
                 raise
             reason, detail = held.given_up
             log.warning("episode given up: %s", detail)
             # The buffer itself revoked the lease, and expects no answer.
-            await self._fail(held, reason if reason != "revoked" else "", detail)
+            await self._fail(held, EpisodeFailed(reason if reason != "revoked" else "", detail))
         else:
             await self._put(held, trajectory)
         finally:
@@ -128,25 +128,25 @@ class HeldTickets:
         except BufferRefused as refused:
             log.error("episode %s: %s", trajectory.id, refused)
             # An invalid trajectory counts as a failure of its environment: retried, but not for ever.
-            await self._fail(held, "" if refused.code in _OVER else "env_error", str(refused))
+            await self._fail(held, EpisodeFailed("" if refused.code in _OVER else "env_error", str(refused)))
             return
         self.counts.episodes += 1
         self.counts.aborted_tokens += unused_tokens
         if outcome != "late" and trajectory.kind == "train":
             self._acks.write(trajectory)
 
-    async def _fail(self, held: HeldTicket, reason: str, detail: str) -> None:
-        """End an episode without a trajectory. An empty `reason` is not reported to the buffer."""
+    async def _fail(self, held: HeldTicket, failed: EpisodeFailed) -> None:
+        """End an episode without a trajectory. An empty reason is not reported to the buffer."""
         self.counts.aborted_tokens += held.progress.tokens - held.progress.prefix_tokens
         self._keeper.drop(held.lease)
-        if reason:
+        if failed.reason:
             self.putting[held.lease] = held
             self._free_slot(held)
-            id, attempt = held.lease
+            about = *held.lease, failed.reason, failed.detail, failed.cause
             try:
-                await self.calls.until_answered("fail", lambda: self._buffer.fail(id, attempt, reason, detail))
+                await self.calls.until_answered("fail", lambda: self._buffer.fail(*about))
             except BufferRefused as refused:  # the attempt is not of this actor any more
-                log.error("episode %s: %s", id, refused)
+                log.error("episode %s: %s", held.ticket.id, refused)
 
     def _free_slot(self, held: HeldTicket) -> None:
         self.playing.pop(held.lease, None)

@@ -22,6 +22,7 @@ from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum
+from asyncrl.data.checked import readable
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints.checkpoints import Done, changed_files, complete, read_list
@@ -142,7 +143,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
 
     def task_of(index: int) -> tuple[str, int]:
         row = ledger.added.get(index)
-        task = source.task(index) if row is None else added_task(index, row.task)
+        task = readable(lambda: source.task(index), f"task {index}") if row is None else added_task(index, row.task)
         return str(task["id"]), sizes.of(index)
 
     curriculum = open_curriculum(config, source)

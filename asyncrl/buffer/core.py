@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
 from asyncrl.trajectory import Lease, Row, Ticket, TicketId, Trajectory
+from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
 
@@ -80,7 +82,8 @@ class Buffer:
             self._retention.sweep()
 
     def tick(self, now: float) -> None:
-        """Ends the leases that were not renewed in time."""
+        """Ends the leases that were not renewed in time, and judges the attempts that failed."""
+        self.tickets.all_fail.look(now)
         for lease in self.leases.expired(now):
             self._release(lease, "lapsed")
 
@@ -101,7 +104,8 @@ class Buffer:
         if self.batches.not_begun:
             return [], f"{self.batches.not_begun}, and the learner has not started on it"
         if self.evals.is_open:
-            return self.evals.issue(now, actor, held, credits)
+            failing = self.tickets.failing
+            return ([], failing) if failing else self.evals.issue(now, actor, held, credits)
         return self.tickets.issue(now, actor, held, credits)
 
     def renew(self, now: float, actor: str, leases: Sequence[Lease]) -> list[Lease]:
@@ -119,18 +123,25 @@ class Buffer:
             return "late"
         if is_eval:
             self.tickets.validity.check_actor(trajectory.id, trajectory.attempt, trajectory.actor, "put")
-            return self.evals.receive(trajectory, digest)
-        return self.tickets.receive(trajectory, digest, record)
+            outcome = self.evals.receive(trajectory, digest)
+        else:
+            outcome = self.tickets.receive(trajectory, digest, record)
+        self.tickets.all_fail.succeeded()
+        return outcome
 
-    def fail(self, actor: str, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+    def fail(
+        self, actor: str, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None
+    ) -> None:
         """The environment of an attempt failed. Raises Refused for an attempt of another actor."""
         if self.batches.not_begun:
             return
         self.tickets.validity.check_actor(id, attempt, actor, "fail")
         if id.group >= FIRST_NUMBER:
-            self.evals.fail(id, attempt)
+            ended = self.evals.fail(id, attempt, f"{reason}: {detail}")
         else:
-            self.tickets.fail(id, attempt, reason, detail)
+            ended = self.tickets.fail(id, attempt, reason, detail)
+        if ended:
+            self.tickets.all_fail.failed(cause, detail)
 
     def release(self, actor: str, leases: Sequence[Lease], prefixes: Mapping[int, Row] | None = None) -> None:
         """The actor gives tickets back. `prefixes`: what some of their attempts have sampled, by place in `leases`.
@@ -253,7 +264,8 @@ class Buffer:
                     self.tickets.release(lease, "revoked")
 
     def evaluation(self, label: str) -> EvalReply:
-        return self.evals.reply(label)
+        reply, failing = self.evals.reply(label), self.tickets.failing
+        return replace(reply, why=failing, failed=True) if failing and not reply.done else reply
 
     # Any process
 

@@ -15,6 +15,7 @@ from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import ticket_seed
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.data.base import TaskSource
+from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 
@@ -42,6 +43,8 @@ class EvalSets:
         self._attempts: dict[tuple[int, int], int] = {}
         self._failures: dict[tuple[int, int], int] = {}
         self._why = ""
+        self._last_failure = ""
+        """Why an episode of this set failed, since this process began."""
         for row in list(database.read("SELECT serial, label, branch, version FROM evals WHERE state = 'open'")):
             self._enter(*row)
 
@@ -70,7 +73,7 @@ class EvalSets:
 
     def _enter(self, serial: int, label: str, branch: int, version: int) -> None:
         self.serial, self._label, self._pinned = serial, label, (branch, version)
-        self._attempts, self._failures, self._why = {}, {}, ""
+        self._attempts, self._failures, self._why, self._last_failure = {}, {}, "", ""
         done = set(self._db.read("SELECT task, idx FROM eval_results WHERE serial = ?", (serial,)))
         every = ((task, index) for task in range(self._tasks) for index in range(self._per_task))
         self._todo = [key for key in every if key not in done]
@@ -98,7 +101,8 @@ class EvalSets:
         self._leases.add(now, id, attempt, actor, self._pinned[1], eval=True)
         temperature = self._rules.temperature if index < self._rules.eval_samples else 0.0
         seed = ticket_seed(self._rules.actors_seed, "eval", 0, task, index, attempt)  # the same episodes at every eval
-        held_out = checked_task(self._source.held_out(task), f"held-out task {task}")
+        place = f"held-out task {task}"
+        held_out = checked_task(readable(lambda: self._source.held_out(task), place), place)
         return Ticket(
             id, attempt, "eval", held_out, self._pinned, self._per_task, temperature, seed, self._rules.lease_s
         )
@@ -139,16 +143,19 @@ class EvalSets:
         self._record(task, index, trajectory.task_id, trajectory.reward, dict(trajectory.rewards), digest)
         return "stored"
 
-    def fail(self, id: TicketId, attempt: int) -> None:
-        """The episode is tried again within `env.retries`; then it counts as failed, never as reward 0."""
+    def fail(self, id: TicketId, attempt: int, detail: str) -> bool:
+        """The episode is tried again within `env.retries`; then it counts as failed, never as reward 0. Returns whether
+        this ended an attempt."""
         lease = self._leases.get(id.group, id.index)
         if lease is None or (lease.id, lease.attempt) != (id, attempt) or self.serial is None:
-            return
+            return False
+        self._last_failure = detail
         self._leases.remove(id.group, id.index)
         key = (divmod(id.group - FIRST_NUMBER, _TASKS_PER_SET)[1], id.index)
         self._failures[key] = self._failures.get(key, 0) + 1
         if self._failures[key] > self._rules.env_retries:
             self._record(*key, "", 0.0, None, "")
+        return True
 
     def release(self, lease: ActiveLease) -> None:
         self._leases.remove(lease.id.group, lease.id.index)
@@ -189,6 +196,7 @@ class EvalSets:
                 results.append(EvalResult(task_id, bool(greedy), reward, json.loads(rewards), (branch, version)))
             else:
                 failed += 1
-        why = f"{failed} episodes failed in their environment" if failed else ""
+        last = f"; the last one: {self._last_failure[:600]}" if self._last_failure else ""
+        why = f"{failed} episodes failed in their environment{last}" if failed else ""
         done = state == "done"
         return EvalReply(done, len(results) + failed, self.total, results if done else [], why if done else self._why)

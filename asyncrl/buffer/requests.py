@@ -20,6 +20,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.record import from_record
 from asyncrl.buffer.rules import Refused
+from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame, WireError
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,9 @@ class Requests:
         return outcome
 
     def on_fail(self, request: messages.FailRequest, _: Sequence[Frame], at_once: bool) -> Answer:
-        self._buffer.fail(request.actor, request.id, request.attempt, request.reason, request.detail)
+        r = request
+        cause = Cause(r.place, r.outage) if r.place else None
+        self._buffer.fail(r.actor, r.id, r.attempt, r.reason, r.detail, cause)
         self._counts["env_failures"] += 1
         return Answer()
 

@@ -48,6 +48,7 @@ class Rules:
     max_failures: float = 1.0
     failure_window: int = 100
     stop_on_failures: bool = False
+    stop_if_all_fail: bool = False
     temperature: float = 1.0
     greedy_first: bool = False
     """The first trajectory of a group is sampled greedily."""
@@ -91,6 +92,7 @@ class Rules:
             max_failures=c.env.max_failures,
             failure_window=c.env.failure_window,
             stop_on_failures=c.env.on_failures == "stop",
+            stop_if_all_fail=c.env.on_failures != "warn",
             temperature=c.actors.temperature,
             greedy_first=c.learner.greedy_baseline,
             actors_seed=c.actors.seed,

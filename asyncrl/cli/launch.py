@@ -37,7 +37,7 @@ def launch(words: list[str]) -> int:
             Arg(help="With --resume: do not redo the batches recorded after the checkpoint; begin a new branch."),
         ] = False
         dry_run: Annotated[
-            bool, Arg(help="Check the names, print the configuration and the source of each value; start nothing.")
+            bool, Arg(help="Check everything, print the configuration and the source of each value; start nothing.")
         ] = False
         print_: Annotated[
             Literal["slurm", "k8s"] | None,
@@ -52,13 +52,13 @@ def launch(words: list[str]) -> int:
     origin = Origin(options.resume, options.fork, options.fresh, options.at_step)
     sourced = origin.load(options.config, flags)
     stem = options.config.stem if options.config else "run"
-    checks: Literal["names", "learner", "data"] = (
-        "learner" if options.dry_run else "names" if options.print_ else "data"
-    )
+    checks: Literal["names", "all", "data"] = "all" if options.dry_run else "names" if options.print_ else "data"
     prepared = api.prepare(sourced.config, origin, stem=stem, checks=checks)
     if options.dry_run:
         from asyncrl.config.loading import show
 
+        for warning in prepared.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         print(show(sourced))
         return 0
     if options.print_:

@@ -78,8 +78,10 @@ class EnvConfig(Section):
     tool or service is probably unavailable."""
     failure_window: int = Field(100, ge=1)
     """Number of attempts that `max_failures` looks back on."""
-    on_failures: Literal["warn", "stop"] = "warn"
-    """Past `max_failures`: warn and drop the groups that fail, or stop the run (exit code 1); it can be resumed."""
+    on_failures: Literal["stop_if_all", "stop", "warn"] = "stop_if_all"
+    """What follows when environments fail. `stop_if_all`: the run ends (exit code 1) when the first 20 attempts all
+    failed in the same way, before any succeeded; connection errors and timeouts must last for 60 s. `stop`: it also
+    ends past `max_failures`. `warn`: it never ends for this. A run that ended can be resumed."""
 
 
 class ActorsConfig(Section):
@@ -243,6 +245,9 @@ class LaunchConfig(Section):
     roles listen, encrypted and for this run's keys only (tcp with CURVE); `auto`: the address others reach it by."""
     cpus: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     """CPU cores of a role (`actor-0`) or kind of role (`actor`, `learner`, `buffer`); others use all cores."""
+    try_reset: bool = True
+    """Before anything starts, reset the environment once with the first task of each source, in a process of its own,
+    and close it again: what fails there would fail in every episode."""
     restarts: int = Field(3, ge=0)
     """Restarts of one process allowed within `restart_window_s`; past it the run ends."""
     restart_window_s: float = Field(600.0, gt=0)

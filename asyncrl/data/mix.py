@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncrl.data import SOURCES
 from asyncrl.data.base import Task, TaskSource
+from asyncrl.data.checked import check_members
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import build
 
@@ -115,4 +116,5 @@ def _open(name: str, spec: Mapping[str, Any], seed: int, model: str) -> TaskSour
         options_field=f"{field}.options",
         defaults={"seed": seed, "model": model},
     )
+    check_members(source, f"{field}.source", spec["source"])
     return source

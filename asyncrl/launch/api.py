@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Literal
 
 import zmq
 
+from asyncrl.actors.envs import ENVIRONMENTS
+from asyncrl.actors.envs.agent import is_agent
 from asyncrl.config import Config
 from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, RunError
 from asyncrl.launch.backends.local import backend
+from asyncrl.launch.checks.first_reset import check_reset
+from asyncrl.launch.checks.first_tasks import check_first_tasks
+from asyncrl.launch.checks.installed import check_engine, check_hub
 from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.loop import Launcher
 from asyncrl.launch.origins import Origin
@@ -25,6 +30,7 @@ from asyncrl.launch.preflight import check, check_disk, refuse_live
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.roles import roles
 from asyncrl.launch.supervision import Outcome
+from asyncrl.plugins import resolve
 from asyncrl.process import leftovers
 from asyncrl.run_folder import RunFolder, replace
 from asyncrl.tracking import sinks
@@ -55,23 +61,26 @@ def prepare(
     origin: Origin = NEW,
     *,
     stem: str = "run",
-    checks: Literal["names", "learner", "data"] = "data",
+    checks: Literal["names", "all", "data"] = "data",
 ) -> Prepared:
     """Checks a run before anything of it is written. Raises ConfigError and RunError.
 
-    `checks`: "names" checks what needs neither data nor torch; "learner" also the learner's choices, which imports
-    torch; "data" opens the data, as needed for a launch, so that the user sees its errors before anything starts.
+    `checks`: "names" checks what needs neither data nor torch; "data", as for a launch, also opens the data, looks at
+    the first tasks and tries one reset, so that the user sees their errors before anything starts; "all" also checks
+    the learner's choices, which imports torch.
     """
     checkpoint = origin.check(config)
     check(config)
     sinks.check(config.tracking.sinks)
     warned = warnings(config)
-    if checks == "learner":
+    if checks != "names":
+        check_engine(config)
+        check_hub(config)
+        warned = [*warned, *_check_data(config)]
+    if checks == "all":
         from asyncrl.learner.build import builder_of, objective_of
 
         builder_of(config), objective_of(config)
-    elif checks == "data":
-        warned = [*warned, *_check_data(config)]
     return Prepared(config, origin, checkpoint, stem, tuple(warned))
 
 
@@ -109,7 +118,7 @@ def launch(
 
 
 def _check_data(config: Config) -> list[str]:
-    """Opens the task source and what is configured on top of it; gives warnings."""
+    """Opens the task source and what is configured on top of it, and tries the first tasks; gives warnings."""
     from asyncrl.buffer.tasks.sources import open_curriculum, open_source
     from asyncrl.data.added_tasks import open_on_step_end
     from asyncrl.rewards.group_score import open_group_score
@@ -118,11 +127,15 @@ def _check_data(config: Config) -> list[str]:
     open_curriculum(config, source)
     open_on_step_end(config)
     open_group_score(config)
+    tasks, warned = check_first_tasks(config, source)
+    if config.launch.try_reset and not is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name")):
+        check_reset(config, tasks)
     if config.eval.tasks == 0 or source.held_out_size:
-        return []
+        return warned
     return [
+        *warned,
         f"eval.tasks is {config.eval.tasks}, and data.source {config.data.source} holds no task out: nothing is "
-        "evaluated. data.options.held_out_size holds some out, eval.tasks 0 says that none is meant."
+        "evaluated. data.options.held_out_size holds some out, eval.tasks 0 says that none is meant.",
     ]
 
 

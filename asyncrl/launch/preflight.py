@@ -14,11 +14,13 @@ from typing import Any
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.checks.form import check_form
 from asyncrl.launch.processes import alive, of_run, role_of
 from asyncrl.launch.supervision import Outcome
 from asyncrl.model import local_path, resolve_path
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder
+from asyncrl.user_errors import user_error
 from asyncrl.weights.channels import channel
 
 MIN_FREE_MB = 200
@@ -65,6 +67,8 @@ def check_names(config: Config) -> None:
         module = importlib.import_module(choice.module)
         try:
             chosen = resolve(getattr(values, name), getattr(module, choice.table), choice.field)
+            if choice.field == "env.name":
+                check_form(chosen, values.name, options)
             provided = choice.provided
             if isinstance(provided, str):
                 provided = getattr(module, provided)(chosen)
@@ -77,7 +81,7 @@ def check_names(config: Config) -> None:
         except Exception as error:  # the user's module raised while it was imported
             raise ConfigError(
                 f"{choice.field} is {getattr(values, name)!r}, which fails when it is imported: "
-                f"{type(error).__name__}: {error}. Import it in a separate Python to see where."
+                f"{user_error(error).text}. Import it in a separate Python to see more."
             ) from error
 
 

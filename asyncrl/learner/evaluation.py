@@ -37,6 +37,8 @@ def evaluate(session: Session, label: str) -> None:
     failed = reply.total - len(reply.results)
     session.reporter.metrics(values, step=session.version)
     session.reporter.event("eval", label=label, step=session.version, failed=failed, **counts)
+    if failed:
+        session.reporter.event("eval_failed", label=label, step=session.version, why=reply.why)
     log.info("held-out set at version %d (%s): %s", session.version, label, counts)
 
 
@@ -48,6 +50,8 @@ def _played(session: Session, name: str) -> EvalReply | None:
     while not (reply := session.ask(lambda: session.buffer.evaluation(name))).done:
         if session.stopping:
             return None
+        if reply.failed:
+            raise RunError(f"the run cannot go on: {reply.why}")
         if reply.finished != finished:
             finished, since = reply.finished, time.monotonic()
         if time.monotonic() - since > patience_s:

@@ -21,6 +21,7 @@ from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Lease, Row, Ticket, TicketId, Trajectory
+from asyncrl.user_errors import Cause
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
 
@@ -64,7 +65,7 @@ class FakeBuffer:
         self.stored.append(trajectory)
         return self.outcome
 
-    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:
         self.failed.append((id, attempt, reason, detail))
         if self.refuses is not None:
             raise self.refuses

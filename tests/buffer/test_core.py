@@ -281,7 +281,7 @@ def test_an_evaluation_is_pinned_and_apart_from_training(tmp_path: Path) -> None
     buffer.fail("b", last[0].id, last[0].attempt, "env_error", "boom")
     reply = buffer.evaluation("start")
     assert (reply.done, reply.total, len(reply.results)) == (True, 6, 5)
-    assert reply.why == "1 episodes failed in their environment"
+    assert reply.why == "1 episodes failed in their environment; the last one: env_error: boom"
     assert reply.results[0].version == (0, 0)
     assert buffer.issue(0, "a", (0, 0), 1)[0][0].kind == "train"
     assert equation(buffer)["issued"] == 1

@@ -120,7 +120,12 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Pat
 def test_an_environment_of_the_user_is_found_from_the_working_folder(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
-    (here / "my_env.py").write_text("class Env:\n    def __init__(self, hops: int = 2) -> None: ...\n")
+    (here / "my_env.py").write_text(
+        "from asyncrl import Environment\n\n\nclass Env(Environment):\n"
+        "    def __init__(self, hops: int = 2) -> None: ...\n"
+        "    async def reset(self, task): return [{'role': 'user', 'content': task['prompt']}]\n"
+        "    async def step(self, message): ...\n"
+    )
     code, _, err = call(capsys, "launch", "--env.name", "my_env:Env", "--env.options", "{hops: 3}", "--dry-run")
     assert code == 0, err
 

@@ -12,7 +12,7 @@ from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs.agent import is_async, rewards_of
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failing
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failed, failing
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.rendering.template import Renderer
@@ -79,7 +79,7 @@ class AgentPlayer:
             raise EpisodeFailed("env_error", f"{name} cancelled itself")
         error = playing.exception()
         if error is not None and session.limit is None:
-            raise EpisodeFailed("env_error", f"{name}: {type(error).__name__}: {error}") from error
+            raise failed(name, error) from error
         with failing(name):
             reward, parts = rewards_of(playing.result() if error is None else 0.0)
             for value in (reward, *parts.values()):

@@ -13,12 +13,18 @@ from typing import Protocol
 
 from asyncrl.actors.envs.tool import Tool
 from asyncrl.data.base import Message, Task
+from asyncrl.user_errors import Cause
 
 __all__ = ["Env", "EnvFailed", "Environment", "Message", "Task", "Tool", "Turn"]
 
 
 class EnvFailed(Exception):
     """An environment's failure, with a complete message, since it is shown alone, without the exception's type."""
+
+    def __init__(self, message: str, cause: Cause | None = None) -> None:
+        """`cause`: of the failure, if it is known."""
+        super().__init__(message)
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,10 @@ class ToolEnvironment(Environment):
         """Check the tools and the score before anything runs. Raises ValueError."""
         check_score(options)
         for tool in options.get("tools", ()):
-            as_tool(tool)
+            try:
+                as_tool(tool)
+            except (TypeError, NameError) as error:
+                raise ValueError(f"env.options.tools: {error}") from error
 
     async def reset(self, task: Task) -> list[Message]:
         self.task = task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import reprlib
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
+from asyncrl.user_errors import Cause, UserError, user_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,11 +24,19 @@ _DETAIL_CHARS = 4000
 class EpisodeFailed(Exception):
     """The episode has no trajectory. `reason`: env_error, endpoint, or aborted (lease revoked, actor stops)."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, cause: Cause | None = None) -> None:
+        """`cause` None: of an `env_error`, its text."""
         # An error may quote the policy, including half a surrogate pair, which no message can carry.
         detail = detail[:_DETAIL_CHARS].encode(errors="replace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+        self.cause = Cause(detail) if cause is None and reason == "env_error" else cause
+
+
+def failed(what: str, error: BaseException) -> EpisodeFailed:
+    """The failure of an episode by an exception of the user's code, raised in `what`."""
+    described = _described(error)
+    return EpisodeFailed("env_error", f"{what}: {described.text}", described.cause)
 
 
 @contextmanager
@@ -38,7 +48,7 @@ def failing(what: str) -> Iterator[None]:
     except EpisodeFailed:
         raise
     except BaseException as error:
-        raise EpisodeFailed("env_error", f"{what}: {_described(error)}") from error
+        raise failed(what, error) from error
 
 
 class GuardedEnv:
@@ -59,7 +69,10 @@ class GuardedEnv:
     def tools(self) -> list[dict[str, Any]]:
         """The tools in OpenAI form. Final once `reset` has returned."""
         with failing("environment.tools, expected Tools"):
-            return [tool.schema for tool in self._env.tools]
+            tools = list(self._env.tools)
+            if plain := [tool for tool in tools if not hasattr(tool, "schema")]:
+                raise EnvFailed(f"it holds {plain[0]!r}; make it one with Tool.from_function")
+            return [tool.schema for tool in tools]
 
     async def reset(self, task: Task) -> list[Message]:
         messages = await self._call(lambda: self._env.reset(task), "reset")
@@ -88,31 +101,35 @@ class GuardedEnv:
         try:
             await _within(self._env.close, self._call_s)
         except Exception as error:
-            log.warning("environment.close: %s", _described(error))
+            log.warning("environment.close: %s", _described(error).text)
 
     async def _call(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         try:
             return await _within(call, self._call_s)
         except TimeoutError as error:
             limit = f"did not return within {self._call_s} s (env.call_s)" if not str(error) else str(error)
-            raise EpisodeFailed("env_error", f"environment.{name} {limit}") from error
+            raise EpisodeFailed("env_error", f"environment.{name} {limit}", Cause(name, outage=True)) from error
         except Exception as error:
-            raise EpisodeFailed("env_error", f"environment.{name}: {_described(error)}") from error
+            raise failed(f"environment.{name}", error) from error
         finally:
             self._called()
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`. Raises EnvFailed in place of what is no Exception: SystemExit and KeyboardInterrupt would
-    end the event loop, and others every episode that awaits the call."""
+    """The result of `call`. Raises EnvFailed for a plain function, and in place of what is no Exception: SystemExit and
+    KeyboardInterrupt would end the event loop, and others every episode that awaits the call."""
     try:
-        return await call()
+        awaitable = call()
+        if not inspect.isawaitable(awaitable):
+            raise EnvFailed(f"it is a plain function, which returned {_SHORT.repr(awaitable)}; write `async def`")
+        return await awaitable
     except (Exception, asyncio.CancelledError):
         raise
     except SystemExit as error:
         raise EnvFailed(f"it called sys.exit({error.code!r})") from error
     except BaseException as error:
-        raise EnvFailed(f"it raised {_described(error)}") from error
+        described = _described(error)
+        raise EnvFailed(f"it raised {described.text}", described.cause) from error
 
 
 def check_reward(value: float, whose: str, max_reward: float) -> None:
@@ -149,9 +166,8 @@ def _check_numbers(turn: Any) -> None:
         for name in (*turn.rewards, *turn.metrics):
             name.encode()
     except (AttributeError, TypeError, UnicodeEncodeError) as error:
-        raise EpisodeFailed(
-            "env_error", f"environment.step returned {_shown(turn)}; expected a Turn of numbers, by name ({error})"
-        ) from error
+        wrong = f"environment.step returned {_shown(turn)}; expected a Turn of numbers, by name ({error})"
+        raise EpisodeFailed("env_error", wrong, Cause("environment.step: no Turn")) from error
     if not finite:
         raise EpisodeFailed("env_error", f"environment.step returned a number that is not finite: {_shown(turn)}")
 
@@ -173,15 +189,13 @@ def _checked(messages: Any, name: str) -> list[Message]:
     if not isinstance(messages, list | tuple) or not all(
         isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages
     ):
-        raise EpisodeFailed(
-            "env_error", f'environment.{name} gave {_shown(messages)}; expected messages, each {{"role", "content"}}'
-        )
+        wrong = f'environment.{name} gave {_shown(messages)}; expected messages, each {{"role", "content"}}'
+        raise EpisodeFailed("env_error", wrong, Cause(f"environment.{name}: no messages"))
     return list(messages)
 
 
-def _described(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException as raised:  # the text of a foreign exception is foreign code, too
-        text = f"(its text raised {type(raised).__name__})"
-    return text if isinstance(error, EnvFailed) else f"{type(error).__name__}: {text}"
+def _described(error: BaseException) -> UserError:
+    described = user_error(error)
+    if isinstance(error, EnvFailed):
+        return UserError(str(error), error.cause or described.cause)
+    return described

@@ -33,6 +33,7 @@ from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
+from asyncrl.user_errors import Cause
 
 
 async def play(
@@ -78,7 +79,8 @@ class _Episode:
             stop_reason = await self._take_turns()
         except PromptTooLong as error:
             if self._turns == 0:
-                raise EpisodeFailed("env_error", f"task {self._ticket.task['id']}: {error}") from error
+                detail = f"task {self._ticket.task['id']}: {error}"
+                raise EpisodeFailed("env_error", detail, Cause("too long")) from error
             stop_reason = "max_tokens"
         rows, env = tuple(row.freeze() for row in self._rows), self._env
         about = (self._turns, stop_reason, self._messages, self._records)

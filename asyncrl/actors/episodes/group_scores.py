@@ -15,10 +15,11 @@ import dataclasses
 import logging
 from dataclasses import dataclass, field
 
-from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failed
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
+from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +86,8 @@ class GroupScores:
             group.scored.set_result(dict(zip(indices, values, strict=True)))
         except (Exception, asyncio.CancelledError) as error:
             late = isinstance(error, TimeoutError) and deadline.expired()
-            what = (
-                f"did not return within {self._call_s:g} s (env.call_s)" if late else f"{type(error).__name__}: {error}"
-            )
-            failed = EpisodeFailed("env_error", f"group score {name}: {what}")
-            group.scored.set_exception(failed)
+            what = f"group score {name}"
+            slow = f"{what}: did not return within {self._call_s:g} s (env.call_s)"
+            failure = EpisodeFailed("env_error", slow, Cause(what, outage=True)) if late else failed(what, error)
+            group.scored.set_exception(failure)
             group.scored.exception()  # mark as retrieved, even if no episode waits any more

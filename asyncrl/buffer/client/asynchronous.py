@@ -18,6 +18,7 @@ from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Reques
 from asyncrl.buffer.record import to_record
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, Row, TicketId, Trajectory
+from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
 T = TypeVar("T")
@@ -98,8 +99,8 @@ class AsyncBufferClient:
             return [error] * len(trajectories)
         return [BufferRefused("put", o.code, o.message) if isinstance(o, messages.Refusal) else o for o in outcomes]
 
-    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
-        await self._ask(messages.FailRequest(self._identity, id, attempt, reason[:200], detail[:2000]))
+    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:
+        await self._ask(messages.FailRequest.of(self._identity, id, attempt, reason, detail, cause))
 
     async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
         places, frames = codec.encode_prefixes(prefixes)

@@ -20,6 +20,7 @@ from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutco
 from asyncrl.buffer.record import to_record
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, Row, TicketId, Trajectory
+from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
 T = TypeVar("T")
@@ -59,9 +60,9 @@ class BlockingBuffer(ABC):
             raise BufferRefused("put", outcome.code, outcome.message)
         return outcome
 
-    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
+    def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:
         """The episode of a ticket of this client's actor cannot be finished; it is tried again within `env.retries`."""
-        self.ask(messages.FailRequest(self.identity, id, attempt, reason[:200], detail[:2000]))
+        self.ask(messages.FailRequest.of(self.identity, id, attempt, reason, detail, cause))
 
     def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None:
         """Gives tickets back. `prefixes` holds for each lease what its attempt has sampled in its first turn, or None;

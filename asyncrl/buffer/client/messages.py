@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 from asyncrl.trajectory import Count, Lease, Ticket, TicketId, Trajectory
+from asyncrl.user_errors import Cause
 
 T = TypeVar("T")
 
@@ -121,7 +122,9 @@ class EvalReply:
     total: int
     results: list[EvalResult]
     why: str
-    """If not done: what the set waits for. If done: how many episodes failed in their environment."""
+    """If not done: what the set waits for. If done: how many episodes failed in their environment, and the last one."""
+    failed: bool = False
+    """The set will not be done, for the reason `why`: the run ends."""
 
 
 # Requests
@@ -170,6 +173,17 @@ class FailRequest(Request[None], frozen=True):
     attempt: Count
     reason: _Text
     detail: _Text
+    place: _Text = ""
+    """Of the cause, if it is known."""
+    outage: bool = False
+
+    @classmethod
+    def of(
+        cls, actor: str, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None
+    ) -> FailRequest:
+        """The request, with texts cut to what one may hold."""
+        place, outage = ("", False) if cause is None else (cause.place[-2000:], cause.outage)
+        return cls(actor, id, attempt, reason[:200], detail[:2000], place, outage)
 
 
 class ReleaseRequest(Request[None], frozen=True):

@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypeVar
 from asyncrl.buffer.client.errors import BufferTimeout
 from asyncrl.buffer.client.messages import Head, TicketReply
 from asyncrl.trajectory import Lease, Row, TicketId, Trajectory
+from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Buffer(Protocol):
         self, actor: str, held: tuple[int, int], credits: int, leased: Sequence[Lease], wait_s: float
     ) -> TicketReply: ...
     async def put(self, trajectory: Trajectory) -> Literal["stored", "duplicate", "late"]: ...
-    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None: ...
+    async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None: ...
     async def release(self, actor: str, leases: Sequence[Lease], prefixes: Sequence[Row | None] = ()) -> None: ...
 
 

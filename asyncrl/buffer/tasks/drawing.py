@@ -15,6 +15,7 @@ from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.tasks.added_tasks import AddedTasks
 from asyncrl.data.added_tasks import ADDED, OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult, Task, TaskSource
+from asyncrl.data.checked import readable
 from asyncrl.errors import RunError
 from asyncrl.wire import pack, unpack
 
@@ -59,7 +60,9 @@ class TaskDraws:
             self._added.draw(draw.task, draw.number)
 
     def _task(self, index: int) -> Task:
-        return checked_task(self._source.task(index), f"task {index}") if index < ADDED else self._added.task(index)
+        if index >= ADDED:
+            return self._added.task(index)
+        return checked_task(readable(lambda: self._source.task(index), f"task {index}"), f"task {index}")
 
     def finished(self, b: int, version: int) -> None:
         """The outcome of batch b is recorded; the version after it is `version`."""

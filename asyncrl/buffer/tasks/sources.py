@@ -11,6 +11,7 @@ import hashlib
 from asyncrl.config import Config
 from asyncrl.data import SOURCES
 from asyncrl.data.base import Curriculum, TaskSource
+from asyncrl.data.checked import check_members
 from asyncrl.data.curricula import CURRICULA
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError
@@ -41,6 +42,7 @@ def open_source(config: Config) -> TaskSource:
     source: TaskSource = build(
         config.data.source, SOURCES, "data.source", options, options_field="data.options", defaults=defaults
     )
+    check_members(source, "data.source", config.data.source)
     if source.train_size is not None and source.train_size < 1:
         raise ConfigError(
             f"data.source {config.data.source!r} has {source.train_size} training tasks; at least one is needed."

@@ -1,4 +1,4 @@
-"""The budget of failures: how many of the latest attempts at episodes may fail in their environment.
+"""The budget of failures: how many of the latest attempts at episodes may fail; and whether all of them do.
 
 An outage is never a reward. Without a budget, a run whose environment is down would go through its tasks and drop each.
 """
@@ -6,6 +6,13 @@ An outage is never a reward. Without a budget, a run whose environment is down w
 from __future__ import annotations
 
 from collections import deque
+
+from asyncrl.user_errors import Cause
+
+ATTEMPTS = 20
+"""Attempts that must all fail in the same way."""
+OUTAGE_S = 60.0
+"""Seconds for which an outage must last to count."""
 
 
 class FailureBudget:
@@ -41,4 +48,55 @@ class FailureBudget:
         return (
             f"{sum(self._ends)} of the last {self._window} episodes failed in their environment (env.max_failures is "
             f"{self._max_share:g}); the last one: {self._last[:300]}"
+        )
+
+
+class AllFail:
+    """Judges the first attempts since this process began: when all fail in the same way, no later one will succeed."""
+
+    def __init__(self) -> None:
+        """
+        >>> every = AllFail()
+        >>> for _ in range(20):
+        ...     every.failed(Cause("KeyError at score.py:3"), "KeyError: 'answer' (score.py, line 3, in score)")
+        >>> every.look(0.0)
+        >>> every.verdict.partition(". ")[0]
+        "the first 20 episodes all failed in the same way: KeyError: 'answer' (score.py, line 3, in score)"
+        """
+        self.verdict = ""
+        """Why the run ends; empty while it does not."""
+        self._over = False
+        """Whether an attempt has succeeded, or two failed in different ways."""
+        self._place: str | None = None
+        self._failed = 0
+        self._outage_since: float | None = None
+        self._last: tuple[bool, str] = (False, "")
+
+    def succeeded(self) -> None:
+        self._over = True
+
+    def failed(self, cause: Cause | None, detail: str) -> None:
+        """Notes a failed attempt. One without a cause (an actor stopped, an episode took too long) does not count."""
+        if cause is None or self._over:
+            return
+        # What does not answer is reported in many ways.
+        place = "outage" if cause.outage else cause.place
+        if self._place not in (None, place):
+            self._over = True
+            return
+        self._place, self._last = place, (cause.outage, detail)
+        self._failed += 1
+
+    def look(self, now: float) -> None:
+        outage, detail = self._last
+        if self._over or self.verdict or not self._failed:
+            return
+        if outage and self._outage_since is None:
+            self._outage_since = now
+        if self._failed < ATTEMPTS or (outage and now < (self._outage_since or 0.0) + OUTAGE_S):
+            return
+        lasting = f" for {OUTAGE_S:g} s" if outage else ""
+        self.verdict = (
+            f"the first {self._failed} episodes all failed in the same way{lasting}: {detail[:1200]}. Correct it and "
+            "continue with --resume; env.on_failures warn goes on all the same."
         )

@@ -16,7 +16,7 @@ from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
 from asyncrl.buffer.tasks.drawing import Draw, TaskDraws
 from asyncrl.buffer.tasks.sources import ticket_seed
-from asyncrl.buffer.tickets.failures import FailureBudget
+from asyncrl.buffer.tickets.failures import AllFail, FailureBudget
 from asyncrl.buffer.tickets.filtering import Filtering
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases, TicketKey
 from asyncrl.buffer.tickets.prefixes import Prefixes
@@ -38,6 +38,7 @@ class Tickets:
         self.prefixes = Prefixes(ledger.db)
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
         self.failures = FailureBudget(rules.max_failures, rules.failure_window)
+        self.all_fail = AllFail()
         self.filtering = Filtering(ledger, rules)
         self._missing_since: dict[int, float] = {}
         """When the learner began to wait for a group, by number."""
@@ -115,8 +116,9 @@ class Tickets:
 
     @property
     def failing(self) -> str:
-        """Why the run ends: too many episodes fail in their environment, and `env.on_failures` is stop."""
-        return self.failures.exceeded if self._rules.stop_on_failures else ""
+        """Why the run ends, if it does: all episodes fail, or too many under `env.on_failures: stop`."""
+        all_fail = self.all_fail.verdict if self._rules.stop_if_all_fail else ""
+        return (self.failures.exceeded if self._rules.stop_on_failures else "") or all_fail
 
     def reserved(self) -> int:
         """Trajectories that count against the capacity: those of groups in flight, and of groups that may still be used
@@ -212,11 +214,12 @@ class Tickets:
         else:
             self._ledger.drop(group, reason, put_back)
 
-    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> None:
-        """The environment failed: the ticket is issued again within `env.retries`, then the group is dropped."""
+    def fail(self, id: TicketId, attempt: int, reason: str, detail: str) -> bool:
+        """The environment failed: the ticket is issued again within `env.retries`, then the group is dropped. Returns
+        whether this ended an attempt."""
         lease = self._leases.get(id.group, id.index)
         if lease is None or (lease.id, lease.attempt) != (id, attempt):
-            return  # the lease lapsed before, or this is a repeat
+            return False  # the lease lapsed before, or this is a repeat
         self._end(lease, "failed", f"{reason}: {detail}"[:2000])
         self.failures.note(f"{reason}: {detail}")
         self.prefixes.end((id.group, id.index), "failed")
@@ -225,6 +228,7 @@ class Tickets:
             self.drop(group, "env_error")
         else:
             self._requeue(lease.key)
+        return True
 
     def release(self, lease: ActiveLease, how: str, prefix: Row | None = None) -> None:
         """How: released, lapsed or revoked. The ticket is issued again, with what its attempt has sampled."""

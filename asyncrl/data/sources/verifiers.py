@@ -52,7 +52,7 @@ class VerifiersSource(ListedTasks):
             raise ConfigError(f"data.options.python: listing the tasks of {taskset} failed: {error}") from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise ConfigError(f"data.options.taskset is {taskset}, which verifiers does not load: {last}")
+            raise ConfigError(_not_loaded(taskset, python or sys.executable, last))
         tasks = [
             {"id": f"{taskset['id']}-{index}", "prompt": task["prompt"], "index": index}
             for index, task in enumerate(json.loads(done.stdout))
@@ -63,3 +63,18 @@ class VerifiersSource(ListedTasks):
             )
         split = len(tasks) - held_out_size
         super().__init__("verifiers", tasks[:split], tasks[split:], seed)
+
+
+def _not_loaded(taskset: dict[str, Any], python: str, last: str) -> str:
+    """`last`: the error of verifiers' process."""
+    if "No module named 'verifiers'" in last:
+        return (
+            f"data.source is verifiers, and {python} does not have the package: pip install verifiers in a Python of "
+            "its own, and name that Python in data.options.python and env.options.python."
+        )
+    if "No module named 'verifiers." in last or "cannot import name" in last:
+        return (
+            f"data.source is verifiers, and its version under {python} is not one that asyncrl speaks to ({last}): "
+            "install one with `verifiers.v1`, as docs/how-to/environments.md names it."
+        )
+    return f"data.options.taskset is {taskset}, which verifiers does not load: {last}"

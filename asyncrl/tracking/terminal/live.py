@@ -27,6 +27,7 @@ SHOWN_EVENTS = {
     "leaves",
     "exit",
     "failing",
+    "eval_failed",
     "guard",
     "poison",
     "checkpoint",

@@ -204,7 +204,7 @@ class Evil:
         (refuses, "OSError: no licence"),
         (Plain("reset", lambda: {}["prompt"]), "environment.reset: KeyError: 'prompt'"),
         (Plain("reset", lambda: later(None)), "environment.reset gave None; expected messages"),
-        (Plain("step", lambda: Turn(done=True)), "environment.step: TypeError"),
+        (Plain("step", lambda: Turn(done=True)), "environment.step: it is a plain function"),
         (Plain("step", lambda: later(None)), "environment.step returned None; expected a Turn"),
         (Plain("step", lambda: later(Turn(reward="1", done=True))), "reward='1'.*expected a Turn of numbers"),  # type: ignore[arg-type]
         (Plain("step", lambda: later(Turn(messages=["Hi"]))), r"environment.step gave \['Hi'\]; expected messages"),  # type: ignore[list-item]

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from asyncrl.actors.envs.hosting.worker import message, read, serve
 from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Tool, Turn
 from asyncrl.errors import ConfigError
+from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +211,8 @@ class EnvWorker:
         if future is None or future.done():
             return  # the call was cancelled
         if "error" in reply:
-            future.set_exception(EnvFailed(reply["error"]))
+            cause = Cause(*reply["cause"]) if "cause" in reply else None
+            future.set_exception(EnvFailed(reply["error"], cause))
         else:
             future.set_result(reply["value"])
 

@@ -1,7 +1,7 @@
 """Hosts environments off the actor's event loop: a thread, or `python -m asyncrl.actors.envs.hosting.worker FD`.
 
 takes: {"n", "env", "op": reset | step | close | cancel, "arg"} from the socket, any number at once
-gives: {"n", "begun"} when a call begins, then {"n", "value"} or {"n", "error"}
+gives: {"n", "begun"} when a call begins, then {"n", "value"} or {"n", "error", "cause"}
 ends:  with the socket; a process also with its parent
 
 Both are one event loop each. A call that blocks delays the later calls here, but nothing in the actor.
@@ -23,6 +23,7 @@ from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.plugins import resolve
 from asyncrl.process.parent import end_with_parent
+from asyncrl.user_errors import user_error
 
 LENGTH = 4
 """Bytes of the length before each message."""
@@ -94,7 +95,9 @@ class _Host:
         except SystemExit as error:
             reply = message({"n": n, "error": f"it called sys.exit({error.code!r})"})
         except BaseException as error:  # here, too, it costs its episode only
-            reply = message({"n": n, "error": f"{type(error).__name__}: {str(error)[:_ERROR_CHARS]}"})
+            described = user_error(error)
+            cause = [described.cause.place, described.cause.outage]
+            reply = message({"n": n, "error": described.text[:_ERROR_CHARS], "cause": cause})
         finally:
             del self._calls[n]
         self._writer.write(reply)

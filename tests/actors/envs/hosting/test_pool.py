@@ -112,7 +112,8 @@ def test_what_it_raises_is_told_alike(workers: str) -> None:
     async def scenario(play: Play) -> None:
         with pytest.raises(EpisodeFailed) as failed:
             await one(play, what="raise")
-        assert failed.value.detail == "environment.step: ValueError: boom"
+        assert failed.value.detail.startswith("environment.step: ValueError: boom (")
+        assert "hosted_envs.py, line " in failed.value.detail
 
     stage(config(workers, count=1), scenario)
 

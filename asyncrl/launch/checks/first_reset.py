@@ -1,0 +1,108 @@
+"""Tries one `reset` of one task of each source, in a process of its own, before anything starts.
+
+    launcher ── recipe and tasks, msgpack, stdin ──> python -m asyncrl.launch.checks.first_reset FD
+             <── {"failed": detail} per task ── FD    makes the environment, resets it, reads its tools, closes it
+
+What the environment prints goes to the launcher's stderr. The process and all that it started are killed at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from asyncrl.config import Config
+from asyncrl.data.base import Task
+from asyncrl.errors import ConfigError
+from asyncrl.wire import pack, unpack
+
+START_S = 120.0
+"""Seconds for the user's imports and constructors, on a busy machine."""
+
+
+def check_reset(config: Config, tasks: Sequence[Task]) -> None:
+    """Raises ConfigError when the reset of one of `tasks` fails in each of `1 + env.retries` attempts."""
+    env = config.env
+    recipe = {
+        "name": env.name, "options": env.options, "path": sys.path, "call_s": env.call_s, "attempts": 1 + env.retries,
+        "max_reward": env.max_reward, "tasks": [dict(task) for task in tasks],
+    }  # fmt: skip
+    deadline_s = START_S + len(tasks) * (2 * env.call_s)
+    failed = _run(pack(recipe), deadline_s)
+    if failed is None:
+        failed = f"its reset blocked for more than {deadline_s:.0f} s"
+    if failed:
+        raise ConfigError(
+            f"env.name is {env.name!r}, and a reset was tried: {failed}. Correct it; launch.try_reset false leaves "
+            "this trial out."
+        )
+
+
+def _run(recipe: bytes, deadline_s: float) -> str | None:
+    """Why a reset failed, empty if none did; None: it did not end in time."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "asyncrl.launch.checks.first_reset", str(writing)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=sys.__stderr__, pass_fds=[writing], start_new_session=True
+    )
+    os.close(writing)
+    try:
+        process.communicate(recipe, timeout=deadline_s)
+        with os.fdopen(reading) as result:
+            text = result.read()
+        if not text:
+            return f"its process ended with exit code {process.returncode}"
+        return str(json.loads(text)["failed"])
+    except subprocess.TimeoutExpired:
+        os.close(reading)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def main(fd: int) -> None:
+    os.set_inheritable(fd, False)
+    data = sys.stdin.buffer.read()
+    recipe = unpack(data, len(data))
+    sys.path[:] = recipe["path"]
+    failed = asyncio.run(_first_failure(recipe))
+    os.write(fd, json.dumps({"failed": failed}).encode())
+    # Threads of the environment may not end.
+    os._exit(0)
+
+
+async def _first_failure(recipe: dict[str, Any]) -> str:
+    from asyncrl.actors.envs import ENVIRONMENTS
+    from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
+    from asyncrl.plugins import resolve
+
+    make = functools.partial(resolve(recipe["name"], ENVIRONMENTS, "env.name"), **recipe["options"])
+    for task in recipe["tasks"]:
+        for attempt in range(recipe["attempts"]):
+            try:
+                env = GuardedEnv(make, recipe["call_s"], recipe["max_reward"])
+                try:
+                    await env.reset({**task, "episode": 0})
+                    env.tools  # noqa: B018 - raises where a tool is none
+                finally:
+                    await env.close()
+                break
+            except EpisodeFailed as failed:
+                slow = failed.cause is not None and failed.cause.outage
+                if attempt + 1 == recipe["attempts"] or slow:
+                    return f"{failed.detail} (task {task['id']!r})"
+    return ""
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""Mistakes of a user in environments, agents, scores and sources: tests/launch/test_mistakes.py makes each."""
+
+# ruff: noqa: F401
+# mypy: ignore-errors
+import asyncio
+import time
+
+from asyncrl import Environment, ToolEnvironment, Turn
+
+
+class NoMethods:
+    pass
+
+
+class NoStep(Environment):
+    async def reset(self, task):
+        return []
+
+
+class SyncReset(Environment):
+    def reset(self, task):
+        return [{"role": "user", "content": "x"}]
+
+    async def step(self, message):
+        return Turn(done=True)
+
+
+class NeedsColumn(Environment):
+    async def reset(self, task):
+        return [{"role": "user", "content": task["question"]}]
+
+    async def step(self, message):
+        return Turn(done=True)
+
+
+class Hangs(NeedsColumn):
+    async def reset(self, task):
+        await asyncio.sleep(100)
+
+
+class Text(NeedsColumn):
+    async def reset(self, task):
+        return "What is 1 + 1?"
+
+
+class BadInit(NeedsColumn):
+    def __init__(self):
+        raise ValueError("no service at home")
+
+
+class Untyped(ToolEnvironment):
+    def __init__(self):
+        super().__init__((untyped,), "exact_match")
+
+
+def untyped(a, b):
+    """Add."""
+
+
+class NoSuper(ToolEnvironment):
+    def __init__(self):
+        self.tools = [untyped]
+
+
+class Exits(NeedsColumn):
+    async def reset(self, task):
+        raise SystemExit(1)
+
+
+class Fine(Environment):
+    async def reset(self, task):
+        return [{"role": "user", "content": task["prompt"]}]
+
+    async def step(self, message):
+        return Turn(done=True, reward=1.0)
+
+
+async def swapped(client, task): ...
+async def one(task): ...
+def plain(question, client): ...
+async def agent(task, client):
+    return 1.0
+
+
+instance = 3
+
+
+def score(data_source, solution_str, ground_truth, extra_info):
+    return 1.0
+
+
+def score_default(solution_str, ground_truth=None):
+    return 1.0
+
+
+class NoMembers:
+    def __init__(self):
+        pass
+
+
+class NoHeldOut:
+    train_size = 3
+
+    def task(self, i):
+        return {"id": str(i), "prompt": "x"}
+
+
+class Source:
+    train_size, held_out_size = 40, 4
+
+    def held_out(self, i):
+        return {"id": f"h{i}", "prompt": "x"}
+
+    def task(self, i):
+        return {"id": f"t{i}", "prompt": "x"}
+
+
+class NoPrompt(Source):
+    def task(self, i):
+        return {"id": str(i), "question": "x"}
+
+
+class Raises(Source):
+    def task(self, i):
+        return {}["missing"]
+
+
+class RaisesOnce(Source):
+    def task(self, i):
+        return 1 / 0 if i == 0 else {"id": f"t{i}", "prompt": "x"}
+
+
+class NullTruth(Source):
+    def task(self, i):
+        return {"id": f"t{i}", "prompt": "x", "ground_truth": None}
+
+
+class Long(Source):
+    def task(self, i):
+        return {"id": f"t{i}", "prompt": "word " * 3000, "ground_truth": "1"}
+
+
+class Texts(Source):
+    def task(self, i):
+        return "What is 1 + 1?"
+
+
+class BadMessages(Source):
+    def task(self, i):
+        return {"id": f"t{i}", "prompt": ["a", "b"]}
+
+
+class Unpackable(Source):
+    def task(self, i):
+        return {"id": f"t{i}", "prompt": "x", "when": object()}

@@ -1,0 +1,121 @@
+"""What a user does wrong in the first hour is told before anything starts, in one sentence with the remedy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.launch.api import prepare
+
+MISTAKES = Path(__file__).parent / "mistakes.py"
+
+
+def env(name: str) -> dict[str, Any]:
+    return {"env": {"name": f"mistakes.py:{name}"}}
+
+
+def source(name: str) -> dict[str, Any]:
+    return {"data": {"source": f"mistakes.py:{name}"}, **env("Fine")}
+
+
+def scored(name: str, score: str = "score") -> dict[str, Any]:
+    single = {"name": "single_turn", "options": {"score": f"mistakes.py:{score}"}}
+    return {"data": {"source": f"mistakes.py:{name}"}, "env": single}
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "an environment without methods": (env("NoMethods"), "a class without reset and step and close"),
+    "an environment without step": (env("NoStep"), "a class without step: an environment has `async def reset(self"),
+    "reset is a plain function": (env("SyncReset"), "environment.reset: it is a plain function, which returned"),
+    "reset reads a column that is not there": (
+        env("NeedsColumn"), "environment.reset: KeyError: 'question' (mistakes.py, line "
+    ),
+    "reset takes too long": (
+        {"env": {"name": "mistakes.py:Hangs", "call_s": 0.3}}, "environment.reset did not return within 0.3 s"
+    ),
+    "reset returns a text": (env("Text"), "environment.reset gave 'What is 1 + 1?'; expected messages"),
+    "the constructor raises": (env("BadInit"), "its constructor: ValueError: no service at home (mistakes.py, line "),
+    "a tool without type hints, in code": (env("Untyped"), "tool untyped: parameter a has no type hint; add one"),
+    "a tool without type hints, in the config": (
+        {"env": {"name": "tools", "options": {"tools": ["mistakes.py:untyped"], "score": "exact_match"}}},
+        "env.options.tools: tool untyped: parameter a has no type hint",
+    ),
+    "tools that are plain functions": (env("NoSuper"), "make it one with Tool.from_function"),
+    "reset calls sys.exit": (env("Exits"), "it called sys.exit(1)"),
+    "tools without a score": ({"env": {"name": "tools"}}, "env.options.score is not set"),
+    "an agent's parameters in the other order": (env("swapped"), "a function of (client, task): an agent's first two"),
+    "an agent without a client": (env("one"), "a function of (task): an agent's first two parameters"),
+    "a plain agent with other names": (env("plain"), "a function of (question, client): an agent's first two"),
+    "what is named is no function": (env("instance"), "which is of type int"),
+    "a source without members": (source("NoMembers"), "without a method `task(index)` and a method `held_out(index)`"),
+    "a source without held_out": (source("NoHeldOut"), "without a method `held_out(index)` and an attribute"),
+    "tasks without a prompt": (source("NoPrompt"), "a task without 'prompt': its keys are id, question"),
+    "a source that raises": (source("Raises"), "KeyError: 'missing' (mistakes.py, line "),
+    "tasks that are texts": (source("Texts"), "a str: expected a mapping with `id` and `prompt`"),
+    "a prompt that is a list of texts": (source("BadMessages"), "whose prompt is ['a', 'b']: expected a text"),
+    "a task with a Python object": (source("Unpackable"), "which no ticket can carry"),
+    "ground_truth is null": (scored("NullTruth"), "has no ground_truth, which the score score needs"),
+    "tasks without ground_truth": (scored("Source"), "its keys are id, prompt. Map a column with"),
+    "prompts longer than a row": (scored("Long"), "has a prompt of 15000 tokens, and env.max_tokens"),
+    "an engine that is not installed": ({"actors": {"engine": "vllm"}}, "is 'vllm', which is not installed here: pip"),
+    "an engine's name misspelt": ({"actors": {"engine": "vlllm"}}, "is 'vlllm': expected one of hf, vllm"),
+    "a hub model that cannot be had": ({"model": {"path": "nobody/nothing"}}, "the hub does not provide it"),
+    "a package of another Python": (
+        {"data": {"source": "verifiers", "options": {"taskset": {"id": "x"}}},
+         "env": {"name": "verifiers", "options": {"taskset": {"id": "x"}}}},
+        "does not have the package: pip install verifiers in a Python of its own",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copy(MISTAKES, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mistake", CASES)
+def test_a_mistake_is_told_before_anything_starts(mistake: str, here: Path) -> None:
+    config, words = CASES[mistake]
+    with pytest.raises(ConfigError) as told:
+        prepare(Config.model_validate(config))
+    assert words in str(told.value)
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [env("agent"), source("Source"), scored("Source", "score_default"), {}],
+    ids=["agent", "env", "score", "quickstart"],
+)
+def test_what_is_right_passes(config: dict[str, Any]) -> None:
+    assert prepare(Config.model_validate(config)).warnings == ()
+
+
+def test_a_row_that_raises_is_a_warning() -> None:
+    (warning,) = prepare(Config.model_validate(source("RaisesOnce"))).warnings
+    assert warning.startswith("1 of the first 40 tasks cannot be played")
+    assert "ZeroDivisionError: division by zero (mistakes.py, line " in warning
+
+
+def test_the_trial_of_reset_can_be_left_out() -> None:
+    config = Config.model_validate({**env("NeedsColumn"), "launch": {"try_reset": False}})
+    assert prepare(config).warnings == ()
+
+
+def test_the_checks_load_no_torch() -> None:
+    program = (
+        "import sys; from asyncrl.config import Config; from asyncrl.launch.api import prepare; prepare(Config());"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
