@@ -120,6 +120,21 @@ class Listener:
         self._context.term()
 
 
+def receive(socket: zmq.Socket[bytes], most: int) -> list[zmq.Frame]:
+    """The next message; of one with more than `most` frames the first ones and one more. Raises zmq.Again.
+
+    ZeroMQ limits the size of a frame, not their number, and each costs far more memory here than on the wire.
+    """
+    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more and len(frames) <= most:
+        frames.append(socket.recv(copy=False))
+    if frames[-1].more:
+        rest = bytearray(8)
+        while socket.getsockopt(zmq.RCVMORE):
+            socket.recv_into(rest)
+    return frames
+
+
 class Link(Generic[S]):
     """A connecting socket that follows its peer to new addresses. `context` decides whether it is blocking or not."""
 

@@ -23,6 +23,13 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=float(np.finfo(np.float64).min), le=float(np.finfo(np.float64).max))]
 """Bounds that a number must keep when it is decoded from a message."""
 
+Branch = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+GroupNumber = Annotated[int, msgspec.Meta(ge=0, le=2**41 - 1)]
+"""Evaluation tickets have the upper half (buffer/evaluation.py)."""
+GroupIndex = Annotated[int, msgspec.Meta(ge=0, le=2**20 - 1)]
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""The numbers of a ticket are only compared: a ledger that was lost may have issued any of them."""
+
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=float(np.finfo(np.float64).max))]
 
 Kind = Literal["train", "eval"]
@@ -38,15 +45,15 @@ CONTEXT = -1
 class TicketId:
     """Names one trajectory for good: its branch of history, its group, its place in the group."""
 
-    branch: Count
-    group: Count
-    index: Count
+    branch: Branch
+    group: GroupNumber
+    index: GroupIndex
 
     def __str__(self) -> str:
         return f"{self.branch}.{self.group}.{self.index}"
 
 
-Lease = tuple[TicketId, Count]
+Lease = tuple[TicketId, Attempt]
 """A ticket and its attempt: what an actor holds until it puts a trajectory, fails or gives the ticket back."""
 
 
@@ -55,7 +62,7 @@ class Ticket:
     """Permission to produce one trajectory, issued to one actor. Each time it is issued is a new attempt."""
 
     id: TicketId
-    attempt: Count
+    attempt: Attempt
     kind: Kind
     task: Mapping[str, Any]
     min_version: tuple[Count, Count]

@@ -14,7 +14,19 @@ import msgpack
 import msgspec
 import numpy as np
 
-from asyncrl.trajectory import CONTEXT, Count, Kind, Row, StopReason, TicketId, Trajectory, TurnRecord
+from asyncrl.trajectory import (
+    CONTEXT,
+    Attempt,
+    Branch,
+    GroupIndex,
+    GroupNumber,
+    Kind,
+    Row,
+    StopReason,
+    TicketId,
+    Trajectory,
+    TurnRecord,
+)
 
 Frame = bytes | memoryview
 
@@ -41,8 +53,8 @@ _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 class _Header(msgspec.Struct, frozen=True):
     """The header of a trajectory, decoded and checked in one pass, since the buffer does it for every trajectory."""
 
-    id: tuple[Count, Count, Count]
-    attempt: Count
+    id: tuple[Branch, GroupNumber, GroupIndex]
+    attempt: Attempt
     kind: Kind
     actor: _Text
     task_id: _Text

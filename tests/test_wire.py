@@ -21,7 +21,8 @@ COUNTS = st.integers(0, 2**40)
 NAMED = st.dictionaries(st.text(max_size=8), NUMBERS, max_size=3)
 SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
 TURN_RECORDS = st.builds(TurnRecord, st.none() | SECONDS, SECONDS, st.none() | SECONDS, COUNTS, COUNTS)
-IDS = st.builds(TicketId, COUNTS, COUNTS, COUNTS)
+ATTEMPTS = st.integers(0, 2**31 - 1)
+IDS = st.builds(TicketId, ATTEMPTS, st.integers(0, 2**41 - 1), st.integers(0, 2**20 - 1))
 
 
 @st.composite
@@ -44,7 +45,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     records = tuple(draw(st.lists(TURN_RECORDS, max_size=4)))
     return Trajectory(
         id=draw(IDS),
-        attempt=draw(COUNTS),
+        attempt=draw(ATTEMPTS),
         kind=draw(st.sampled_from(["train", "eval"])),
         actor=draw(st.text(max_size=8)),
         task_id=draw(st.text(max_size=8)),

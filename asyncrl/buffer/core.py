@@ -27,6 +27,7 @@ from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.ledger.snapshot import Snapshot
+from asyncrl.buffer.limits import Limits
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import share
@@ -65,7 +66,8 @@ class Buffer:
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
         self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses)
-        self.evals = EvalSets(database, rules, source, self.leases)
+        self.evals = EvalSets(database, rules, source, self.leases, self._made())
+        self.limits = Limits.of(rules, self.ledger.history.recorded_version, self.evals.total)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
         """Branch and version of each actor's weights when it last asked for tickets."""
@@ -98,6 +100,8 @@ class Buffer:
 
     def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         """At most `credits` tickets for an actor with weights `held`; with fewer, why there are no more."""
+        if held > self._made() and not self.batches.not_begun:
+            return [], f"{actor} holds weights {held}, and the learner has made none beyond {self._made()}"
         self.actor_weights[actor] = held
         if self.stopping:
             return [], "the run is stopping"
@@ -107,6 +111,22 @@ class Buffer:
             failing = self.tickets.failing
             return ([], failing) if failing else self.evals.issue(now, actor, held, credits)
         return self.tickets.issue(now, actor, held, credits)
+
+    def prospect(self, held: tuple[int, int]) -> str:
+        """What weights `held` are good for now: if an actor that holds them gets no ticket, no other of this kind does.
+
+        There are few kinds, whatever the actors say that they hold.
+        """
+        history = self.ledger.history
+        if held > self._made():
+            return "not made"
+        if held == self.evals.pinned:
+            return "pinned"
+        return "published" if held >= (history.branch, history.published or 0) else "old"
+
+    def _made(self) -> tuple[int, int]:
+        """Branch and version of the newest weights that can exist."""
+        return self.ledger.history.branch, self.ledger.history.recorded_version
 
     def renew(self, now: float, actor: str, leases: Sequence[Lease]) -> list[Lease]:
         """Returns the leases that this actor no longer holds."""
@@ -256,7 +276,18 @@ class Buffer:
             raise Refused("bad_checkpoint", f"{path} is not a folder on the buffer's host")
 
     def evaluate(self, version: tuple[int, int], label: str) -> None:
-        """Opens an evaluation set. Training leases are revoked; a trajectory that is put all the same still counts."""
+        """Opens an evaluation set. Training leases are revoked; a trajectory that is put all the same still counts.
+
+        Raises Refused for a version that was not published, since nobody could play the set.
+        """
+        history = self.ledger.history
+        published = -1 if history.published is None else history.published
+        if not self.evals.knows(label) and not (version[0] == history.branch and 0 <= version[1] <= published):
+            raise Refused(
+                "not_published",
+                f"evaluation {label!r} is asked for version {version[1]} of branch {version[0]}; version {published} "
+                f"of branch {history.branch} is the last that was published",
+            )
         self.evals.open(label, version)
         if self.evals.is_open:
             for lease in self.leases:

@@ -26,7 +26,11 @@ RESTARTS = 2
 
 
 class EvalSets:
-    def __init__(self, database: Database, rules: Rules, source: TaskSource, leases: Leases) -> None:
+    def __init__(
+        self, database: Database, rules: Rules, source: TaskSource, leases: Leases, made: tuple[int, int]
+    ) -> None:
+        """`made`: branch and version of the newest weights that can exist; an open set of later ones, which an older
+        release took from a forged message, ends as failed."""
         self._db = database
         self._rules = rules
         self._source = source
@@ -46,7 +50,15 @@ class EvalSets:
         self._last_failure = ""
         """Why an episode of this set failed, since this process began."""
         for row in list(database.read("SELECT serial, label, branch, version FROM evals WHERE state = 'open'")):
-            self._enter(*row)
+            if row[2:] > made:
+                database.write("UPDATE evals SET state = 'failed' WHERE serial = ?", (row[0],))
+            else:
+                self._enter(*row)
+
+    @property
+    def pinned(self) -> tuple[int, int] | None:
+        """Branch and version of the open set."""
+        return self._pinned if self.is_open else None
 
     @property
     def is_open(self) -> bool:
@@ -58,11 +70,15 @@ class EvalSets:
 
     def open(self, label: str, version: tuple[int, int]) -> None:
         """Idempotent per label. Raises Refused while another set is open."""
-        if list(self._db.read("SELECT 1 FROM evals WHERE label = ? AND state IN ('open', 'done')", (label,))):
+        if self.knows(label):
             return
         if self.serial is not None:
             raise Refused("eval_open", f"evaluation {self._label!r} is open; {label!r} has to wait for it")
         self._begin(label, version)
+
+    def knows(self, label: str) -> bool:
+        """The set is open or done."""
+        return bool(list(self._db.read("SELECT 1 FROM evals WHERE label = ? AND state IN ('open', 'done')", (label,))))
 
     def _begin(self, label: str, version: tuple[int, int]) -> None:
         serial = self._db.write(

@@ -94,7 +94,7 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
     def ask(self, request: Request[T], frames: Sequence[Frame] = ()) -> T:
         answer = Answer()
         try:
-            answer = self._answer(codec.decode_request(codec.encode_request(request, 0)), frames)
+            answer = self._answer(self.core.limits.decode([codec.encode_request(request, 0), *frames]), frames)
             header = codec.encode_reply(0, answer.reply)
         except WireError as error:
             header = codec.encode_refusal(0, "malformed", str(error))

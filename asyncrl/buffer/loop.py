@@ -31,7 +31,7 @@ from asyncrl.buffer.held import HeldRequest, HeldRequests
 from asyncrl.buffer.outbox import Outbox
 from asyncrl.buffer.requests import Answer, Handler, Requests
 from asyncrl.buffer.rules import Refused
-from asyncrl.sockets import Endpoint, Listener
+from asyncrl.sockets import Endpoint, Listener, receive
 from asyncrl.wire import Frame, WireError
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class Service:
         self.counts: Counter[str] = Counter()
         """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began. held: now."""
         self._requests = Requests(buffer, self.counts, clock, checkpoints)
-        self._held = HeldRequests()
         self.outbox = Outbox(self._socket, buffer, commit_s, clock, self.counts)
+        self._held = HeldRequests(self.outbox.reaches)
         self._stop = False
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class Service:
         count = 0
         while count < _AT_ONCE:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = receive(self._socket, 1 + self._buffer.limits.frames)
             except zmq.Again:
                 if count or not self._socket.poll(int(wait_s * 1000 + 0.999)):
                     break
@@ -116,9 +116,7 @@ class Service:
     def _handle(self, peer: bytes, message: Sequence[Frame]) -> None:
         n = -1
         try:
-            if not message:
-                raise WireError("a request has a header frame, got none")
-            request = codec.decode_request(message[0])
+            request = self._buffer.limits.decode(message)
             n = request.n
             if not self.outbox.repeat(peer, n):
                 self._answer(peer, request, message[1:])
@@ -136,7 +134,8 @@ class Service:
         handler = self._requests.handlers[type(request)]
         handler.check(request)
         if handler.may_wait is not None:
-            self._held.add(HeldRequest(peer, request, handler, self._clock() + handler.may_wait(request)))
+            now = self._clock()
+            self._held.add(HeldRequest(peer, request, handler, now + handler.may_wait(request), now))
         elif (answer := handler.answer(request, frames, True)) is not None:
             self._reply(peer, request.n, handler, answer)
 

@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import zmq
 
+from asyncrl.buffer.client import codec
 from asyncrl.buffer.core import Buffer
 from asyncrl.wire import Frame
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096
+_TO_NO_REQUEST = codec.encode_reply(-1, None)
 _COMMITTING = 0.5
 """Largest share of the time that commits may take when they come before the commit interval is over."""
 
@@ -63,6 +65,15 @@ class Outbox:
         if recorded is None or recorded[0] != n:
             return False
         self.post(peer, recorded[1])
+        return True
+
+    def reaches(self, peer: bytes) -> bool:
+        """Whether the peer is connected and reads: sends it a reply to no request, which clients ignore."""
+        try:
+            self._socket.send_multipart([peer, _TO_NO_REQUEST], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self._counts["undelivered"] += 1
+            return False
         return True
 
     def due_s(self) -> float:

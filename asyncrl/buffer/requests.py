@@ -46,7 +46,7 @@ class Handler(Generic[R]):
     may_wait: Callable[[R], float] | None = None
     """Seconds for which the request may be held; None: it is always answered at once."""
     alike: Callable[[R], Hashable] = id
-    """Once a request found no answer, later ones that are alike are not tried in the same round."""
+    """Requests that are alike wait in one line: while the first finds no answer, the others are not tried."""
     retry_s: float = 0.05
     """How often a held request is tried again."""
     urgent: bool = True
@@ -72,7 +72,7 @@ class Requests:
                 self.on_tickets,
                 check=self._renew,
                 may_wait=_wait_s,
-                alike=lambda request: request.held,
+                alike=lambda request: self._buffer.prospect(request.held),
                 urgent=False,
                 once=True,
             ),
@@ -81,11 +81,17 @@ class Requests:
             messages.FailRequest: Handler(self.on_fail),
             messages.ReleaseRequest: Handler(self.on_release),
             messages.StartRequest: Handler(self.on_start, once=True),
-            messages.BatchRequest: Handler(self.on_batch, check=self._check_incarnation, may_wait=_wait_s),
+            messages.BatchRequest: Handler(
+                self.on_batch, check=self._check_incarnation, may_wait=_wait_s, alike=_batch_of
+            ),
             messages.FinishedRequest: Handler(self.on_finished),
             messages.PublishedRequest: Handler(self.on_published),
             messages.CheckpointedRequest: Handler(
-                self.on_checkpointed, check=self._check_folder, may_wait=lambda _: float("inf"), retry_s=0.005
+                self.on_checkpointed,
+                check=self._check_folder,
+                may_wait=lambda _: float("inf"),
+                alike=lambda request: (request.incarnation, request.batch, request.path),
+                retry_s=0.005,
             ),
             messages.EvaluateRequest: Handler(self.on_evaluate),
             messages.EvaluationRequest: Handler(self.on_evaluation),
@@ -116,14 +122,15 @@ class Requests:
         return Answer(self._buffer.renew(self._clock(), request.actor, request.leases))
 
     def on_put(self, request: messages.PutRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
-        if not 0 < len(frames) <= messages.MAX_PUTS:
-            raise WireError(f"put carries 1 to {messages.MAX_PUTS} records, got {len(frames)} frames")
+        if not frames:
+            raise WireError(f"put carries 1 to {messages.MAX_PUTS} records, got none")
         return Answer([self._put_one(record) for record in frames])
 
     def _put_one(self, record: Frame) -> PutOutcome | Refusal:
         """A refused record does not affect the others in the same put."""
         try:
             trajectory = from_record(record)
+            self._buffer.limits.check_rows(trajectory)
             outcome = self._buffer.accept(trajectory, record)
         except WireError as error:
             self._counts["refused"] += 1
@@ -228,3 +235,7 @@ class Requests:
 
 def _wait_s(request: messages.TicketsRequest | messages.BatchRequest) -> float:
     return min(request.wait_s, MAX_WAIT_S)
+
+
+def _batch_of(request: messages.BatchRequest) -> Hashable:
+    return request.incarnation, request.b

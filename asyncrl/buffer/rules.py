@@ -57,6 +57,11 @@ class Rules:
     eval_tasks: int = 0
     eval_samples: int = 1
     eval_greedy: bool = True
+    ranks: int = 1
+    slots: int = 64
+    """Most episodes of one actor."""
+    row_tokens: int = 1 << 31
+    """Most tokens of one row."""
 
     @classmethod
     def of(cls, c: Config) -> Rules:
@@ -100,4 +105,7 @@ class Rules:
             eval_tasks=c.eval.tasks,
             eval_samples=c.eval.samples,
             eval_greedy=c.eval.greedy,
+            ranks=c.learner.ranks,
+            slots=c.actors.most_slots,
+            row_tokens=c.env.max_tokens + c.actors.max_new_tokens,
         )

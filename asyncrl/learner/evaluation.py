@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncrl.buffer.client import EvalReply, EvalResult
+from asyncrl.buffer.client import BufferRefused, EvalReply, EvalResult
 from asyncrl.errors import RunError
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
@@ -28,8 +28,7 @@ def evaluate(session: Session, label: str) -> None:
     branch = f"-{session.branch}" if session.branch else ""
     name = label if label == "start" else f"{label}-{session.version}{branch}"
     session.reporter.waiting("evaluation", "actors")
-    session.ask(lambda: session.buffer.evaluate((session.branch, session.version), name))
-    reply = _played(session, name)
+    reply = _played(session, name) if _opened(session, name) else None
     if reply is None:
         return
     session.reporter.waiting(None)
@@ -40,6 +39,23 @@ def evaluate(session: Session, label: str) -> None:
     if failed:
         session.reporter.event("eval_failed", label=label, step=session.version, why=reply.why)
     log.info("held-out set at version %d (%s): %s", session.version, label, counts)
+
+
+def _opened(session: Session, name: str) -> bool:
+    """Opens the set, after another that a learner before this one has left open; False when the learner is told to
+    stop. Raises BufferRefused when that one is not done within `actors.episode_s`."""
+    deadline = time.monotonic() + session.config.actors.episode_s
+    while not session.stopping:
+        try:
+            session.ask(lambda: session.buffer.evaluate((session.branch, session.version), name))
+            return True
+        except BufferRefused as error:
+            if error.code != "eval_open" or time.monotonic() > deadline:
+                raise
+            session.ranks.order(Order("wait"))
+            session.reporter.waiting("evaluation", str(error))
+            time.sleep(POLL_S)
+    return False
 
 
 def _played(session: Session, name: str) -> EvalReply | None:

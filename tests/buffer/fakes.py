@@ -18,7 +18,15 @@ from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 
-RULES: dict[str, Any] = {"steps": 100, "groups_per_step": 2, "group_size": 2, "capacity": 64, "max_staleness": 1}
+RULES: dict[str, Any] = {
+    "steps": 100,
+    "groups_per_step": 2,
+    "group_size": 2,
+    "capacity": 64,
+    "max_staleness": 1,
+    "ranks": 2,
+    "slots": 100,
+}
 
 
 class FakeSource:

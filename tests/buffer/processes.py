@@ -14,7 +14,7 @@ from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 
 CONFIG: dict[str, Any] = {
-    "learner": {"groups_per_step": 2, "group_size": 2, "steps": 1000},
+    "learner": {"groups_per_step": 2, "group_size": 2, "steps": 1000, "ranks": 2, "backend": "fsdp2"},
     "buffer": {"capacity": 64, "max_staleness": 1},
     "eval": {"tasks": 2, "greedy": False},
 }

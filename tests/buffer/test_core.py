@@ -290,7 +290,10 @@ def test_an_evaluation_is_pinned_and_apart_from_training(tmp_path: Path) -> None
 
 def test_an_evaluation_whose_version_is_gone_starts_again_twice(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, eval_tasks=1, eval_greedy=False)
-    learner(buffer)
+    incarnation = learner(buffer)
+    for b in range(3):
+        play(buffer)
+        step(buffer, incarnation, b)
     buffer.evaluate((0, 0), "x")
     for version in (1, 2):
         tickets = buffer.issue(0, "a", (0, version), 9)[0]
@@ -299,6 +302,26 @@ def test_an_evaluation_whose_version_is_gone_starts_again_twice(tmp_path: Path) 
     buffer.issue(0, "a", (0, 3), 9)
     with pytest.raises(Refused, match="lost its version"):
         buffer.evaluation("x")
+
+
+def test_no_message_pins_an_evaluation_to_a_version_that_nobody_has(tmp_path: Path) -> None:
+    """Neither `evaluate` nor the weights that an actor says it holds; and a set of an older release ends at opening."""
+    buffer = open_buffer(tmp_path, eval_tasks=1, eval_greedy=False)
+    learner(buffer)
+    for forged in ((0, 10**6), (0, 1), (1, 0), (0, -1), (2**31 - 1, 0)):
+        with pytest.raises(Refused, match="is the last that was published"):
+            buffer.evaluate(forged, "x")
+    assert buffer.issue(0, "a", (0, 0), 1)[0][0].kind == "train"
+    buffer.evaluate((0, 0), "start")
+    for forged in ((0, 10**6), (1, 0), (2**31 - 1, 0)):
+        tickets, why = buffer.issue(0, "evil", forged, 9)
+        assert (tickets, "the learner has made none" in why) == ([], True)
+    assert [t.kind for t in buffer.issue(0, "a", (0, 0), 9)[0]] == ["eval"]
+    buffer.database.write("UPDATE evals SET version = 1000000")
+    buffer = reopen(buffer, tmp_path, eval_tasks=1, eval_greedy=False)
+    assert buffer.issue(0, "a", (0, 0), 1)[0][0].kind == "train"
+    buffer.evaluate((0, 0), "start")
+    assert [t.kind for t in buffer.issue(0, "a", (0, 0), 9)[0]] == ["eval"]
 
 
 def test_what_was_not_committed_never_was(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ def encode_request(request: Request[Any], n: int) -> bytes:
     return _encode(msgspec.structs.replace(request, n=n))
 
 
-def decode_request(header: Frame) -> Request[Any]:
+def decode_request(header: Frame, max_bytes: int = MAX_HEADER_BYTES) -> Request[Any]:
     """Raises WireError."""
-    request = _decoded(_REQUESTS, header, MAX_HEADER_BYTES)
+    request = _decoded(_REQUESTS, header, max_bytes)
     if request.n < 0:
         raise WireError("n is missing, expected an integer >= 0")
     return request
@@ -106,10 +106,10 @@ def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Fra
 def prefixes_at(places: Sequence[int], frames: Sequence[Frame], count: int) -> dict[int, Row]:
     """The prefixes in `frames`, by their places among `count` tickets or leases. Raises WireError."""
     if not all(place < count for place in places):
-        raise WireError(f"prefixes is {places!r}, expected places below {count}")
+        raise WireError(f"prefixes names {max(places)}, expected places below {count}")
     prefixes = decode_prefixes(frames)
     if len(prefixes) != len(set(places)) or len(prefixes) != len(places):
-        raise WireError(f"{len(prefixes)} prefixes came for the places {places}")
+        raise WireError(f"{len(prefixes)} prefixes came for {len(places)} places, of which {len(set(places))} differ")
     return dict(zip(places, prefixes, strict=True))
 
 

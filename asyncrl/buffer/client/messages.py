@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from asyncrl.trajectory import Count, Lease, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Attempt, Branch, Count, Lease, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 
 T = TypeVar("T")
@@ -26,12 +26,28 @@ MAX_PUTS = 64
 PutOutcome = Literal["stored", "duplicate", "late"]
 Outcome = Literal["applied", "guard", "poison"]
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
-_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+
+MOST = "most"
+"""Key in the metadata of a number, or of a list: the name of its largest value, or of its largest length, in
+buffer/limits.py, which takes it from the run's configuration."""
+
+
+def _up_to(most: str, least: int = 0) -> msgspec.Meta:
+    return msgspec.Meta(ge=least, le=2**53, extra={MOST: most})
+
+
+_Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
-_Leases = Annotated[Sequence[Lease], msgspec.Meta(max_length=1 << 20)]
-_Version = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-Weights = tuple[_Version, _Version]
+_Leases = Annotated[Sequence[Lease], msgspec.Meta(max_length=1 << 20, extra={MOST: "leases"})]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Incarnation = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Version = Annotated[int, _up_to("version")]
+_Batch = Annotated[int, _up_to("batch")]
+Weights = tuple[
+    Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)],
+    Annotated[int, _up_to("version", least=-1)],
+]
 """(branch, version); an actor without weights has (-1, -1)."""
 
 
@@ -137,7 +153,7 @@ def _op(name: str) -> str:
 class Request(msgspec.Struct, Generic[T], frozen=True, kw_only=True, tag_field="op", tag=_op):
     """Answered with a T."""
 
-    n: Count = -1
+    n: _Number = -1
     """Number of the request, unique in its client; set when it is sent."""
 
     @property
@@ -153,7 +169,7 @@ class HelloRequest(Request[Head], frozen=True):
 class TicketsRequest(Request[TicketReply], frozen=True):
     actor: _Name
     held: Weights
-    credits: Count
+    credits: Annotated[int, _up_to("credits")]
     leased: _Leases
     wait_s: _Seconds
 
@@ -170,7 +186,7 @@ class PutRequest(Request[list[PutOutcome | Refusal]], frozen=True):
 class FailRequest(Request[None], frozen=True):
     actor: _Name
     id: TicketId
-    attempt: Count
+    attempt: Attempt
     reason: _Text
     detail: _Text
     place: _Text = ""
@@ -189,23 +205,23 @@ class FailRequest(Request[None], frozen=True):
 class ReleaseRequest(Request[None], frozen=True):
     actor: _Name
     leases: _Leases
-    prefixes: Sequence[Count] = ()
+    prefixes: Annotated[Sequence[Annotated[int, _up_to("leases")]], msgspec.Meta(extra={MOST: "leases"})] = ()
     """Places in `leases` of those whose prefixes travel as frames, in this order."""
 
 
 class StartRequest(Request[Start], frozen=True):
-    batch: Count
-    version: Count
-    branch: Count | None = None
+    batch: _Batch
+    version: _Version
+    branch: Branch | None = None
     fresh: bool = False
     caused: bool = False
 
 
 class BatchRequest(Request[BatchReply], frozen=True):
-    incarnation: Count
-    b: Count
-    dp_rank: Count
-    dp_size: Count
+    incarnation: _Incarnation
+    b: _Batch
+    dp_rank: Annotated[int, _up_to("ranks")]
+    dp_size: Annotated[int, _up_to("ranks")]
     wait_s: _Seconds
 
     def __post_init__(self) -> None:
@@ -214,22 +230,22 @@ class BatchRequest(Request[BatchReply], frozen=True):
 
 
 class FinishedRequest(Request[int], frozen=True):
-    incarnation: Count
-    b: Count
+    incarnation: _Incarnation
+    b: _Batch
     outcome: Literal["applied", "guard"]
 
 
 class PublishedRequest(Request[None], frozen=True):
-    incarnation: Count
-    branch: Count
-    version: Count
+    incarnation: _Incarnation
+    branch: Branch
+    version: _Version
     digest: _Text
 
 
 class CheckpointedRequest(Request[None], frozen=True):
-    incarnation: Count
-    version: Count
-    batch: Count
+    incarnation: _Incarnation
+    version: _Version
+    batch: _Batch
     path: _Text
 
 

@@ -17,7 +17,7 @@ from asyncrl.buffer.ledger.group import Reason
 from asyncrl.tracking.series import DROP_REASONS
 from asyncrl.trajectory import Ticket, TicketId
 from asyncrl.wire import WireError, pack, unpack
-from tests.test_wire import COUNTS, IDS, JSON, NUMBERS
+from tests.test_wire import ATTEMPTS, COUNTS, IDS, JSON, NUMBERS
 
 ASKED = TicketsRequest("a", (0, 0), 1, [], 0.0)
 
@@ -31,7 +31,7 @@ def decoded(header: bytes) -> TicketReply:
 def test_a_ticket_comes_back(data: st.DataObject) -> None:
     ticket = Ticket(
         id=data.draw(IDS),
-        attempt=data.draw(COUNTS),
+        attempt=data.draw(ATTEMPTS),
         kind=data.draw(st.sampled_from(["train", "eval"])),
         task=data.draw(st.dictionaries(st.text(max_size=5), NUMBERS | st.text(max_size=5) | st.none(), max_size=3)),
         min_version=(data.draw(COUNTS), data.draw(COUNTS)),

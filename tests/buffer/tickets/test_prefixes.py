@@ -180,7 +180,7 @@ def test_they_travel_beside_tickets_and_leases() -> None:
     ("places", "change", "says"),
     [
         ([2], None, "places below 2"),
-        ([0, 1], None, "1 prefixes came for the places"),
+        ([0, 1], None, "1 prefixes came for 2 places"),
         ([0], lambda frames: frames[:3], "4 frames each"),
         ([0], lambda frames: [b"", *frames[1:]], "none of them empty"),
         ([0], lambda frames: [frames[0], bytes(4), frames[2], np.full(4, CONTEXT, np.int32).tobytes()], "a prompt and"),

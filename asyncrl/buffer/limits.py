@@ -1,0 +1,138 @@
+"""How large the numbers and the size of a message may be in this run. Pure.
+
+client/messages.py and trajectory.py declare for each number what bounds it: a constant, or a name that stands here with
+its value from the configuration. So the cost of a message is bounded by its size, and no number of it is a multiplier.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from asyncrl.buffer.client import codec
+from asyncrl.buffer.client.messages import MAX_PUTS, MOST, REQUESTS, PutRequest, ReleaseRequest, Request
+from asyncrl.buffer.rules import Rules
+from asyncrl.trajectory import Trajectory
+from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError
+
+_HEADER_BYTES = 64 << 10
+"""Of a header without leases ..."""
+_LEASE_BYTES = 64
+"""... and for each of these."""
+_FRAMES_OF_A_PREFIX = 4
+Place = tuple[str | int, ...]
+"""Where a number stands: a field, and the places inside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest value of each number, and the largest number of entries of each list."""
+
+    version: int
+    """`learner.steps`, or what the ledger has reached with more."""
+    batch: int
+    """Batch numbers: each step may be preceded by `learner.max_skipped` skipped ones."""
+    credits: int
+    """Tickets that one actor may ask for: its slots, or all that can be issued at once."""
+    ranks: int
+    """`learner.ranks`."""
+    leases: int
+    """Leases in one message: the tickets that an actor holds, and those of which it has not learned the end."""
+    row_tokens: int
+    """Tokens of one row: `env.max_tokens`, and one answer that ran over it."""
+
+    @classmethod
+    def of(cls, rules: Rules, reached: int, eval_tickets: int) -> Limits:
+        """`reached`: the version in the ledger."""
+        version = max(rules.steps, reached) + 1
+        credits = max(rules.slots, rules.capacity + eval_tickets)
+        return cls(
+            version=version,
+            batch=version * (rules.max_skipped + 1) + 1,
+            credits=credits,
+            ranks=rules.ranks,
+            leases=4 * credits,
+            row_tokens=rules.row_tokens,
+        )
+
+    @property
+    def header_bytes(self) -> int:
+        return min(MAX_HEADER_BYTES, _HEADER_BYTES + _LEASE_BYTES * self.leases)
+
+    @property
+    def frames(self) -> int:
+        """Frames of the longest message."""
+        return 1 + max(MAX_PUTS, _FRAMES_OF_A_PREFIX * self.credits)
+
+    def decode(self, message: Sequence[Frame]) -> Request[Any]:
+        """The request of a message. Raises WireError."""
+        if not message:
+            raise WireError("a request has a header frame, got none")
+        request = codec.decode_request(message[0], self.header_bytes)
+        for place, bound in DECLARED[type(request)]:
+            value, most = _at(request, place), getattr(self, bound)
+            if value is None:
+                continue
+            if isinstance(value, (int, float)) and value > most:
+                raise WireError(f"{_name(place)} is {value}, expected at most {most} in this run")
+            if not isinstance(value, (int, float)) and len(value) > most:
+                raise WireError(f"{_name(place)} has {len(value)} entries, expected at most {most} in this run")
+        most = self._frames_of(request)
+        if len(message) - 1 > most:
+            raise WireError(f"{request.op} came with more than {most} frames behind its header")
+        return request
+
+    def check_rows(self, trajectory: Trajectory) -> None:
+        """Raises WireError for a row that no episode of this run has."""
+        longest = max(map(len, trajectory.rows))
+        if longest > self.row_tokens:
+            raise WireError(
+                f"a row of ticket {trajectory.id} has {longest} tokens, expected at most {self.row_tokens} "
+                "(env.max_tokens + actors.max_new_tokens)"
+            )
+
+    def _frames_of(self, request: Request[Any]) -> int:
+        if isinstance(request, PutRequest):
+            return MAX_PUTS
+        return _FRAMES_OF_A_PREFIX * len(request.leases) if isinstance(request, ReleaseRequest) else 0
+
+
+def _declared(hint: Any, place: Place) -> Iterator[tuple[Place, str]]:
+    """Places in a value of this type that name a bound of the run, and its name."""
+    if typing.get_origin(hint) is typing.Annotated:
+        inner, *metas = typing.get_args(hint)
+        for meta in metas:
+            if isinstance(meta, msgspec.Meta) and meta.extra and MOST in meta.extra:
+                yield place, str(meta.extra[MOST])
+        yield from _declared(inner, place)
+    elif typing.get_origin(hint) is tuple:
+        for index, each in enumerate(typing.get_args(hint)):
+            yield from _declared(each, (*place, index))
+    elif type(None) in typing.get_args(hint):
+        for each in typing.get_args(hint):
+            yield from _declared(each, place)
+
+
+def _of_request(request: type[Request[Any]]) -> tuple[tuple[Place, str], ...]:
+    hints = typing.get_type_hints(request, include_extras=True)
+    return tuple(found for field in request.__struct_fields__ for found in _declared(hints[field], (field,)))
+
+
+DECLARED = {request: _of_request(request) for request in REQUESTS}
+
+
+def _at(request: Request[Any], place: Place) -> Any:
+    field, *inside = place
+    value = getattr(request, str(field))
+    for index in inside:
+        value = value[index]
+    return value
+
+
+def _name(place: Place) -> str:
+    field, *inside = place
+    return f"{field}{''.join(f'[{index}]' for index in inside)}"
