@@ -70,7 +70,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
 
     agent = functools.partial(make, **config.env.options)
     async with (
-        EndpointServer(config.model.path, limits.max_tokens) as endpoint,
+        EndpointServer(config.model.path, limits.max_tokens, config.actors.constraints) as endpoint,
         Clients(config.actors.episode_s) as clients,
     ):
         yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))

@@ -50,6 +50,7 @@ class Status:
             "throughput/tokens_wasted/aborted": float(counts.aborted_tokens),
             "throughput/episodes": float(counts.episodes),
             "throughput/prefix_breaks": float(counts.prefix_breaks),
+            "throughput/ignored_constraints": float(counts.ignored_constraints),
             "throughput/requests_running": stats["running"],
             "throughput/requests_waiting": stats["waiting"],
             "throughput/slots": float(limit),

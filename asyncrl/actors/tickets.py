@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from asyncrl.actors.components import Components
+from asyncrl.actors.counts import Counts
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.resumption import Interrupted
@@ -49,16 +50,6 @@ class HeldTicket:
     @property
     def lease(self) -> Lease:
         return self.ticket.id, self.ticket.attempt
-
-
-@dataclass(slots=True)
-class Counts:
-    """Totals since the start of the process."""
-
-    episodes: int = 0
-    aborted_tokens: int = 0
-    """Tokens sampled in failed episodes, plus tokens cut off by a stop string."""
-    prefix_breaks: int = 0
 
 
 class HeldTickets:
@@ -114,7 +105,7 @@ class HeldTickets:
         else:
             await self._put(held, trajectory)
         finally:
-            self.counts.prefix_breaks += held.progress.prefix_breaks
+            self.counts.add(held.progress)
             self._keeper.drop(held.lease)
             self.putting.pop(held.lease, None)
             self._free_slot(held)

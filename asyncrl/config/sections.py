@@ -107,6 +107,9 @@ class ActorsConfig(Section):
     tool_calls: str = "hermes"
     """How the model writes tool calls: `hermes` (Hermes, Qwen 2.5 and 3), `llama` (3.1 and later, JSON), `pythonic`
     (Llama 3.2 and 4), `mistral` or `package.module:Name`."""
+    constraints: Literal["refuse", "ignore"] = "refuse"
+    """What an agent's request gets whose fields constrain sampling (`response_format`, `.parse(Model)`, `tool_choice:
+    required` or a named function): an error, or a reply that is sampled freely, as if the field were not there."""
     renderer: str = "template"
     """Converts messages to token ids and back: `template`, the tokenizer's chat template, or `package.module:Name` of a
     callable that makes a renderer from the tokenizer: one of the package `renderers`, or your own

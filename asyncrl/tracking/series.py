@@ -119,6 +119,9 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
     *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
+    *_total(
+        "throughput/ignored_constraints", "requests", "requests of agents whose constraints on sampling were ignored"
+    ),
     Series("throughput/step_s", "s", "wall time from the end of one training step to the end of the next"),
     Series("throughput/compute_s", "s", "of step_s, forward, backward and optimizer"),
     Series("throughput/proximal_s", "s", "of step_s, the forward pass for the proximal logprobs"),

@@ -60,8 +60,9 @@ _REQUEST: ContextVar[list[str] | None] = ContextVar("request", default=None)
 
 
 class Receipts:
-    """The replies that began to arrive, by id, without those whose request raised: it was cancelled, timed out, or
-    repeated."""
+    """The replies that began to arrive, by id, without those whose request was cancelled, timed out, or lost its
+    connection. A reply that the client read and could not parse (`.parse(Model)`) was received: its agent reacts to it.
+    """
 
     def __init__(self) -> None:
         self._responses: dict[str, Any] = {}
@@ -76,14 +77,16 @@ class Receipts:
             self._responses.pop(id, None)
 
     @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """One request of an agent, all its attempts included."""
+    def request(self, connection_error: type[Exception]) -> Iterator[None]:
+        """One request of an agent, all its attempts included. `connection_error`: what the client raises if no reply
+        arrived."""
         ids: list[str] = []
         token = _REQUEST.set(ids)
         try:
             yield
-        except BaseException:
-            self.forget(ids)
+        except BaseException as error:
+            if isinstance(error, connection_error) or not isinstance(error, Exception):  # a cancellation is none
+                self.forget(ids)
             raise
         finally:
             _REQUEST.reset(token)
@@ -111,12 +114,12 @@ def _noting(openai: Any, receipts: Receipts, options: dict[str, Any]) -> tuple[A
 
     class Async(openai.AsyncOpenAI):  # type: ignore[misc]
         async def request(self, *args: Any, **options: Any) -> Any:
-            with receipts.request():
+            with receipts.request(openai.APIConnectionError):
                 return await super().request(*args, **options)
 
     class Sync(openai.OpenAI):  # type: ignore[misc]
         def request(self, *args: Any, **options: Any) -> Any:
-            with receipts.request():
+            with receipts.request(openai.APIConnectionError):
                 return super().request(*args, **options)
 
     asynchronous, synchronous = Async(**options), Sync(**options)

@@ -40,6 +40,8 @@ class Choice:
     finish_reason: Literal["stop", "length"]
     cost: TurnCost
     """Of the generation before anything was cut off it."""
+    cut_at: str | None = None
+    """The stop string at which the reply was cut off."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -85,6 +87,7 @@ def chat_json(
             "index": index,
             "message": message_json(choice.message),
             "finish_reason": _finish_reason(choice),
+            "stop_reason": choice.cut_at,
             "logprobs": _logprobs(choice, text) if body.logprobs else None,
         }
         choices.append(entry | ({"token_ids": choice.token_ids} if body.return_token_ids else {}))

@@ -1,16 +1,19 @@
-"""Requests of agents, in OpenAI's chat dialect and in vLLM's token dialect.
+"""Requests of agents as chat completions, into which the other protocols are translated, and in vLLM's token dialect.
 
 Fields that ask for other sampling than the run's are overruled where the reply still means the same (temperature,
-top_p), and refused where it would not (penalties, a grammar, several candidates per token).
+top_p), and refused where it would not (penalties, several candidates per token). Those that constrain the reply's form
+are the affair of constraints.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from asyncrl.actors.endpoint.content import UnreadableContent, text_of
 from asyncrl.actors.rendering.tool_calls import arguments_of
 from asyncrl.data.base import Message
 
@@ -48,7 +51,8 @@ B = TypeVar("B", bound=_Body)
 
 
 class ChatBody(_Body):
-    """`POST /v1/chat/completions`. Unknown fields are ignored, as OpenAI does."""
+    """`POST /v1/chat/completions`, into which the other protocols are translated. Unknown fields are ignored, as OpenAI
+    does."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     model: str = ""
@@ -70,7 +74,10 @@ class ChatBody(_Body):
     @field_validator("messages")
     @classmethod
     def _are_text(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [plain(message) for message in messages]
+        try:
+            return [plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+        except UnreadableContent as error:
+            raise unreadable(error) from error
 
     def sampling(self) -> RequestedSampling:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -113,13 +120,14 @@ class TokenBody(_Body):
         return RequestedSampling(s.n, s.max_tokens, tuple(t for t in stop if t), tuple(s.stop_token_ids or ()), s.seed)
 
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+Neutral = Mapping[str, tuple[Any, ...]]
+"""Fields, each with the values that are harmless."""
+
+_NEUTRAL: Neutral = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
     "functions": ([],),
     "top_logprobs": (0,),
     "prompt_logprobs": (0,),
@@ -127,20 +135,42 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "top_k": (0, -1),
 }
-"""Fields that change the sampling distribution, or need what no engine offers; with the values that are harmless."""
+"""Fields that change the sampling distribution, or need what no engine offers."""
+
+CONSTRAINING: Neutral = {
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+"""Fields that constrain the form of the reply; the last five are vLLM's."""
 
 
 def read_chat(body: bytes) -> ChatBody:
     """Raises BadRequest."""
-    chat = _read(ChatBody, body)
-    _refuse(chat.model_dump(exclude_unset=True))
+    return _permitted(_valid(lambda: ChatBody.model_validate_json(body), {}))
+
+
+def chat_of(fields: Mapping[str, Any], names: Mapping[str, str]) -> ChatBody:
+    """A request that another protocol translated into `fields`. `names`: its own names of fields, for errors.
+
+    Raises BadRequest.
+    """
+    return _permitted(_valid(lambda: ChatBody.model_validate(fields), names))
+
+
+def _permitted(chat: ChatBody) -> ChatBody:
+    _refuse({name: getattr(chat, name, None) for name in _NEUTRAL}, _NEUTRAL)
     return chat
 
 
 def read_tokens(body: bytes, vocabulary: int) -> TokenBody:
     """Raises BadRequest."""
-    tokens = _read(TokenBody, body)
-    _refuse(tokens.sampling_params.model_dump(exclude_unset=True))
+    tokens = _valid(lambda: TokenBody.model_validate_json(body), {})
+    _refuse(tokens.sampling_params.model_dump(exclude_unset=True), {**_NEUTRAL, **CONSTRAINING})
     if tokens.stream:
         raise BadRequest("the token endpoint does not stream: ask without `stream`", param="stream")
     if tokens.sampling_params.stop:
@@ -152,8 +182,12 @@ def read_tokens(body: bytes, vocabulary: int) -> TokenBody:
     return tokens
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    for name, neutral in _NEUTRAL.items():
+def unreadable(error: UnreadableContent) -> BadRequest:
+    return BadRequest(str(error), param=error.field, code="unsupported_content")
+
+
+def _refuse(given: Mapping[str, Any], neutral_values: Neutral) -> None:
+    for name, neutral in neutral_values.items():
         value = given.get(name)
         if value is not None and value not in neutral:
             raise BadRequest(
@@ -164,20 +198,22 @@ def _refuse(given: dict[str, Any]) -> None:
             )
 
 
-def _read(kind: type[B], body: bytes) -> B:
+def _valid(read: Callable[[], B], names: Mapping[str, str]) -> B:
     try:
-        return kind.model_validate_json(body)
+        return read()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        inner, *rest = [str(part) for part in first["loc"]] or [""]
+        field = ".".join((names.get(inner, inner), *rest))
         text = first["msg"].removeprefix("Value error, ")
         raise BadRequest(f"{field}: {text}" if field else text, param=field or None) from error
 
 
-def plain(message: Any) -> Message:
+def plain(message: Any, field: str = "message") -> Message:
     """A message in the form that chat templates expect: text content, arguments as a dict if possible, known keys only.
 
-    Raises ValueError for what no chat template of a language model accepts.
+    `field`: where the message stands in the request. Raises ValueError for what no chat template of a language model
+    accepts.
 
     >>> plain({"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None})
     {'role': 'user', 'content': 'Hi'}
@@ -186,22 +222,14 @@ def plain(message: Any) -> Message:
     if not isinstance(role, str):
         raise ValueError(f"a message has role {role!r}; expected a text")
     # `developer` is OpenAI's new name of `system`; no open model's template knows it.
-    copied: Message = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    content = text_of(message.get("content"), f"{field}.content")
+    copied: Message = {"role": "system" if role == "developer" else role, "content": content}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
             copied[name] = message[name]
     if calls := message.get("tool_calls"):
         copied["tool_calls"] = [_plain_call(call) for call in calls]
     return copied
-
-
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise ValueError("content must be a text, or a list of parts of type text")
-    return "".join(part["text"] for part in parts)
 
 
 def _plain_call(call: Any) -> dict[str, Any]:

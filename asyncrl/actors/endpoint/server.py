@@ -1,16 +1,19 @@
-"""An OpenAI-compatible endpoint on loopback, with one base URL per episode, for any agent.
+"""An endpoint on loopback, with one base URL per episode, for any agent.
 
     POST /r/EPISODE/v1/chat/completions       tools, n, stop, seed, max_tokens, logprobs, stream
+    POST /r/EPISODE/v1/responses              OpenAI's Responses API: tools, previous_response_id, stream
+    POST /r/EPISODE/v1/messages               Anthropic's Messages API: tools, stop_sequences, stream
     GET  /r/EPISODE/v1/models
     POST /r/EPISODE/inference/v1/generate     vLLM's token dialect
 
 EPISODE cannot be guessed and is valid while the episode lasts. A request waits while weights are loaded; it never
-fails because of that. Errors have OpenAI's form.
+fails because of that. Errors have the form of the request's protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import secrets
@@ -18,7 +21,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,16 +32,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from asyncrl.actors.endpoint.constraints import Constraints, constraints, refused, shown
 from asyncrl.actors.endpoint.deduplication import DistinctRequest
 from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT, Connections, Transmission
-from asyncrl.actors.endpoint.replies import Reply, chat_events, chat_json, error_json, tokens_json
-from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, TokenBody, read_chat, read_tokens
+from asyncrl.actors.endpoint.protocols import CHAT, PROTOCOLS
+from asyncrl.actors.endpoint.protocols.protocol import Protocol
+from asyncrl.actors.endpoint.replies import Reply, chat_json, tokens_json
+from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, plain, read_tokens
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 
 log = logging.getLogger(__name__)
-B = TypeVar("B", ChatBody, TokenBody)
+
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 8 << 20
@@ -53,19 +59,24 @@ GONE = 499
 class EndpointServer:
     """Serves while the context is open."""
 
-    def __init__(self, model: str, max_tokens: int) -> None:
-        """`model`: the id that `/v1/models` returns. `max_tokens`: the limit of one row."""
+    def __init__(self, model: str, max_tokens: int, constraints: Constraints = "refuse") -> None:
+        """`model`: the id that `/v1/models` returns. `max_tokens`: the limit of one row. `constraints`: what happens to
+        fields that constrain sampling."""
         self.app = Starlette(
             routes=[
-                Route("/r/{episode}/v1/chat/completions", self._chat, methods=["POST"]),
+                *[
+                    Route(f"/r/{{episode}}{path}", functools.partial(self._messages, protocol), methods=["POST"])
+                    for protocol in PROTOCOLS
+                    for path in protocol.paths
+                ],
                 Route("/r/{episode}/v1/models", self._models, methods=["GET"]),
                 Route("/r/{episode}/inference/v1/generate", self._tokens, methods=["POST"]),
             ],
             exception_handlers={BadRequest: _bad_request, HTTPException: _http_error, Exception: _failed},
         )
-        self._model, self._max_tokens = model, max_tokens
+        self._model, self._max_tokens, self._constraints = model, max_tokens, constraints
         self._sessions: dict[str, Session] = {}
-        self._overruled: set[str] = set()
+        self._said: set[str] = set()
         self._connections = Connections()
         self._socket = socket.socket()
         self._server = _UvicornServer(
@@ -105,21 +116,23 @@ class EndpointServer:
 
     # The routes.
 
-    async def _chat(self, request: Request) -> Response:
+    async def _messages(self, protocol: Protocol, request: Request) -> Response:
         session = self._session(request)
         raw = await _body(request)
-        body = read_chat(raw)
-        for name in body.overruled(session.temperature, session.limits.top_p):
-            self._warn_overruled(name, getattr(body, name))
-        distinct = await self._finished(request, session, raw, lambda: session.chat(body))
+        asked = protocol.read(raw, session.histories)
+        self._check_sampling(protocol, asked.chat, session)
+        distinct = await self._finished(request, session, raw, lambda: session.chat(asked.chat))
         if distinct is None:
             return Response(status_code=GONE)
-        reply = session.deliver(distinct, body)
-        completion = chat_json(body, self._head(distinct, body, reply), reply, session.renderer.decode)
-        if body.stream:
-            events = Response(chat_events(body, completion), media_type="text/event-stream")
+        reply = session.deliver(distinct, asked.chat)
+        completion = chat_json(asked.chat, self._head(distinct, asked.chat, reply), reply, session.renderer.decode)
+        answer = protocol.answer(asked, completion)
+        if asked.history:
+            session.histories[answer["id"]] = [*asked.history, plain(reply.choices[0].message)]
+        if asked.chat.stream:
+            events = Response(protocol.events(asked, answer), media_type="text/event-stream")
             return self._tracked(request, distinct, events)
-        return self._tracked(request, distinct, _json(completion))
+        return self._tracked(request, distinct, _json(answer))
 
     async def _tokens(self, request: Request) -> Response:
         session = self._session(request)
@@ -188,15 +201,20 @@ class EndpointServer:
             "system_fingerprint": f"policy-version-{version}",
         }
 
-    def _warn_overruled(self, name: str, value: object) -> None:
-        if name not in self._overruled:
-            self._overruled.add(name)
-            log.warning(
-                "an agent asks for %s %s: overruled, the run samples with actors.%s (this warning comes once)",
-                name,
-                value,
-                name,
-            )
+    def _check_sampling(self, protocol: Protocol, chat: ChatBody, session: Session) -> None:
+        """Says once which fields that ask for other sampling have no effect. Raises BadRequest for those refused."""
+        for name in chat.overruled(session.temperature, session.limits.top_p):
+            self._warn_once(name, f"overruled, the run samples with actors.{name}", getattr(chat, name))
+        for field, value in constraints(chat).items():
+            name = protocol.names.get(field, field)
+            if self._constraints == "refuse":
+                raise refused(name, value)
+            self._warn_once(name, "ignored, as actors.constraints says; the policy samples freely", shown(value))
+
+    def _warn_once(self, name: str, what: str, value: object) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            log.warning("an agent asks for %s %s: %s (this warning comes once)", name, value, what)
 
 
 class _UvicornServer(uvicorn.Server):
@@ -242,19 +260,26 @@ def _json(content: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(content), status, media_type="application/json")
 
 
+def _error(request: Request, status: int, message: str, param: str | None = None, code: str | None = None) -> Response:
+    """An error in the form of the request's protocol; OpenAI's for other paths."""
+    spoken = (protocol for protocol in PROTOCOLS if request.url.path.endswith(protocol.paths))
+    protocol = next(spoken, CHAT)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return _json(protocol.error(message, kind, protocol.names.get(param or "", param), code), status)
+
+
 async def _bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadRequest)
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return _json(error_json(str(error), kind, error.param, error.code), error.status)
+    return _error(request, error.status, str(error), error.param, error.code)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path.rpartition('/')[2]}: {error.detail}"
-    return _json(error_json(text, "invalid_request_error", code="unknown_route"), error.status_code)
+    return _error(request, error.status_code, text, code="unknown_route")
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE)
-    return _json(error_json(f"{type(error).__name__}: {error}", "server_error"), 500)
+    return _error(request, 500, f"{type(error).__name__}: {error}")

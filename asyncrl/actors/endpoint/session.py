@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
+from asyncrl.actors.endpoint.constraints import constraints
 from asyncrl.actors.endpoint.conversations import Conversations
 from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
 from asyncrl.actors.endpoint.delivery import WasRead
@@ -25,6 +26,7 @@ from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import OffLoop
 from asyncrl.actors.episodes.rows import BranchingRows
 from asyncrl.actors.rendering.template import Renderer
+from asyncrl.data.base import Message
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 
 T = TypeVar("T")
@@ -48,6 +50,8 @@ class Session:
         """The limit of the episode that a request exceeded."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error of the engine that ends the episode, or the actor."""
+        self.histories: dict[str, list[Message]] = {}
+        """The conversations of this episode by the id of the reply that ends each."""
         self.renderer, self.limits, self.temperature = renderer, limits, ticket.temperature
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
@@ -59,6 +63,7 @@ class Session:
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
+        self._progress.ignored_constraints += bool(constraints(body))
         said = (body.messages, body.tools)
         try:
             prompt = await self._off_loop.run(said, lambda: self._conversations.prompt(body.messages, _tools(body)))
@@ -166,7 +171,7 @@ class Session:
             if call["id"] == f"call{index:05d}":
                 call["id"] = f"call{self._named:05d}"
                 self._named += 1
-        return Choice(generation, message, "stop" if hit is not None else _finish_reason(generation), cost)
+        return Choice(generation, message, "stop" if hit is not None else _finish_reason(generation), cost, hit)
 
     def _count_running(self, by: int, ended: TurnCost | None = None) -> None:
         self._running += by

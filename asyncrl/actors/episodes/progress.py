@@ -66,6 +66,8 @@ class Progress:
     """The prompt and the tokens sampled so far, after such an abort; None if nothing was sampled."""
     prefix_breaks: int = 0
     """How often the chat template changed earlier tokens, so that a new row began."""
+    ignored_constraints: int = 0
+    """Requests of an agent whose constraints on sampling were ignored."""
     seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
     clock: Callable[[], float] = time.monotonic
     changed: Callable[[], None] = lambda: None

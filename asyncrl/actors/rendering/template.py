@@ -201,7 +201,7 @@ class TemplateRenderer:
         self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         first, rest, with_tools = _joined(before), _joined(new), self._tools_json(tools)
-        both = f"{first}, {rest}" if first else rest
+        both = ", ".join(part for part in (first, rest) if part)
         return self._rendered(first, with_tools, False), self._rendered(both, with_tools, True)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool) -> str:

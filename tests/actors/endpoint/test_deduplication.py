@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.actors.endpoint.test_endpoint import USER, ask, played, sampled, saying, text_of
+from tests.actors.endpoint.playing import USER, ask, played, sampled, saying, text_of
 
 
 def test_a_request_that_comes_again_is_answered_once() -> None:

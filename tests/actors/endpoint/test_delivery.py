@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from asyncrl.actors.engines.protocol import Generation, Sampling
-from tests.actors.endpoint.test_endpoint import USER, Agent, ask, encode, played, sampled, saying
+from tests.actors.endpoint.playing import USER, Agent, ask, encode, played, sampled, saying
 from tests.actors.fakes import FakeEngine
 
 WORDS = ("ant", "bat", "cow", "dog", "eel", "elk", "fox", "owl")

@@ -1,0 +1,24 @@
+"""What an actor counts since the start of its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.actors.episodes.progress import Progress
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals since the start of the process."""
+
+    episodes: int = 0
+    aborted_tokens: int = 0
+    """Tokens sampled in failed episodes, plus tokens cut off by a stop string."""
+    prefix_breaks: int = 0
+    ignored_constraints: int = 0
+    """Requests of agents whose constraints on sampling were ignored."""
+
+    def add(self, ended: Progress) -> None:
+        """Add what an episode counted, whatever became of it."""
+        self.prefix_breaks += ended.prefix_breaks
+        self.ignored_constraints += ended.ignored_constraints
