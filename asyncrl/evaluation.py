@@ -94,6 +94,8 @@ class Endpoint:
     """None: the one model that it lists."""
     api_key_env: str | None = None
     """The environment variable that holds the key."""
+    option: str = "--endpoint"
+    """The command's option that gave the URL, for errors."""
 
 
 def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) -> int:
@@ -157,7 +159,7 @@ async def play_held_out(config: Config, model: Path | Endpoint, console: Console
     tasks = [source.held_out(number) for number in range(min(config.eval.tasks, source.held_out_size))]
     episodes = [(number, index) for number in range(len(tasks)) for index in range(per_task)]
     slots = asyncio.Semaphore(config.actors.most_slots)
-    async with _by_checkpoint(config) if isinstance(model, Path) else _by_endpoint(config, model) as play:
+    async with by_checkpoint(config) if isinstance(model, Path) else by_endpoint(config, model) as play:
         with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
             line = bar.add_task("episodes", total=len(episodes))
 
@@ -189,7 +191,8 @@ Plays = Callable[[Ticket, Progress], Awaitable[Outcome]]
 
 
 @asynccontextmanager
-async def _by_checkpoint(config: Config) -> AsyncIterator[Plays]:
+async def by_checkpoint(config: Config) -> AsyncIterator[Plays]:
+    """Plays with `model.path`, in this process. Raises ConfigError."""
     renderer, engine = build_renderer(config), build_engine(config)
     async with player(config, engine, renderer, actor="eval") as play:
         await engine.start()
@@ -200,10 +203,10 @@ async def _by_checkpoint(config: Config) -> AsyncIterator[Plays]:
 
 
 @asynccontextmanager
-async def _by_endpoint(config: Config, endpoint: Endpoint) -> AsyncIterator[Plays]:
-    served = await ServedModel.at(
-        endpoint.url, endpoint.served_name, endpoint.api_key_env, config.actors.episode_idle_s
-    )
+async def by_endpoint(config: Config, endpoint: Endpoint) -> AsyncIterator[Plays]:
+    """Plays with a served model, whose tokens are not seen. Raises ConfigError."""
+    named = endpoint.url, endpoint.served_name, endpoint.api_key_env
+    served = await ServedModel.at(*named, config.actors.episode_idle_s, endpoint.option)
     async with chatter(config, served) as play:
         yield play
 

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from asyncrl.cli.beginning import doctor, init, try_
 from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
 from asyncrl.cli.runs import actors, audit, dashboard, replay, status, why
@@ -14,6 +15,9 @@ from asyncrl.errors import AsyncRLError, ConfigError, described
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch,
+    "init": init,
+    "doctor": doctor,
+    "try": try_,
     "eval": evaluate,
     "dashboard": dashboard,
     "status": status,

@@ -19,7 +19,8 @@ class Config(Tree):
     def load(cls, path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
         """The configuration of a YAML file (None: the defaults), with `overrides` by field path on top.
 
-        For example `Config.load("x.yaml", {"buffer.max_staleness": 2})`. Raises ConfigError.
+        For example `Config.load("x.yaml", {"buffer.max_staleness": 2})`; `Config.load("quickstart")` loads one that
+        comes with asyncrl. Raises ConfigError.
         """
         from asyncrl.config.loading import load
 

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from asyncrl.config.shipped import located
 from asyncrl.config.tree import Tree
 from asyncrl.errors import ConfigError
 
@@ -39,11 +40,12 @@ class Sourced(Generic[C]):
 
 
 def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[C]:
-    """Build a configuration of class `kind` from `file` (None: the defaults), then apply `flags`, which maps field
-    paths to values. Raises ConfigError.
+    """Build a configuration of class `kind` from `file` (None: the defaults; a bare name: one that comes with asyncrl),
+    then apply `flags`, which maps field paths to values. Raises ConfigError.
 
     The class is passed in so that this module need not import `Config`, which would be a circular import.
     """
+    file = located(file) if file else None
     values = read(file) if file else {}
     in_file = set(_given(values, Tree, file))
     if file:
@@ -141,7 +143,7 @@ def read(file: Path) -> dict[str, Any]:
         values = parse_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"--config {file}: {error.strerror}: give a YAML file, for instance one of configs/."
+            f"--config {file}: {error.strerror}: give a YAML file, or `quickstart`, which comes with asyncrl."
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {file} is not UTF-8 text: give a YAML file.") from error

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl.actors.envs.protocol import Env, Message
+from asyncrl.actors.envs.protocol import Env, Message, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.errors import ConfigError
 from asyncrl.rewards.http import ServiceFailed, get, post
-from asyncrl.trajectory import Ticket
+from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class ChatResult:
     task_id: str
     reward: float
     rewards: Mapping[str, float]
+    stop_reason: StopReason
+    messages: Sequence[Message]
+    """The conversation, the model's last message included."""
+    turn_records: Sequence[TurnRecord]
+    """One per turn; `sampled` and `prefilled` are 0 where the endpoint does not count tokens."""
 
 
 class ContextFull(EpisodeFailed):
@@ -48,9 +54,11 @@ class ServedModel:
     """Deadline of one request, which is retried when the service is busy or does not answer."""
 
     @classmethod
-    async def at(cls, url: str, model: str | None, api_key_env: str | None, timeout_s: float) -> ServedModel:
-        """`model` None: the one that the endpoint lists. Raises ConfigError if it does not list exactly one, or does
-        not answer."""
+    async def at(
+        cls, url: str, model: str | None, api_key_env: str | None, timeout_s: float, option: str = "--endpoint"
+    ) -> ServedModel:
+        """`model` None: the one that the endpoint lists. `option` is the one that gave the URL. Raises ConfigError if
+        it does not list exactly one model, or does not answer."""
         if api_key_env is not None and api_key_env not in os.environ:
             raise ConfigError(f"--api-key-env is {api_key_env!r}, which is not set in the environment.")
         headers = {"Authorization": f"Bearer {os.environ[api_key_env]}"} if api_key_env else {}
@@ -62,11 +70,11 @@ class ServedModel:
                 ]
             except (ServiceFailed, KeyError, TypeError) as error:
                 raise ConfigError(
-                    f"--endpoint is {url!r}, which does not list its models ({type(error).__name__}: {error}): give "
+                    f"{option} is {url!r}, which does not list its models ({type(error).__name__}: {error}): give "
                     "the address up to and including /v1, and --served-name if it has no such list."
                 ) from error
             if len(listed) != 1:
-                raise ConfigError(f"--endpoint serves {', '.join(listed) or 'no model'}: choose with --served-name.")
+                raise ConfigError(f"{option} serves {', '.join(listed) or 'no model'}: choose with --served-name.")
             model = listed[0]
         return cls(url, model, headers, timeout_s)
 
@@ -86,39 +94,74 @@ async def chat(ticket: Ticket, make_env: Callable[[], Env], served: ServedModel,
     """Play the episode of `ticket`. Raises EpisodeFailed: `env_error`, or `endpoint` when the endpoint does not answer,
     or not with a chat completion."""
     env = GuardedEnv(make_env, limits.call_s, limits.max_reward)
+    playing = _Chat(ticket, env, served, limits)
     try:
-        await _play(ticket, env, served, limits)
+        stop_reason = await playing.run()
     finally:
         await env.close()
-    return ChatResult(str(ticket.task["id"]), env.reward, env.rewards)
+    told = playing.messages, playing.records
+    return ChatResult(str(ticket.task["id"]), env.reward, env.rewards, stop_reason, *told)
 
 
-async def _play(ticket: Ticket, env: GuardedEnv, served: ServedModel, limits: EpisodeLimits) -> None:
-    messages = await env.reset({**ticket.task, "episode": ticket.id.index})
-    tools, total = env.tools, 0
-    for turn in range(limits.max_turns):
+@dataclass(slots=True)
+class _Chat:
+    """The state of one episode: the conversation so far."""
+
+    _ticket: Ticket
+    _env: GuardedEnv
+    _served: ServedModel
+    _limits: EpisodeLimits
+    messages: list[Message] = field(default_factory=list)
+    records: list[TurnRecord] = field(default_factory=list)
+
+    async def run(self) -> StopReason:
+        self.messages = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
+        total = 0
+        for turn in range(self._limits.max_turns):
+            began = time.monotonic()
+            try:
+                reply = await self._served.ask(self._body(turn, total))
+            except ContextFull:
+                if turn == 0:
+                    raise
+                return "max_tokens"  # like `env.max_tokens`: the episode ends with the reward so far
+            message, sampled, total = _read(reply)
+            step = await self._stepped(message, sampled, total, began, last=turn + 1 == self._limits.max_turns)
+            if step.done:
+                return "length" if _cut_short(reply) else "done"
+            if total >= self._limits.max_tokens:
+                return "max_tokens"
+        return "max_turns"
+
+    async def _stepped(self, message: Message, sampled: int | None, total: int, began: float, *, last: bool) -> Turn:
+        """The environment's answer to a message of the model, recorded."""
+        answered = time.monotonic()
+        step = await self._env.step({**message, "tokens": sampled, "last": last})
+        cost = time.monotonic() - answered
+        prompt = max(0, total - (sampled or 0))  # a service may count one and not the other
+        self.records.append(TurnRecord(None, answered - began, cost, prompt, sampled or 0))
+        self.messages = [*self.messages, message, *step.messages]
+        full = total >= self._limits.max_tokens
+        if not (step.messages or step.done or last or full):
+            raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
+        return step
+
+    def _body(self, turn: int, total: int) -> dict[str, Any]:
+        ticket, limits = self._ticket, self._limits
         # A service may accept seeds of 32 bits only.
         body = {
-            "messages": messages,
+            "messages": self.messages,
             "temperature": ticket.temperature,
             "top_p": limits.top_p,
             "seed": (ticket.seed + turn) % 2**31,
             "max_tokens": min(limits.max_new_tokens, limits.max_tokens - total),
         }
-        try:
-            reply = await served.ask(body | ({"tools": tools} if tools else {}))
-        except ContextFull:
-            if turn == 0:
-                raise
-            return  # like `env.max_tokens`: the episode ends with the reward so far
-        message, sampled, total = _read(reply)
-        last = turn + 1 == limits.max_turns
-        step = await env.step({**message, "tokens": sampled, "last": last})
-        if step.done or total >= limits.max_tokens:
-            return
-        if not step.messages and not last:
-            raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        messages = [*messages, message, *step.messages]
+        return body | ({"tools": self._env.tools} if self._env.tools else {})
+
+
+def _cut_short(reply: Any) -> bool:
+    """Whether the model was stopped at `max_tokens`."""
+    return bool(reply["choices"][0].get("finish_reason") == "length")
 
 
 def _read(reply: Any) -> tuple[Message, int | None, int]:

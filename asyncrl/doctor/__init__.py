@@ -1,0 +1,1 @@
+"""`asyncrl doctor`: looks at the machine, the packages and a configuration, and says what to mend."""

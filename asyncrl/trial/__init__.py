@@ -1,0 +1,1 @@
+"""`asyncrl try`: a few training episodes with the initial model, without buffer and learner, and what they foretell."""
