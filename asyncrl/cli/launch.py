@@ -58,8 +58,10 @@ def launch(words: list[str]) -> int:
     prepared = api.prepare(sourced.config, origin, stem=stem, checks=checks)
     if options.dry_run:
         from asyncrl.config.loading import show
+        from asyncrl.launch.placement.report import planned
 
         print(show(sourced))
+        print(*(f"# {line}" for line in planned(sourced.config)), sep="\n")
         return 0
     if options.print_:
         from asyncrl.launch.manifests import PRINTERS
