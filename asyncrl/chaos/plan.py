@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from asyncrl.errors import ConfigError
 from asyncrl.evaluation import wilson
-from asyncrl.launch.roles import sharing_a_host
+from asyncrl.launch.placement.resources import sharing_a_host
 
 KINDS = {
     "actor": "killed",

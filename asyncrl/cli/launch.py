@@ -39,6 +39,16 @@ def launch(words: list[str]) -> int:
         dry_run: Annotated[
             bool, Arg(help="Check everything, print the configuration and the source of each value; start nothing.")
         ] = False
+        memory: Annotated[
+            bool, Arg(help="With --dry-run: compute the memory of every process on its GPU, and whether it fits.")
+        ] = False
+        gpu: Annotated[
+            str | None,
+            Arg(
+                help="With --memory: the card to compare with, such as h100-80gb or 48gb, and how many: 8xh100-80gb.",
+                metavar="CARD",
+            ),
+        ] = None
         print_: Annotated[
             Literal["slurm", "k8s"] | None,
             Arg(name="print", help="Print a job script or manifests that run this on a cluster; start nothing."),
@@ -49,6 +59,8 @@ def launch(words: list[str]) -> int:
     from asyncrl.launch import api
     from asyncrl.launch.origins import Origin
 
+    if options.memory and not options.dry_run:
+        raise ConfigError("--memory goes with --dry-run; a launch checks the memory by itself (launch.memory_check).")
     origin = Origin(options.resume, options.fork, options.fresh, options.at_step)
     sourced = origin.load(options.config, flags)
     stem = options.config.stem if options.config else "run"
@@ -56,10 +68,12 @@ def launch(words: list[str]) -> int:
     prepared = api.prepare(sourced.config, origin, stem=stem, checks=checks)
     if options.dry_run:
         from asyncrl.config.loading import show
+        from asyncrl.launch.placement.report import planned
 
         for warning in prepared.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         print(show(sourced))
+        print(*(f"# {line}" for line in planned(sourced.config, memory=options.memory, gpu=options.gpu)), sep="\n")
         return 0
     if options.print_:
         from asyncrl.launch.manifests import PRINTERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.config.gpu_rules import KINDS, of_gpus
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.tree import Tree
 
@@ -36,7 +37,7 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_environments(c, NEEDS_VALUES) + _layers(c)
-    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + _one_gpu(c)
+    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + of_gpus(c)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -149,30 +150,6 @@ def _kl(c: Tree) -> list[str]:
     return problems
 
 
-def _one_gpu(c: Tree) -> list[str]:
-    if c.weights.channel != "cuda_ipc":
-        return []
-    problems = []
-    if c.launch.backend == "ray":
-        problems.append(
-            "launch.backend is ray and weights.channel cuda_ipc, which is the memory of one GPU: use launch.backend "
-            "local, or weights.channel nccl."
-        )
-    if c.learner.ranks > 1:
-        problems.append(
-            f"learner.ranks is {c.learner.ranks} and weights.channel cuda_ipc, which is for a learner and engines on "
-            "one GPU: use weights.channel nccl."
-        )
-    share = c.actors.engine_options.get("gpu_memory", 0.9 if c.actors.engine == "vllm" else 0.0)
-    if isinstance(share, int | float) and c.learner.gpu_memory + c.actors.count * share > 1:
-        problems.append(
-            f"learner.gpu_memory is {c.learner.gpu_memory:g} and actors.engine_options.gpu_memory {share:g} for each "
-            f"of {c.actors.count} actors: with weights.channel cuda_ipc they share one GPU; together at most 1, for "
-            "instance 0.5 and 0.35."
-        )
-    return problems
-
-
 def _ray(c: Tree) -> list[str]:
     if c.launch.backend != "ray":
         return []
@@ -185,26 +162,11 @@ def _ray(c: Tree) -> list[str]:
         problems.append(
             "launch.backend is ray and weights.channel shm, which is the memory of one host: set weights.channel zmq."
         )
-    parallel = c.actors.engine_options.get("tensor_parallel", 1)
-    gpus = c.launch.gpus.get("actor")
-    if gpus is not None and parallel != 1 and gpus != parallel:
-        problems.append(
-            f"launch.gpus.actor is {gpus:g} and actors.engine_options.tensor_parallel {parallel}: an actor needs as "
-            "many GPUs as its model is split over; leave the former out, or give the same."
-        )
-    for field, named in (
-        ("launch.gpus", c.launch.gpus),
-        ("ray.cpus", c.ray.cpus),
-        ("ray.resources", c.ray.resources),
-    ):
+    for field, named in (("ray.cpus", c.ray.cpus), ("ray.resources", c.ray.resources)):
         for role in named:
             if role.partition("-")[0] not in KINDS:
                 problems.append(f"{field} names {role!r}: expected {', '.join(KINDS)}, or one such as actor-0.")
     return problems
-
-
-KINDS = ("actor", "learner", "buffer", "weights")
-"""Kinds of roles."""
 
 
 SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))

@@ -241,8 +241,12 @@ class LaunchConfig(Section):
     """Where processes are started: `local`, as subprocesses on this machine, or `ray`, on the nodes of a Ray cluster
     (docs/how-to/cluster.md)."""
     gpus: dict[str, float] = Field(default_factory=dict)
-    """Under `ray`, GPUs reserved for and visible to one process of a role (`actor-0`) or kind of role: a number, or a
-    share of one. Default: none; for an actor its engine's `tensor_parallel` if that is above 1."""
+    """GPUs reserved for and visible to one process of a role (`actor-0`) or kind of role: a number, or a share of one.
+    Default: one for each rank of the learner, and for an actor its engine's `tensor_parallel`; under `ray` only where
+    the configuration says that the run has GPUs (docs/how-to/gpus.md). 0: it computes on the CPU."""
+    memory_check: Literal["refuse", "warn", "off"] = "refuse"
+    """Before a run on GPUs starts, its planned memory is compared with the card's: refuse above 1.15 of it and warn
+    above 0.9, only warn, or do not compute it (docs/how-to/gpus.md)."""
     host: str = ""
     """Empty: sockets are files of this host that only its owner can reach (ipc). Else the address of this host on which
     roles listen, encrypted and for this run's keys only (tcp with CURVE); `auto`: the address others reach it by."""

@@ -26,6 +26,7 @@ from asyncrl.launch.checks.installed import check_engine, check_hub
 from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.loop import Launcher
 from asyncrl.launch.origins import Origin
+from asyncrl.launch.placement.report import before_start
 from asyncrl.launch.preflight import check, check_disk, refuse_live
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.roles import roles
@@ -54,6 +55,8 @@ class Prepared:
     stem: str
     """Beginning of the run's name where `launch.name` gives none."""
     warnings: tuple[str, ...]
+    placement: tuple[str, ...] = ()
+    """The table of the GPUs of each process; empty: all compute on the CPU."""
 
 
 def prepare(
@@ -81,7 +84,8 @@ def prepare(
         from asyncrl.learner.build import builder_of, objective_of
 
         builder_of(config), objective_of(config)
-    return Prepared(config, origin, checkpoint, stem, tuple(warned))
+    gpus = () if checks != "data" else before_start(config)
+    return Prepared(config, origin, checkpoint, stem, tuple(warned), tuple(gpus))
 
 
 def launch(
@@ -147,6 +151,8 @@ def _collector(run: RunFolder, prepared: Prepared, console: Console | None) -> C
     console = console or Screen()
     for warning in prepared.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    for line in prepared.placement:
+        console.print(line, highlight=False, soft_wrap=True)
     console.print(f"run folder {run.path}", highlight=False, soft_wrap=True)
     try:
         return Collector(run, prepared.config, console)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config import Config
-from asyncrl.launch.roles import resources_of, sharing_a_host
+from asyncrl.launch.placement.resources import resources_of, sharing_a_host
 
 NODE_GPUS = 8
 """GPUs of a node, unless roles that must share one need more."""

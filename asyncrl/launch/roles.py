@@ -1,19 +1,17 @@
-"""The processes of a run: the command and the resources of each, and which of them share a host. Pure."""
+"""The processes of a run: the command and the environment of each. Pure."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from asyncrl.config import Config
+from asyncrl.launch.placement.demand import reserved, setting
+from asyncrl.launch.placement.resources import interfaces
 from asyncrl.launch.processes import Role, python
+from asyncrl.process.gpus import GIVEN
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
-
-T = TypeVar("T")
 
 
 def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
@@ -31,7 +29,8 @@ def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = 
 
 def actor(run: RunFolder, config: Config, name: str) -> Role:
     command = python("asyncrl.actors", str(run.path), "--name", name)
-    return Role(name, command, (), _threads(config.actors.threads), setting(config.launch.cpus, name) or ())
+    environment = _threads(config.actors.threads) | _given(config, name)
+    return Role(name, command, (), environment, setting(config.launch.cpus, name) or ())
 
 
 def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
@@ -40,11 +39,8 @@ def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Pat
     begin = again if resume else first
     if fresh is not None:
         begin = (*again, "--fresh", str(fresh))
-    environment = _threads(config.learner.threads)
-    if config.learner.ranks > 1:  # they share a host, whose name may resolve to any address
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        environment |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
+    environment = _threads(config.learner.threads) | interfaces(config) | _given(config, name)
     return Role(name, begin, again, environment, leader=leader)
 
 
@@ -54,37 +50,7 @@ def _threads(n: int) -> dict[str, str]:
     return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}
 
 
-def resources_of(role: str, config: Config) -> dict[str, float]:
-    """The resources that the process of `role` (`actor-0`) reserves: CPU, GPU, and those that the cluster's nodes name.
-
-    An actor takes as many GPUs as its tensor-parallel size, unless `launch.gpus` says otherwise.
-    """
-    cpus = setting(config.ray.cpus, role)
-    resources = {"CPU": 1.0 if cpus is None else cpus}
-    gpus = setting(config.launch.gpus, role)
-    if gpus is None and role.startswith("actor"):
-        parallel = config.actors.engine_options.get("tensor_parallel", 1)
-        gpus = float(parallel) if parallel > 1 else None
-    resources["GPU"] = gpus or 0.0
-    return {
-        name: amount for name, amount in {**resources, **(setting(config.ray.resources, role) or {})}.items() if amount
-    }
-
-
-def setting(values: Mapping[str, T], role: str) -> T | None:
-    """The value for this role, else for its kind."""
-    return values.get(role, values.get(role.partition("-")[0]))
-
-
-def sharing_a_host(roles: Iterable[str]) -> list[tuple[str, ...]]:
-    """The groups of roles that share a host: the learner's ranks and the weights server, which reads the weights from
-    shared memory; every other role is a group of its own.
-
-    >>> sharing_a_host(["buffer", "weights", "learner", "learner-1", "actor-0", "actor-1"])
-    [('buffer',), ('weights', 'learner', 'learner-1'), ('actor-0',), ('actor-1',)]
-    """
-    groups: dict[str, list[str]] = {}
-    for role in roles:
-        kind = role.partition("-")[0]
-        groups.setdefault("learner" if kind in ("learner", "weights") else role, []).append(role)
-    return [tuple(group) for group in groups.values()]
+def _given(config: Config, name: str) -> dict[str, str]:
+    """What the process compares with the GPUs that it sees. On one machine the launcher's placement says it."""
+    gpus = reserved(name, config) if config.launch.backend == "ray" else 0.0
+    return {GIVEN: str(max(1, int(gpus)))} if gpus else {}

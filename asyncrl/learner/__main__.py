@@ -14,6 +14,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
+from asyncrl.learner.gpu import take_gpu
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks
 from asyncrl.learner.trainer import Trainer
@@ -37,8 +38,7 @@ def main() -> None:
     reporter = Reporter(run.address("launcher"), name)
     reporter.waiting("start")
     compute_alike(config)
-    if torch.cuda.is_available():
-        take_gpu(config, arguments.rank)
+    take_gpu(config, arguments.rank)
     objective, build = objective_of(config), builder_of(config)
     several = config.learner.ranks > 1
     ranks = DistributedRanks(config, arguments.rank, run.rendezvous) if several else Ranks()
@@ -99,13 +99,6 @@ def follow(config: Config, trainer: Trainer, ranks: Ranks, buffer: BufferClient,
         checkpoint_s=config.learner.checkpoint_s,
     )
     follower.run()
-
-
-def take_gpu(config: Config, rank: int) -> None:
-    """To be called before anything is put on a GPU; otherwise the first GPU holds a context of every rank, and the
-    memory bound applies to rank 0 alone."""
-    torch.cuda.set_device(rank % torch.cuda.device_count())
-    torch.cuda.set_per_process_memory_fraction(config.learner.gpu_memory)
 
 
 def compute_alike(config: Config) -> None:

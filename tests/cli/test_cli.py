@@ -55,7 +55,9 @@ def test_a_dry_run_prints_every_value_with_its_source_and_starts_nothing(
     assert code == 0
     values = yaml.safe_load(out)
     assert values["buffer"] | {"max_staleness": 1, "capacity": 2048} == values["buffer"]
-    assert {line.rpartition("# ")[2] for line in out.splitlines() if "#" in line} == {"default", "file", "flag"}
+    sources = [line for line in out.splitlines() if "#" in line and line[0] != "#"]
+    assert {line.rpartition("# ")[2] for line in sources} == {"default", "file", "flag"}
+    assert "# learner  this machine" in out
     assert list(here.iterdir()) == []
 
 

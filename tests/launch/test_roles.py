@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config import Config
-from asyncrl.launch.roles import resources_of
+from asyncrl.launch.placement.resources import resources_of
 
 RAY = {"backend": "ray", "host": "auto"}
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from asyncrl.config import Config
+from asyncrl.launch.placement.visible import VisibleGpus
 from asyncrl.launch.processes import Process, Role
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
@@ -72,16 +74,19 @@ class Backend(Protocol):
 
 
 class Local:
-    """Starts roles as subprocesses of this process."""
+    """Starts roles as subprocesses of this process, each of which sees its own GPUs alone."""
 
     def __init__(self, run: RunFolder, config: Config) -> None:
+        """Raises ConfigError when this machine has not the GPUs that `launch.gpus` asks for."""
         self._run = run
+        self._gpus = VisibleGpus(config)
 
     def start(self, role: Role, *, again: bool = False) -> Process:
-        return Process(role, self._run.id, self._run.log(role.name), again=again)
+        shown = replace(role, environment={**role.environment, **self._gpus.environment(role.name)})
+        return Process(shown, self._run.id, self._run.log(role.name), again=again)
 
     def forget(self, name: str) -> None:
-        pass
+        self._gpus.forget(name)
 
     def waits(self) -> str:
         return ""

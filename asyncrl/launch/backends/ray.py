@@ -19,8 +19,8 @@ from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
+from asyncrl.launch.placement.resources import resources_of, role_names, sharing_a_host
 from asyncrl.launch.processes import Role, alive
-from asyncrl.launch.roles import resources_of, roles, sharing_a_host
 from asyncrl.run_folder import RunFolder
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -54,7 +54,7 @@ class Ray:
         """Raises RunError when the cluster cannot be reached."""
         self._run, self._config = run, config
         self._id = run.id
-        names = [role.name for role in roles(run, config, resume=False)]
+        names = role_names(config)
         self._group_of = {name: group for group in sharing_a_host(names) for name in group}
         self._groups: dict[tuple[str, ...], PlacementGroup] = {}
         self._processes: dict[str, RayProcess] = {}

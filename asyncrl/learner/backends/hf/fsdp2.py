@@ -28,13 +28,14 @@ from torch.utils._pytree import register_dataclass
 from transformers import PreTrainedModel
 
 from asyncrl.config import Config
-from asyncrl.errors import ConfigError, RunError
+from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
 from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
 from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.gpu import identity, index_of, refuse_same
 
 # Sharded modules look for tensors in their output, whose gradients they wait for.
 register_dataclass(Scores)
@@ -53,17 +54,18 @@ class Fsdp2Backend(TorchBackend):
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self._rounds = Rounds(self.rank, self.dp_size)
-        if device is None and torch.cuda.is_available():
-            gpus = torch.cuda.device_count()
-            if gpus < self.dp_size:
-                raise ConfigError(
-                    f"learner.ranks is {self.dp_size} and {gpus} GPUs are visible: each rank needs one. "
-                    "Lower learner.ranks, or set CUDA_VISIBLE_DEVICES."
-                )
-            device = f"cuda:{self.rank}"
-            torch.cuda.set_device(device)
         self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.checkpoint_s))
+        if device is None and torch.cuda.is_available():
+            device = f"cuda:{index_of(self.rank)}"
+            torch.cuda.set_device(device)
+            refuse_same(self._identities())
         super().__init__(config, model, device=device)
+
+    def _identities(self) -> list[str]:
+        """The GPU of every rank."""
+        gpus = [""] * self.dp_size
+        dist.all_gather_object(gpus, identity(), group=self._writers)
+        return gpus
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
         with self._scoring(reference) as scorer:

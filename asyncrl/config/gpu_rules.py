@@ -1,0 +1,55 @@
+"""Rules about GPUs: how many a process has, and what shares one."""
+
+from __future__ import annotations
+
+from asyncrl.config.tree import Tree
+
+KINDS = ("actor", "learner", "buffer", "weights")
+"""Kinds of roles."""
+
+
+def of_gpus(c: Tree) -> list[str]:
+    problems = _one_gpu(c)
+    for role, gpus in c.launch.gpus.items():
+        kind = role.partition("-")[0]
+        if kind not in KINDS:
+            problems.append(f"launch.gpus names {role!r}: expected {', '.join(KINDS)}, or one such as actor-0.")
+        if gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+            problems.append(f"launch.gpus.{role} is {gpus:g}: expected a whole number, or a share below 1.")
+        elif kind == "learner" and gpus > 1:
+            problems.append(
+                f"launch.gpus.{role} is {gpus:g}, and a rank of the learner computes on one GPU: set "
+                "launch.gpus.learner 1, which is for each rank, and learner.ranks to the number of GPUs."
+            )
+    parallel = c.actors.engine_options.get("tensor_parallel", 1)
+    actor = c.launch.gpus.get("actor")
+    if actor is not None and parallel != 1 and actor != parallel:
+        problems.append(
+            f"launch.gpus.actor is {actor:g} and actors.engine_options.tensor_parallel {parallel}: an actor needs as "
+            "many GPUs as its model is split over; leave the former out, or give the same."
+        )
+    return problems
+
+
+def _one_gpu(c: Tree) -> list[str]:
+    if c.weights.channel != "cuda_ipc":
+        return []
+    problems = []
+    if c.launch.backend == "ray":
+        problems.append(
+            "launch.backend is ray and weights.channel cuda_ipc, which is the memory of one GPU: use launch.backend "
+            "local, or weights.channel nccl."
+        )
+    if c.learner.ranks > 1:
+        problems.append(
+            f"learner.ranks is {c.learner.ranks} and weights.channel cuda_ipc, which is for a learner and engines on "
+            "one GPU: use weights.channel nccl."
+        )
+    share = c.actors.engine_options.get("gpu_memory", 0.9 if c.actors.engine == "vllm" else 0.0)
+    if isinstance(share, int | float) and c.learner.gpu_memory + c.actors.count * share > 1:
+        problems.append(
+            f"learner.gpu_memory is {c.learner.gpu_memory:g} and actors.engine_options.gpu_memory {share:g} for each "
+            f"of {c.actors.count} actors: with weights.channel cuda_ipc they share one GPU; together at most 1, for "
+            "instance 0.5 and 0.35."
+        )
+    return problems

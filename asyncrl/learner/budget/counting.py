@@ -1,0 +1,68 @@
+"""Counts what torch makes and computes, operation by operation, of real tensors and of fake ones alike."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+BACKWARD_ATTENTION = 2.5
+"""Arithmetic of attention's backward pass over that of its forward pass: five matrix products instead of two."""
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of tensors that were made within and are alive, and floating-point operations of matrix products and
+    attention; elementwise operations are not counted."""
+
+    def __init__(self, present: Iterable[Tensor] = ()) -> None:
+        """`present`: tensors that exist already; what is written into them, and views of them, is not counted."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live, self.peak = 0, 0
+        self.flops = 0.0
+        self._known = {tensor.untyped_storage()._cdata for tensor in present}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.flops += _flops(func, args, kwargs or {}, made)
+        for tensor in tree_iter(made):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        if key in self._known:
+            self._known.discard(key)
+            self.live -= size
+
+
+def _flops(func: Any, args: Any, kwargs: Any, made: Any) -> float:
+    packet = func._overloadpacket
+    if "flash_attention" in packet.__name__ and "for_cpu" in packet.__name__:
+        backward = packet.__name__.endswith("backward")
+        query, key = args[1:3] if backward else args[:2]
+        return (BACKWARD_ATTENTION if backward else 1.0) * causal_flops(query, key)
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=made))
+    return 0.0
+
+
+def causal_flops(query: Tensor, key: Tensor) -> float:
+    """Of the last len(query) of len(key) tokens, each of which attends to itself and those before it."""
+    _, heads, own, d = query.shape
+    prefix = key.shape[2] - own
+    return 4.0 * heads * d * (own * prefix + own * (own + 1) / 2)

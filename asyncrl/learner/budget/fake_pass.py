@@ -1,0 +1,127 @@
+"""One forward and backward pass of the real scorer, and one update of the real optimizer, on tensors without data.
+
+Fake tensors have shapes, types and a lifetime, so every allocation of the pass happens, and no memory is taken: an 8B
+model takes seconds on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from asyncrl.config import Config
+from asyncrl.learner.backends.hf.scorer import Scorer, adamw, layers
+from asyncrl.learner.backends.protocol import Packed, Want
+from asyncrl.learner.budget.counting import Counter
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The cost of one micro-batch of the most tokens that it may hold, in rows of the greatest length."""
+
+    tokens: int
+    parameters: int
+    """Weights of the model; tied ones once."""
+    layer: int
+    """Weights of the largest decoder layer."""
+    rest: int
+    """Weights outside the layers: embeddings, head, last norm."""
+    optimizer: int
+    """Bytes of the optimizer's state."""
+    activations: int
+    """Most bytes alive at once beyond weights, gradients and the optimizer's state."""
+    flops: float
+    """Forward and backward: matrix products and attention, those that checkpointing and the head repeat included."""
+
+
+def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None = None) -> Pass:
+    """`tokens`: other than `learner.tokens_per_micro_batch`."""
+    part = fullest(config, tokens or config.learner.tokens_per_micro_batch)
+    scorer = fake_scorer(config, model)
+    parameters = list(scorer.parameters())
+    optimizer = adamw(scorer, config)
+    for parameter in parameters:  # from the second micro-batch on, all gradients exist while activations do
+        parameter.grad = torch.empty_like(parameter)
+    present = [*parameters, *(p.grad for p in parameters if p.grad is not None), *scorer.buffers()]
+    with Counter(present) as update:
+        torch.nn.utils.clip_grad_norm_(parameters, config.learner.max_grad_norm)
+        optimizer.step()
+    with Counter(present) as counted:
+        scores = scorer(part)
+        loss = scores.logprobs.to("cpu").sum()
+        if scores.hidden is not None:
+            loss = loss + scores.hidden.sum()
+        if config.learner.entropy_coef:
+            loss = loss + scores.entropy.to("cpu").sum()
+        del scores
+        loss.backward()
+    state = sum(x.nbytes for held in optimizer.state.values() for x in held.values())
+    inside = [sum(p.numel() for p in layer.parameters()) for layer in layers(scorer.model)]
+    total = sum(p.numel() for p in parameters)
+    return Pass(
+        tokens=len(part.token_ids),
+        parameters=total,
+        layer=max(inside),
+        rest=total - sum(inside),
+        optimizer=state,
+        activations=max(counted.peak, update.peak - state),
+        flops=counted.flops,
+    )
+
+
+def fullest(config: Config, tokens: int) -> Packed:
+    """A micro-batch of `tokens` tokens in rows of `env.max_tokens`, none shared, every answer as long as possible; one
+    row may be longer than `tokens`."""
+    row = config.env.max_tokens
+    lengths = [row] * max(1, tokens // row)
+    if (left := tokens - sum(lengths)) > 1:
+        lengths.append(left)
+    wants: frozenset[Want] = frozenset(("logprobs", "hidden") if config.learner.critic == "shared" else ("logprobs",))
+    mask = torch.cat([torch.arange(n) > 0 for n in lengths])
+    # No token equals another, so that no prefix is computed once for several rows.
+    return Packed(torch.arange(sum(lengths)), mask, tuple(lengths), wants)
+
+
+def fake_scorer(config: Config, model: PretrainedConfig) -> Scorer:
+    """The scorer as the backend builds it, on fake tensors of the CPU. `torch` computes bfloat16 by autocast over
+    float32 weights, `fsdp2` gathers the layers in bfloat16."""
+    half = config.model.dtype == "bfloat16"
+    sharded = config.learner.backend != "torch"
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(model)
+    scorer = Scorer(
+        built,
+        temperature=config.actors.temperature,
+        autocast=half and not sharded,
+        activation_checkpointing=config.learner.activation_checkpointing,
+    )
+    if half and sharded:
+        scorer.to(torch.bfloat16)
+    _without_data(scorer)
+    return scorer
+
+
+def parameters(model: PretrainedConfig) -> int:
+    """The number of weights; tied ones once."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(model).parameters())
+
+
+def _without_data(module: nn.Module) -> None:
+    """Replaces the tensors of a module on the device `meta`, which no other tensor can meet, by fake ones on a CPU."""
+    made: dict[int, Any] = {}
+    held = [tensors for part in module.modules() for tensors in (part._parameters, part._buffers)]
+    before = [tensor for tensors in held for tensor in tensors.values() if tensor is not None]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for old in before:  # tied weights stay tied
+            made.setdefault(id(old), torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device="cpu"))
+    for old in before:
+        if isinstance(old, nn.Parameter) and not isinstance(made[id(old)], nn.Parameter):
+            made[id(old)] = nn.Parameter(made[id(old)])
+    for tensors in held:
+        tensors.update({name: made[id(old)] for name, old in tensors.items() if old is not None})

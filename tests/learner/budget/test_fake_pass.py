@@ -1,0 +1,90 @@
+"""What the budget predicts, against real runs on the CPU and counts by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.config import Config
+from asyncrl.learner.backends.hf.torch import TorchBackend
+from asyncrl.learner.budget.fake_pass import cost_of_pass, fullest
+from asyncrl.model import QUICKSTART
+from tests.learner.budget.allocator import peak_of
+
+
+def qwen3(**sizes: Any) -> Qwen3Config:
+    return Qwen3Config(**{"head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True} | sizes)
+
+
+SMALL_06B = qwen3(
+    vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+    num_key_value_heads=8,
+)  # fmt: skip
+OF_30M = qwen3(
+    vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=8,
+    num_key_value_heads=4, head_dim=64, max_position_embeddings=2048,
+)  # fmt: skip
+
+
+def config(max_tokens: int, tokens: int, dtype: str = "float32", **learner: Any) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"dtype": dtype},
+            "env": {"max_tokens": max_tokens},
+            "actors": {"max_new_tokens": max_tokens // 4},
+            "learner": {"tokens_per_micro_batch": tokens, **learner},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("quickstart", config(256, 8192)),
+        ("30M", config(512, 2048)),
+        ("30M", config(512, 2048, activation_checkpointing=True)),
+        ("30M", config(512, 1024, "bfloat16")),
+    ],
+)
+def test_the_predicted_peak_is_that_of_the_allocator(name: str, asked: Config) -> None:
+    shape: PretrainedConfig = OF_30M if name == "30M" else AutoConfig.from_pretrained(QUICKSTART)
+    predicted = cost_of_pass(asked, shape)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(OF_30M) if name == "30M" else None
+    backend = TorchBackend(asked, model, device="cpu")
+    part = fullest(asked, asked.learner.tokens_per_micro_batch)
+    part.token_ids.remainder_(shape.vocab_size)
+
+    def two_updates() -> None:
+        for _ in range(2):
+            backend.accumulate([part, part], lambda _, scores: scores.logprobs.sum())
+            backend.clip(1.0)
+            backend.apply(1e-6)
+
+    measured = peak_of(two_updates)
+    weights = sum(x.nbytes for x in backend._model.parameters())
+    total = 2 * weights + predicted.optimizer + predicted.activations
+    assert total == pytest.approx(weights + measured, rel=0.1), (total, weights + measured)
+
+
+def test_the_arithmetic_is_that_of_a_count_by_hand() -> None:
+    """Qwen3-0.6B: a matrix product takes 2 operations for each weight and token, and twice that in the backward pass;
+    the head computes its logits once more there. Attention: two products forward, five backward, below the diagonal."""
+    rows, length = 4, 1024
+    asked = config(length, rows * length, "bfloat16")
+    hidden, inner, heads, kv, d, vocabulary = 1024, 3072, 16, 8, 128, 151936
+    layer = hidden * d * (heads + 2 * kv) + heads * d * hidden + 3 * hidden * inner
+    tokens = rows * length
+    linear = 6 * 28 * layer * tokens + 8 * vocabulary * hidden * (tokens - rows)
+    attention = 28 * rows * heads * (2 + 5) * 2 * d * length * (length + 1) / 2
+    found = cost_of_pass(asked, SMALL_06B)
+    assert found.flops == pytest.approx(linear + attention, rel=0.02)
+    assert found.parameters == 596_049_920
+    checkpointed = cost_of_pass(config(length, tokens, "bfloat16", activation_checkpointing=True), SMALL_06B)
+    # The recomputation of a layer ends before its last product, whose result nothing needs.
+    again = 2 * 28 * (layer - hidden * inner) * tokens + 28 * rows * heads * 2 * 2 * d * length * (length + 1) / 2
+    assert checkpointed.flops == pytest.approx(linear + attention + again, rel=0.02)
+    assert checkpointed.activations < 0.2 * found.activations
