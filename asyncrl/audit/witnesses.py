@@ -11,16 +11,17 @@ the ledger             the account that all of them must support   buffer/ledger
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
-from asyncrl.config import Config
+from asyncrl.config import Config, resuming
 from asyncrl.data.base import Curriculum
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError, RunError
@@ -126,6 +127,8 @@ class Evidence:
     rules: tuple[Bounds, ...]
     """Those of every configuration that the run had, the latest last."""
     published: tuple[Publication, ...] = ()
+    settings: tuple[Mapping[str, Any], ...] = ({},)
+    """What decided the result of a training step under every configuration that the run had."""
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
@@ -147,8 +150,10 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
 
     curriculum = open_curriculum(config, source)
     bounds = Bounds.of(config)
-    rules = (*(Bounds.of(earlier) for earlier in run.earlier_configs()), bounds)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published)
+    configs = (*run.earlier_configs(), config)
+    rules = tuple(Bounds.of(each) for each in configs)
+    settings = tuple(resuming.settings(each) for each in configs)
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published, settings)
 
 
 def read_acks(path: Path) -> AckLines:
@@ -171,20 +176,19 @@ def read_acks(path: Path) -> AckLines:
 
 
 def read_publications(path: Path) -> tuple[Publication, ...]:
-    """The first report of each version, as the launcher wrote it; messages can be lost, so that some may be missing.
+    """Every report, as the launcher wrote it; messages can be lost, so that some may be missing.
 
-    A learner that resumes may publish a version again, which equals the first up to rounding.
+    A learner that resumes may publish a version again, with the same digest: with another one a branch begins.
     """
-    found: dict[tuple[int, int], Publication] = {}
+    found: dict[Publication, None] = {}
     for line in path.read_text(errors="replace").split("\n")[:-1] if path.exists() else ():
         try:
             event = json.loads(line)
             if event["kind"] == "published" and event["role"] == "learner":
-                p = Publication(int(event["branch"]), int(event["step"]), str(event["digest"]))
-                found.setdefault((p.branch, p.version), p)
+                found[Publication(int(event["branch"]), int(event["step"]), str(event["digest"]))] = None
         except (ValueError, TypeError, KeyError):
             continue  # a killed launcher leaves part of a line
-    return tuple(found.values())
+    return tuple(found)
 
 
 def _list(path: Path) -> LearnerList | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
-from asyncrl.config import Config
+from asyncrl.config import Config, resuming
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 
@@ -56,6 +56,8 @@ class Rules:
     eval_tasks: int = 0
     eval_samples: int = 1
     eval_greedy: bool = True
+    settings: str = "{}"
+    """JSON: what decides the result of a training step (`asyncrl.config.resuming`)."""
 
     @classmethod
     def of(cls, c: Config) -> Rules:
@@ -98,4 +100,5 @@ class Rules:
             eval_tasks=c.eval.tasks,
             eval_samples=c.eval.samples,
             eval_greedy=c.eval.greedy,
+            settings=resuming.text(c),
         )

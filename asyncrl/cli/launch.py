@@ -60,6 +60,8 @@ def launch(words: list[str]) -> int:
         from asyncrl.config.loading import show
 
         print(show(sourced))
+        for warning in prepared.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         return 0
     if options.print_:
         from asyncrl.launch.manifests import PRINTERS

@@ -65,7 +65,7 @@ def prepare(
     checkpoint = origin.check(config)
     check(config)
     sinks.check(config.tracking.sinks)
-    warned = warnings(config)
+    warned = [*origin.warnings(config), *warnings(config)]
     if checks == "learner":
         from asyncrl.learner.build import builder_of, objective_of
 

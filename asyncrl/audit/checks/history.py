@@ -38,7 +38,10 @@ def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
                 f"{branch.fork_version}; expected branch {parent}, version {version}"
             )
         b = branch.fork_batch
-        begun = rf"a fresh start at batch {b}|batch {b} was \w+ and is now \w+|the ledger was restored from .*"
+        begun = (
+            rf"a fresh start at batch {b}|batch {b} was \w+ and is now \w+|the ledger was restored from .*|"
+            r"batch \d+ was trained with other settings: .*|version \d+ was published with the digest .*"
+        )
         if not re.fullmatch(begun if place else "the start of the run", branch.why) or (place == 0 and b):
             yield f"branch {branch.branch} begins at batch {b} because of {branch.why!r}"
 
