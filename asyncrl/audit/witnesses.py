@@ -11,13 +11,14 @@ the ledger             the account that all of them must support   buffer/ledger
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.buffer.ledger.snapshot import stored
 from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
@@ -141,6 +142,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     published = read_publications(run.path / "events.jsonl")
     source = open_source(config)
     ledger = read_ledger(run.ledger(config))
+    ledger = replace(ledger, in_checkpoints=stored_in_checkpoints(run, ledger, lists))
     sizes = GroupSizes(source, config.learner.group_size)
 
     def task_of(index: int) -> tuple[str, int]:
@@ -154,6 +156,21 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     rules = tuple(Bounds.of(each) for each in configs)
     settings = tuple(resuming.settings(each) for each in configs)
     return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published, settings)
+
+
+def stored_in_checkpoints(
+    run: RunFolder, ledger: LedgerRows, lists: Sequence[LearnerList]
+) -> frozenset[tuple[int, int, int, str]]:
+    """What the ledgers in the checkpoints hold, of a run whose own ledger was restored from one; else nothing is read.
+
+    A checkpoint behind the one that was restored was completed too late: what its ledger holds was lost as well.
+    """
+    found: set[tuple[int, int, int, str]] = set()
+    for each in lists if ledger.restored_at(-1) is not None else ():
+        at = ledger.restored_at(each.branch)
+        if at is None or each.batch <= at[0]:
+            found |= stored(run.checkpoints / each.checkpoint)
+    return frozenset(found)
 
 
 def read_acks(path: Path) -> AckLines:

@@ -51,7 +51,7 @@ class Batches:
         """A new incarnation that holds the weights of `version` and wants batch b next.
 
         branch: that of its checkpoint; None: the initial weights. fresh: recorded batches from b on are not redone.
-        A branch begins too if they would give other weights now, because the settings of the training step have changed.
+        A branch begins too if they would give other weights now, under changed settings of the training step.
         caused: the last incarnation ended on purpose. Its batch is then not suspected, nor if the buffer died as well.
         Raises Refused, and changes nothing, for a point that is not on the recorded line, and if the disk lost what it
         needs.

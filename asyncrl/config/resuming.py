@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeVar
 
 from asyncrl.config.loading import fields
 from asyncrl.config.tree import Tree
 
-if TYPE_CHECKING:
-    from asyncrl.config.config import Config
-
+C = TypeVar("C", bound=Tree)
 Change = Literal["refused", "branch", "free"]
 
 _REFUSED: Mapping[str, str] = {
@@ -46,7 +44,8 @@ _FREE: Mapping[str, str] = {
     "stop_token_ids seed threads episode_idle_s episode_s drain_s resume_episodes",
     "buffer": "capacity requeue wait_s mask_min_kept sampler max_uses filters filter_max_ratio on_starved lease_s keep "
     "fsync fsync_interval_s commit_ms max_disk_gb",
-    "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints gpu_memory",
+    "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints "
+    "gpu_memory",
     "weights": "every kv drain channel full_every fanout",
     "eval": "tasks samples greedy success",
     "tracking": "sinks project wandb_mode system_s",
@@ -78,7 +77,7 @@ def change(field: str) -> Change:
     return next(kind for kind, named in FIELDS.items() if field in named)
 
 
-def settings(config: Config) -> dict[str, Any]:
+def settings(config: Tree) -> dict[str, Any]:
     """What decides the result of a training step on given data, by field."""
     values = config.model_dump(mode="json")
     found = {field: _at(values, field) for field, _ in fields(Tree) if field in FIELDS["branch"]}
@@ -86,13 +85,27 @@ def settings(config: Config) -> dict[str, Any]:
         del found["learner.steps"]
     if config.buffer.over_age != "mask":
         del found["buffer.max_staleness"]
-        found["buffer.over_age"] = "without mask"
+        found["buffer.over_age"] = UNMASKED
     return found
 
 
-def text(config: Config) -> str:
+def text(config: Tree) -> str:
     """The settings as the ledger keeps them: JSON."""
     return json.dumps(settings(config), sort_keys=True)
+
+
+def under(config: C, had: Mapping[str, Any]) -> C:
+    """The config with these settings; what `settings` left out stays as it is."""
+    values = config.model_dump(mode="json")
+    for field, value in had.items():
+        *sections, name = field.split(".")
+        _at(values, ".".join(sections))[name] = value
+    if had.get("buffer.over_age") == UNMASKED:
+        values["buffer"]["over_age"] = config.buffer.over_age if config.buffer.over_age != "mask" else "drop"
+    changed = {field.split(".")[0] for field in had}
+    return config.model_copy(
+        update={name: type(getattr(config, name)).model_validate(values[name]) for name in changed}
+    )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -106,6 +119,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             for name in changed]  # fmt: skip
 
 
+UNMASKED = "without mask"
+"""Stands for every other value of `buffer.over_age`."""
 _NONE = object()
 _SHOWN = 80
 """Characters of a value in a sentence."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from asyncrl.config import Config
 from asyncrl.config.loading import Sourced, fields, load
 from asyncrl.config.resuming import FIELDS, differences, settings
 from asyncrl.errors import ConfigError
+from asyncrl.launch.forks import inherit
 from asyncrl.launch.preflight import check_disk, refuse_live
 from asyncrl.run_folder import RunFolder
 
@@ -96,8 +96,8 @@ class Origin:
         newest = complete(run.checkpoints)[-1:]
         where = f"the checkpoint {newest[0].name}" if newest else "the initial model"
         return [
-            f"{'; '.join(changed)}. The training goes on so from {where}. If training steps after it are recorded, they "
-            "would give other weights when they are redone: a new branch begins there instead."
+            f"{'; '.join(changed)}. The training goes on so from {where}. If steps after it are recorded, they would "
+            "give other weights when they are redone: a new branch begins there instead."
         ] * bool(changed)
 
     def open(self, config: Config, stem: str, checkpoint: Path | None) -> RunFolder:
@@ -108,10 +108,7 @@ class Origin:
             return earlier
         run = new_folder(config, stem if earlier is None else earlier.name)
         if earlier is not None and checkpoint is not None:
-            shutil.copytree(checkpoint, run.checkpoints / checkpoint.name)
-            run.inherit_configs(earlier)
-            # The acknowledgements of what is in that ledger.
-            shutil.copytree(earlier.acks, run.acks, dirs_exist_ok=True)
+            inherit(run, earlier, checkpoint)
         return run
 
 

@@ -75,7 +75,7 @@ def test_a_fork_has_a_folder_and_a_name_of_its_own(run: RunFolder) -> None:
     assert forked.path != run.path
     assert forked.name.startswith("run-")
     assert (forked.checkpoints / checkpoint.name).is_dir()
-    assert (forked.acks / "actor-0.jsonl").is_file()
+    assert not (forked.acks / "actor-0.jsonl").exists(), "it acknowledges nothing that the checkpoint holds"
     with pytest.raises(ConfigError, match=r"learner\.group_size cannot change with --fork"):
         origin.check(origin.load(None, {"learner.group_size": 4}).config)
 

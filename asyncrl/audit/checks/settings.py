@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,27 +29,24 @@ def settings_are_of_a_configuration(ledger: LedgerRows, of_configs: Settings) ->
 
 def redone_steps_have_the_same_settings(ledger: LedgerRows, _: Settings) -> Iterator[str]:
     """A training step is redone with the settings that it was first trained with."""
-    starts = {row["incarnation"]: row for row in ledger.tables["incarnations"]}
-    fixed: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    for batch in ledger.tables["batches"]:
-        if batch["outcome"] == "applied":
-            fixed[batch["b"]].append(batch)
-    for number, start in starts.items():
-        for b in range(max(0, start["start_batch"]), min(start["next_batch"], max(fixed, default=-1) + 1)):
-            first = _first_trained(starts, [batch for batch in fixed[b] if batch["incarnation"] <= number], b)
+    for start in ledger.tables["incarnations"]:
+        for batch in _trained(ledger, start):
+            first = ledger.trained_by(batch["serial"])
             if first is not None and first["settings"] != start["settings"]:
                 changed = differences(_read(first["settings"]) or {}, _read(start["settings"]) or {})
-                yield f"start {number} redid batch {b} with other settings, on the same branch: {'; '.join(changed)}"
+                yield (
+                    f"start {start['incarnation']} redid batch {batch['b']} with other settings, on the same branch: "
+                    f"{'; '.join(changed)}"
+                )
 
 
-def _first_trained(
-    starts: Mapping[int, dict[str, Any]], batches: Sequence[Mapping[str, Any]], b: int
-) -> dict[str, Any] | None:
-    """The start that first finished the latest of these, each of which was fixed as batch b."""
-    if not batches:
-        return None
-    since = batches[-1]["incarnation"]
-    return next((row for n, row in starts.items() if n >= since and row["next_batch"] > b), None)
+def _trained(ledger: LedgerRows, start: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The batches that this start trained on or redid: of several with one number the latest that it can know."""
+    known: dict[int, dict[str, Any]] = {}
+    for batch in ledger.tables["batches"]:
+        if batch["incarnation"] <= start["incarnation"] and start["start_batch"] <= batch["b"] < start["next_batch"]:
+            known[batch["b"]] = batch
+    yield from (batch for batch in known.values() if batch["outcome"] == "applied")
 
 
 def _read(text: str) -> dict[str, Any] | None:
