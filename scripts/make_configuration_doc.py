@@ -9,6 +9,7 @@ from pathlib import Path
 
 from asyncrl.config import Config
 from asyncrl.config.loading import fields
+from asyncrl.config.resuming import ONLY_IF, change
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
 
@@ -26,19 +27,36 @@ An unknown key, a wrong type or an impossible combination ends with one sentence
 remedy, exit code 2. Options that pick something by name also take an import path, `package.module:Name`.
 
 This page is written by `python scripts/make_configuration_doc.py`.
+
+The column `--resume` says what a changed field means to a run that is resumed (`asyncrl/config/resuming.py`):
+
+| `--resume` | meaning |
+| --- | --- |
+| refused | what the ledger or the checkpoints hold was made with the former value; a fork (`--fork`) may have another \
+name and folder, nothing else of these |
+| branch | the field decides what a training step gives. The run goes on with the new value from the checkpoint on. If \
+steps after the checkpoint are recorded, they would be redone with other weights: a new branch begins at the \
+checkpoint, and its reason names the fields |
+| free | the new value holds from now on, and nothing that was recorded depends on it |
 """
 
 
 def page() -> str:
     parts = [HEAD]
     for name, section in Config.model_fields.items():
-        parts.append(f"\n## {name}\n\n| field | default | meaning |\n| --- | --- | --- |\n")
+        parts.append(f"\n## {name}\n\n| field | default | `--resume` | meaning |\n| --- | --- | --- | --- |\n")
         values = section.default.model_dump(mode="json")
         for field, info in fields(section.default.__class__):
             default = json.dumps(functools.reduce(operator.getitem, field.split("."), values))
             meaning = " ".join((info.description or "").split()).replace("|", "\\|")
-            parts.append(f"| `{name}.{field}` | `{default}` | {meaning} |\n")
+            parts.append(f"| `{name}.{field}` | `{default}` | {_resumed(f'{name}.{field}')} | {meaning} |\n")
     return "".join(parts)
+
+
+def _resumed(field: str) -> str:
+    """What `--resume` makes of another value."""
+    condition = f", if {ONLY_IF[field]}; else free" if field in ONLY_IF else ""
+    return f"{change(field)}{condition}"
 
 
 if __name__ == "__main__":

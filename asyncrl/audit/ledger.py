@@ -174,6 +174,10 @@ class LedgerRows:
     restored: bool = False
     """Whether it was copied from a checkpoint, and no learner has started since, which would open a new branch."""
 
+    in_checkpoints: frozenset[tuple[int, int, int, str]] = frozenset()
+    """(branch, group, index, digest) of every trajectory in the ledger of a checkpoint at hand, if the run's own ledger
+    was ever restored from one: these cannot have been lost with a host."""
+
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `TABLES`, in the order of their keys."""
 
@@ -205,14 +209,23 @@ class LedgerRows:
             at = self.branches.get(at.parent) if at.parent < at.branch else None  # else it would have no end
         return None if at is None else self._by_place.get((at.branch, b))
 
+    def trained_by(self, serial: int) -> dict[str, Any] | None:
+        """The start of the learner that finished this batch first."""
+        batch = next(row for row in self.tables["batches"] if row["serial"] == serial)
+        later = (row for row in self.tables["incarnations"] if row["incarnation"] >= batch["incarnation"])
+        return next((row for row in later if row["next_batch"] > batch["b"]), None)
+
     def name(self, number: int, index: int) -> str:
         """Name of a trajectory, as in its ticket."""
         group = self.groups.get(number)
         return f"{'?' if group is None else group.branch}.{number}.{index}"
 
-    def lost_with_host(self, branch: int) -> bool:
-        """Whether the last records on `branch` were lost with their host."""
-        return self.restored or any(b.restored and b.branch > branch for b in self.branches.values())
+    def restored_at(self, branch: int) -> tuple[int, int] | None:
+        """Batch and version from which on the records of `branch` were lost with their host; None: none were."""
+        points = [(b.fork_batch, b.fork_version) for b in self.branches.values() if b.restored and b.branch > branch]
+        if self.restored:  # as of the checkpoint: where its learner stood
+            points += [(row["next_batch"], row["version"]) for row in self.tables["incarnations"][-1:]]
+        return min(points, default=None)
 
 
 def read_ledger(folder: Path) -> LedgerRows:

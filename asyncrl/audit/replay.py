@@ -9,6 +9,7 @@ All training code is the learner's own. On a CPU, at the recorded number of thre
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
-from asyncrl.config import Config
+from asyncrl.config import Config, resuming
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.protocol import Backend
@@ -73,15 +74,10 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
     Raises ConfigError for a step without checkpoint, RunError if nothing can be compared.
     """
     config = run.load_config()
-    if config.learner.ranks > 1:
-        raise ConfigError(
-            f"learner.ranks is {config.learner.ranks}: a replay is one process, whose weights equal those of several "
-            "only up to rounding. `asyncrl audit` checks the account of any run."
-        )
     folder = run.ledger(config)
     ledger = read_ledger(folder)
     checkpoints = _checkpoints(run, ledger)
-    config = _as_recorded(config, checkpoints, from_step)
+    _check_step(checkpoints, from_step)
     batches = [b for b in ledger.line if b.outcome == "applied" and b.version >= from_step]
     batches = [b for b in batches if to_step is None or b.version < to_step]
     with closing(PayloadFiles(folder / "payloads")) as payloads:
@@ -130,31 +126,65 @@ def replayed(
 
     Ends at the first that differ, since all later ones would.
     """
-    compute_alike(config)
-    build = builder_of(config)
-    backend = build(config)
-    trainer = Trainer(config, backend, objective_of(config), build)
+    under = [_under(config, ledger, batch) for batch in batches]
+    config = under[0] if under else config
+    trainer = _trainer(config)
     if from_step > 0:
         read(checkpoints[from_step])
         trainer.load(checkpoints[from_step])
 
-    def compared(version: int) -> dict[str, bool]:
-        made_by = next((b for b in ledger.line if b.version_after == version and b.outcome == "applied"), None)
-        published = ledger.published.get((made_by.branch if made_by else 0, version))
-        same = {} if published is None else {"published": _digest(backend) == published}
-        if version in checkpoints:
-            same[checkpoints[version].name] = _same(backend, checkpoints[version])
-        return same
-
-    initial = Replayed(from_step, None, compared(from_step), "applied")
+    initial = Replayed(from_step, None, _compared(trainer.backend, ledger, checkpoints, from_step), "applied")
     yield initial
-    for batch in batches if initial.identical else ():
+    for batch, then in zip(batches, under, strict=True) if initial.identical else ():
+        trainer, config = _continued(trainer, config, then), then
         data = rebuilt(config, ledger, batch, read_payload)
         result = trainer.train(data, batch.version)
-        after = Replayed(batch.version_after, batch.b, compared(batch.version_after), result.outcome)
+        same = _compared(trainer.backend, ledger, checkpoints, batch.version_after)
+        after = Replayed(batch.version_after, batch.b, same, result.outcome)
         yield after
         if not after.identical:
             return
+
+
+def _compared(backend: Backend, ledger: LedgerRows, checkpoints: Mapping[int, Path], version: int) -> dict[str, bool]:
+    """Whether the weights are those recorded of this version, by record."""
+    made_by = next((b for b in ledger.line if b.version_after == version and b.outcome == "applied"), None)
+    published = ledger.published.get((made_by.branch if made_by else 0, version))
+    same = {} if published is None else {"published": _digest(backend) == published}
+    if version in checkpoints:
+        same[checkpoints[version].name] = _same(backend, checkpoints[version])
+    return same
+
+
+def _under(config: Config, ledger: LedgerRows, batch: BatchRow) -> Config:
+    """The configuration with the settings that the batch was trained with."""
+    start = ledger.trained_by(batch.serial)
+    return config if start is None else resuming.under(config, json.loads(start["settings"]))
+
+
+def _trainer(config: Config) -> Trainer:
+    """Raises ConfigError for several ranks."""
+    if config.learner.ranks > 1:
+        raise ConfigError(
+            f"learner.ranks is {config.learner.ranks}: a replay is one process, whose weights equal those of several "
+            "only up to rounding. `asyncrl audit` checks the account of any run."
+        )
+    compute_alike(config)
+    build = builder_of(config)
+    return Trainer(config, build(config), objective_of(config), build)
+
+
+def _continued(trainer: Trainer, before: Config, config: Config) -> Trainer:
+    """The trainer, or, under other settings, one that goes on where it is, as a learner does that resumes."""
+    if resuming.settings(before) == resuming.settings(config):
+        return trainer
+    with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
+        trainer.save(Path(folder))
+        state = torch.get_rng_state()
+        other = _trainer(config)
+        torch.set_rng_state(state)
+        other.load(Path(folder))
+    return other
 
 
 def rebuilt(
@@ -183,16 +213,10 @@ def _checkpoints(run: RunFolder, ledger: LedgerRows) -> dict[int, Path]:
     return checkpoints
 
 
-def _as_recorded(config: Config, checkpoints: Mapping[int, Path], from_step: int) -> Config:
-    """The configuration with the number of threads that the checkpoint was made with."""
-    if from_step == 0:
-        return config
-    if from_step not in checkpoints:
+def _check_step(checkpoints: Mapping[int, Path], from_step: int) -> None:
+    if from_step not in (0, *checkpoints):
         steps = ", ".join(map(str, [0, *sorted(checkpoints)]))
         raise ConfigError(f"--from-step is {from_step}, and there is no such checkpoint: expected one of {steps}.")
-    state, _ = read_list(checkpoints[from_step])
-    learner = config.learner.model_copy(update={"threads": state.threads})
-    return config.model_copy(update={"learner": learner})
 
 
 def _available(

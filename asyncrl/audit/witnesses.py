@@ -11,16 +11,18 @@ the ledger             the account that all of them must support   buffer/ledger
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.buffer.ledger.snapshot import stored
 from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
-from asyncrl.config import Config
+from asyncrl.config import Config, resuming
 from asyncrl.data.base import Curriculum
 from asyncrl.data.checked import readable
 from asyncrl.data.group_sizes import GroupSizes
@@ -127,6 +129,8 @@ class Evidence:
     rules: tuple[Bounds, ...]
     """Those of every configuration that the run had, the latest last."""
     published: tuple[Publication, ...] = ()
+    settings: tuple[Mapping[str, Any], ...] = ({},)
+    """What decided the result of a training step under every configuration that the run had."""
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
@@ -139,6 +143,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     published = read_publications(run.path / "events.jsonl")
     source = open_source(config)
     ledger = read_ledger(run.ledger(config))
+    ledger = replace(ledger, in_checkpoints=stored_in_checkpoints(run, ledger, lists))
     sizes = GroupSizes(source, config.learner.group_size)
 
     def task_of(index: int) -> tuple[str, int]:
@@ -148,8 +153,25 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
 
     curriculum = open_curriculum(config, source)
     bounds = Bounds.of(config)
-    rules = (*(Bounds.of(earlier) for earlier in run.earlier_configs()), bounds)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published)
+    configs = (*run.earlier_configs(), config)
+    rules = tuple(Bounds.of(each) for each in configs)
+    settings = tuple(resuming.settings(each) for each in configs)
+    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published, settings)
+
+
+def stored_in_checkpoints(
+    run: RunFolder, ledger: LedgerRows, lists: Sequence[LearnerList]
+) -> frozenset[tuple[int, int, int, str]]:
+    """What the ledgers in the checkpoints hold, of a run whose own ledger was restored from one; else nothing is read.
+
+    A checkpoint behind the one that was restored was completed too late: what its ledger holds was lost as well.
+    """
+    found: set[tuple[int, int, int, str]] = set()
+    for each in lists if ledger.restored_at(-1) is not None else ():
+        at = ledger.restored_at(each.branch)
+        if at is None or each.batch <= at[0]:
+            found |= stored(run.checkpoints / each.checkpoint)
+    return frozenset(found)
 
 
 def read_acks(path: Path) -> AckLines:
@@ -172,20 +194,19 @@ def read_acks(path: Path) -> AckLines:
 
 
 def read_publications(path: Path) -> tuple[Publication, ...]:
-    """The first report of each version, as the launcher wrote it; messages can be lost, so that some may be missing.
+    """Every report, as the launcher wrote it; messages can be lost, so that some may be missing.
 
-    A learner that resumes may publish a version again, which equals the first up to rounding.
+    A learner that resumes may publish a version again, with the same digest: with another one a branch begins.
     """
-    found: dict[tuple[int, int], Publication] = {}
+    found: dict[Publication, None] = {}
     for line in path.read_text(errors="replace").split("\n")[:-1] if path.exists() else ():
         try:
             event = json.loads(line)
             if event["kind"] == "published" and event["role"] == "learner":
-                p = Publication(int(event["branch"]), int(event["step"]), str(event["digest"]))
-                found.setdefault((p.branch, p.version), p)
+                found[Publication(int(event["branch"]), int(event["step"]), str(event["digest"]))] = None
         except (ValueError, TypeError, KeyError):
             continue  # a killed launcher leaves part of a line
-    return tuple(found.values())
+    return tuple(found)
 
 
 def _list(path: Path) -> LearnerList | None:

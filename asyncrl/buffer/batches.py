@@ -14,7 +14,8 @@ from asyncrl.buffer.disk_losses import DiskLosses
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.records import Batch, Incarnation
+from asyncrl.buffer.ledger.records import Batch, Incarnation, one
+from asyncrl.buffer.redone import changed_since, first_in_doubt
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
@@ -50,6 +51,7 @@ class Batches:
         """A new incarnation that holds the weights of `version` and wants batch b next.
 
         branch: that of its checkpoint; None: the initial weights. fresh: recorded batches from b on are not redone.
+        A branch begins too if they would give other weights now, under changed settings of the training step.
         caused: the last incarnation ended on purpose. Its batch is then not suspected, nor if the buffer died as well.
         Raises Refused, and changes nothing, for a point that is not on the recorded line, and if the disk lost what it
         needs.
@@ -71,18 +73,24 @@ class Batches:
             history.caused()
         self._served = False
         suspect = self._suspect()
-        history.start(b, version)
-        restored, self.restored = self.restored, None
-        if restored is not None:
-            self._ledger.db.unset("restored")
-            self._fork(b, version, f"the ledger was restored from {restored}")
-        elif fresh and not first:
-            self._fork(b, version, f"a fresh start at batch {b}")
+        otherwise = changed_since(history.line, history.incarnations, b, self._rules.settings)
+        history.start(b, version, self._rules.settings)
+        why = self._why_branch(b, fresh and not first, otherwise)
+        if why:
+            self._fork(b, version, why)
         elif suspect is not None and b <= suspect < len(history.line):
             self._end(suspect, "poison")
         self._tickets.sweep()
         published = -1 if history.published is None else history.published
-        return Start(history.incarnations[-1].incarnation, history.branch, b, version, published)
+        return Start(history.incarnations[-1].incarnation, history.branch, b, version, published, why)
+
+    def _why_branch(self, b: int, fresh: bool, otherwise: str) -> str:
+        """Why the start at batch b begins a branch; empty: it does not."""
+        restored, self.restored = self.restored, None
+        if restored is not None:
+            self._ledger.db.unset("restored")
+            return f"the ledger was restored from {restored}"
+        return f"a fresh start at batch {b}" if fresh else otherwise
 
     @property
     def not_begun(self) -> str:
@@ -207,6 +215,49 @@ class Batches:
         self._tickets.sweep()
         return history.version
 
+    def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
+        """Weights of this version are published. Returns the branch: a new one if they have another digest than before,
+        because steps were redone and gave other weights."""
+        current, history = self.check(incarnation), self._ledger.history
+        if branch != history.branch:
+            raise Refused("stale_branch", f"weights of branch {branch} were published, the branch is {history.branch}")
+        if version > current.version:
+            raise Refused(
+                "not_finished", f"version {version} was published before batch {current.next_batch} is finished"
+            )
+        on_branch = "SELECT version, digest FROM published WHERE branch = ?"
+        before = dict(self._ledger.db.read(on_branch, (branch,)))
+        if before.get(version, digest) == digest:
+            history.publish(version, digest)
+        else:
+            self._redone_otherwise(current, version, before, digest)
+        return history.branch
+
+    def _redone_otherwise(self, current: Incarnation, version: int, published: dict[int, str], digest: str) -> None:
+        """Begins a branch at the first redone batch in doubt, with the same batches and outcomes up to now."""
+        history = self._ledger.history
+        where = "SELECT start_batch FROM incarnations WHERE incarnation = ?"
+        start = one(self._ledger.db, where, (current.incarnation,))
+        if version == history.version_before(start):
+            raise Refused(
+                "other_weights",
+                f"version {version} was published with the digest {published[version]} and has {digest} now, without a "
+                "training step in between: the checkpoint, or the model at model.path, holds other weights than it "
+                "did. Put back what was there, or begin a new run from these weights",
+            )
+        why = f"version {version} was published with the digest {published[version]}, and was redone as {digest}"
+        redone = history.line[first_in_doubt(history.line, list(published), start, version) : current.next_batch]
+        self._fork(redone[0].b, redone[0].version, why)
+        for batch in redone:
+            self._again(batch)
+            if batch.outcome is not None:
+                self._end(batch.b, batch.outcome)
+        self._tickets.sweep()
+
+    def _again(self, batch: Batch) -> None:
+        """Fixes the same groups on the branch that has just begun."""
+        self._ledger.fix(batch.b, batch.version, [self._ledger.live[number] for number in batch.groups])
+
     def _end(self, b: int, outcome: Outcome) -> None:
         """Records an outcome. If the batch ended otherwise before, a new branch begins with the same groups."""
         ledger, batch = self._ledger, self._ledger.history.line[b]
@@ -214,7 +265,7 @@ class Batches:
             return
         if batch.outcome is not None:
             self._fork(b, batch.version, f"batch {b} was {batch.outcome} and is now {outcome}")
-            ledger.fix(b, batch.version, [ledger.live[number] for number in batch.groups])
+            self._again(batch)
         groups = [ledger.live[number] for number in batch.groups]
         ledger.finish(b, outcome, {g.number for g in groups if g.uses + 1 < self._rules.max_uses})
         self._draws.finished(b, ledger.history.line[b].version_after)

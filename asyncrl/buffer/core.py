@@ -213,15 +213,8 @@ class Buffer:
     def finished(self, incarnation: int, b: int, outcome: Outcome) -> int:
         return self.batches.finished(incarnation, b, outcome)
 
-    def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
-        current, history = self.batches.check(incarnation), self.ledger.history
-        if branch != history.branch:
-            raise Refused("stale_branch", f"weights of branch {branch} were published, the branch is {history.branch}")
-        if version > current.version:
-            raise Refused(
-                "not_finished", f"version {version} was published before batch {current.next_batch} is finished"
-            )
-        history.publish(version, digest)
+    def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
+        return self.batches.published(incarnation, branch, version, digest)
 
     def checkpointed(
         self, now: float, incarnation: int, version: int, batch: int, path: Path, wait: bool = True

@@ -196,8 +196,7 @@ class Requests:
         return Answer(self._buffer.finished(request.incarnation, request.b, request.outcome))
 
     def on_published(self, request: messages.PublishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
-        self._buffer.published(request.incarnation, request.branch, request.version, request.digest)
-        return Answer()
+        return Answer(self._buffer.published(request.incarnation, request.branch, request.version, request.digest))
 
     def _check_folder(self, request: messages.CheckpointedRequest) -> None:
         """A message may name no folder but one of the run's checkpoints."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
-from asyncrl.config import Config
+from asyncrl.config import Config, resuming
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 
@@ -62,6 +62,8 @@ class Rules:
     """Most episodes of one actor."""
     row_tokens: int = 1 << 31
     """Most tokens of one row."""
+    settings: str = "{}"
+    """JSON: what decides the result of a training step (`asyncrl.config.resuming`)."""
 
     @classmethod
     def of(cls, c: Config) -> Rules:
@@ -108,4 +110,5 @@ class Rules:
             ranks=c.learner.ranks,
             slots=c.actors.most_slots,
             row_tokens=c.env.max_tokens + c.actors.max_new_tokens,
+            settings=resuming.text(c),
         )

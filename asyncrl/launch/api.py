@@ -75,7 +75,7 @@ def prepare(
     checkpoint = origin.check(config)
     check(config)
     sinks.check(config.tracking.sinks)
-    warned = warnings(config)
+    warned = [*origin.warnings(config), *warnings(config)]
     if checks != "names":
         check_engine(config)
         check_hub(config)

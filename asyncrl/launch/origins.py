@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,29 +11,20 @@ from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.config.loading import Sourced, fields, load
+from asyncrl.config.resuming import FIELDS, differences, settings
 from asyncrl.errors import ConfigError
+from asyncrl.launch.forks import inherit
 from asyncrl.launch.preflight import check_disk, refuse_live
 from asyncrl.run_folder import RunFolder
 
-FIXED = ("model", "data", "env", "learner.group_size", "learner.groups_per_step", "buffer.dir")
-"""Fields and sections that a run cannot change: the groups in its ledger were drawn, played and batched with them."""
-FREE = frozenset(
-    f"env.{name}"
-    for name in (
-        "call_s",
-        "max_reward",
-        "workers",
-        "worker_count",
-        "retries",
-        "max_failures",
-        "failure_window",
-        "on_failures",
-    )
-)
-"""Exceptions from `FIXED`: fields that say where an environment runs, for how long and how often, and what its
-failures are, not what it is."""
 PLACE = ("launch.name", "launch.runs_dir")
-"""Fields that say where the run folder is."""
+"""Fields that say where the run folder is; a fork has its own."""
+MADE_WITH: Mapping[str, str] = {
+    "learner.backend": "the checkpoints were written",
+    "learner.lora": "the checkpoints were written",
+}
+"""What was made with the former value of a field that cannot change; else `LEDGER`."""
+LEDGER = "what the ledger holds was drawn and played"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +85,21 @@ class Origin:
             _check_fixed(before, config, "--resume")
         return checkpoint
 
+    def warnings(self, config: Config) -> list[str]:
+        """Names the changed fields that decide the result of a training step which is redone."""
+        if self.resume is None or self.fresh:
+            return []
+        from asyncrl.learner.checkpoints.checkpoints import complete
+
+        run = RunFolder.existing(self.resume)
+        changed = differences(settings(run.load_config()), settings(config))
+        newest = complete(run.checkpoints)[-1:]
+        where = f"the checkpoint {newest[0].name}" if newest else "the initial model"
+        return [
+            f"{'; '.join(changed)}. The training goes on so from {where}. If steps after it are recorded, they would "
+            "give other weights when they are redone: a new branch begins there instead."
+        ] * bool(changed)
+
     def open(self, config: Config, stem: str, checkpoint: Path | None) -> RunFolder:
         """The run folder: the resumed one, or a new one, which for a fork holds a copy of the checkpoint, ledger
         included. Raises RunError."""
@@ -103,10 +108,7 @@ class Origin:
             return earlier
         run = new_folder(config, stem if earlier is None else earlier.name)
         if earlier is not None and checkpoint is not None:
-            shutil.copytree(checkpoint, run.checkpoints / checkpoint.name)
-            run.inherit_configs(earlier)
-            # The acknowledgements of what is in that ledger.
-            shutil.copytree(earlier.acks, run.acks, dirs_exist_ok=True)
+            inherit(run, earlier, checkpoint)
         return run
 
 
@@ -151,12 +153,11 @@ def _check_place(run: RunFolder, before: Config, config: Config) -> None:
 
 def _check_fixed(before: Config, config: Config, option: str, besides: tuple[str, ...] = ()) -> None:
     for field, _ in fields(Config):
-        fixed = any(f"{field}.".startswith(f"{name}.") for name in FIXED if name not in besides)
-        if not fixed or field in FREE:
+        if field not in FIELDS["refused"] or field in (*PLACE, *besides):
             continue
         if (was := attrgetter(field)(before)) != (now := attrgetter(field)(config)):
+            made = next((what for name, what in MADE_WITH.items() if f"{field}.".startswith(f"{name}.")), LEDGER)
             raise ConfigError(
-                f"{field} cannot change with {option}: it was {was!r}, now {now!r}, and what the ledger holds was "
-                "drawn and played with the former. Leave it out, or start a new run from the weights: --config FILE "
-                "--model.path RUN/checkpoints/STEP/hf."
+                f"{field} cannot change with {option}: it was {was!r}, now {now!r}, and {made} with the former. Leave "
+                "it out, or start a new run from the weights: --config FILE --model.path RUN/checkpoints/STEP/hf."
             )

@@ -56,7 +56,12 @@ class Publication:
 
         sent = self._publisher.publish(session.branch, session.version, counted())
         seconds = time.perf_counter() - begun
-        session.ask(lambda: session.buffer.published(session.incarnation, sent.branch, sent.version, sent.digest))
+        branch = session.ask(
+            lambda: session.buffer.published(session.incarnation, sent.branch, sent.version, sent.digest)
+        )
+        if branch != sent.branch:  # redone steps gave other weights
+            self.change_branch(branch)
+            return
         self.published = max(self.published, session.version)
         session.reporter.waiting(None)
         session.reporter.metrics(

@@ -211,7 +211,7 @@ def test_deaths_with_a_batch_that_was_released_are_not_held_against_the_one_in_i
     for fresh in (False, True):
         assert buffer.batch(0, incarnation, 0).state == "ready"
         incarnation = learner(buffer, fresh=fresh)
-    buffer.published(incarnation, 1, 0, "d")
+    buffer.published(incarnation, 1, 0, "digest-0")
     step(buffer, incarnation, 0)
     for reopened in (False, True):
         if reopened:

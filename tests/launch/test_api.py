@@ -75,7 +75,7 @@ def test_a_fork_has_a_folder_and_a_name_of_its_own(run: RunFolder) -> None:
     assert forked.path != run.path
     assert forked.name.startswith("run-")
     assert (forked.checkpoints / checkpoint.name).is_dir()
-    assert (forked.acks / "actor-0.jsonl").is_file()
+    assert not (forked.acks / "actor-0.jsonl").exists(), "it acknowledges nothing that the checkpoint holds"
     with pytest.raises(ConfigError, match=r"learner\.group_size cannot change with --fork"):
         origin.check(origin.load(None, {"learner.group_size": 4}).config)
 
@@ -89,3 +89,27 @@ def test_a_fork_needs_another_folder_for_its_ledger(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="which holds the ledger of"):
         origin.check(origin.load(None, {}).config)
     assert origin.check(origin.load(None, {"buffer.dir": str(tmp_path / "own")}).config) is not None
+
+
+def test_what_redone_steps_depend_on_is_named_when_a_run_is_resumed(run: RunFolder) -> None:
+    origin = Origin(resume=run.path)
+    (said,) = origin.warnings(origin.load(None, {"learner.lr": 0.5, "buffer.capacity": 4096}).config)
+    assert said.startswith("learner.lr was 1e-06 and is 0.5. ")
+    assert "step-000002" in said
+    assert origin.warnings(origin.load(None, {"buffer.capacity": 4096}).config) == []
+    fresh = Origin(resume=run.path, fresh=True)
+    assert fresh.warnings(fresh.load(None, {"learner.lr": 0.5}).config) == [], "a branch begins in any case"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"learner.lora.lora_alpha": 4.0},
+        {"learner.backend": "fsdp2"},
+        {"learner.greedy_baseline": True, "learner.advantage": "remax"},
+    ],
+)
+def test_what_the_checkpoints_were_made_with_cannot_change(run: RunFolder, flags: dict[str, object]) -> None:
+    for origin in (Origin(resume=run.path), Origin(fork=run.path)):
+        with pytest.raises(ConfigError, match=rf"{next(iter(flags))} cannot change"):
+            origin.check(origin.load(None, flags).config)

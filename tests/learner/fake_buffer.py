@@ -111,10 +111,11 @@ class FakeBuffer:
         self.outcomes[b] = outcome
         return self.version_before(b + 1)
 
-    def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
+    def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
         assert incarnation == self.incarnation
         assert branch == self.branch
         self.published_versions.append((branch, version))
+        return branch
 
     def checkpointed(self, incarnation: int, version: int, batch: int, path: str) -> None:
         assert incarnation == self.incarnation

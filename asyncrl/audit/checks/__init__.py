@@ -13,6 +13,7 @@ from asyncrl.audit.checks.history import HISTORY, history
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
+from asyncrl.audit.checks.settings import SETTINGS, settings
 from asyncrl.audit.payloads import PAYLOADS, payloads
 from asyncrl.audit.table import Check, described
 from asyncrl.audit.witnesses import Evidence
@@ -38,6 +39,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "equation": (EQUATION, lambda e: equation(e.ledger)),
     "drops": (DROPS, lambda e: drops(e.ledger, e.rules)),
     "history": (HISTORY, lambda e: history(e.ledger, e.lists, e.published)),
+    "settings": (SETTINGS, lambda e: settings(e.ledger, e.settings)),
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),

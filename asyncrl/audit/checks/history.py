@@ -38,7 +38,10 @@ def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
                 f"{branch.fork_version}; expected branch {parent}, version {version}"
             )
         b = branch.fork_batch
-        begun = rf"a fresh start at batch {b}|batch {b} was \w+ and is now \w+|the ledger was restored from .*"
+        begun = (
+            rf"a fresh start at batch {b}|batch {b} was \w+ and is now \w+|the ledger was restored from .*|"
+            r"batch \d+ was trained with other settings: .*|version \d+ was published with the digest .*"
+        )
         if not re.fullmatch(begun if place else "the start of the run", branch.why) or (place == 0 and b):
             yield f"branch {branch.branch} begins at batch {b} because of {branch.why!r}"
 
@@ -140,7 +143,9 @@ def publications_follow(ledger: LedgerRows, said: Said) -> Iterator[str]:
             yield f"version {version} was published on branch {branch}, which never had it"
     for p in said[1]:
         was = ledger.published.get((p.branch, p.version))
-        if was != p.digest and not (was is None and ledger.lost_with_host(p.branch)):
+        at = ledger.restored_at(p.branch)
+        lost = was is None and at is not None and p.version >= at[1]
+        if was != p.digest and not lost:
             yield f"the learner published version {p.version} of branch {p.branch} as {p.digest}, not {was}"
 
 
@@ -196,7 +201,9 @@ def checkpoints_are_in_the_ledger(ledger: LedgerRows, said: Said) -> Iterator[st
         if row["version"] != version or (named and int(named[1]) != version):
             yield f"checkpoint {row['path']} is of version {row['version']}; batch {row['batch']} has {version}"
     for done_list in said[0]:
-        if (done_list.branch, done_list.batch) not in known and not ledger.lost_with_host(done_list.branch):
+        at = ledger.restored_at(done_list.branch)
+        lost = at is not None and done_list.batch >= at[0]  # a checkpoint is announced behind the ledger in it
+        if (done_list.branch, done_list.batch) not in known and not lost:
             yield f"{done_list.checkpoint} at batch {done_list.batch} of branch {done_list.branch} was never announced"
 
 

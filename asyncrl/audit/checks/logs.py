@@ -55,7 +55,8 @@ def contradiction(ledger: LedgerRows, ack: Ack) -> str | None:
 def loss(ledger: LedgerRows, ack: Ack) -> str | None:
     """How an acknowledged trajectory was lost, as the failure model allows. None: it was not lost.
 
-    `host`: it was lost with the buffer's host, and the run continued from a checkpoint. `disk`: after a power cut the
+    `host`: it was lost with the buffer's host, and the run continued from a checkpoint, whose own ledger does not have
+    it either. `disk`: after a power cut the
     buffer found its bytes missing (`buffer.fsync` bounds that) and had it generated again.
     """
     group, row = ledger.groups.get(ack.group), ledger.trajectories.get((ack.group, ack.index))
@@ -67,7 +68,8 @@ def loss(ledger: LedgerRows, ack: Ack) -> str | None:
     recorded = group is not None and group.branch == ack.branch
     # Groups that the new branch will drop are still in flight until a learner starts it.
     discarded = group is not None and (group.reason == "discarded_branch" or (ledger.restored and row is None))
-    if ledger.lost_with_host(ack.branch) and (not recorded or discarded):
+    covered = (ack.branch, ack.group, ack.index, ack.digest) in ledger.in_checkpoints
+    if ledger.restored_at(ack.branch) is not None and not covered and (not recorded or discarded):
         return "host"
     return None
 
@@ -91,7 +93,8 @@ def batches_are_in_the_ledger(ledger: LedgerRows, done_list: LearnerList) -> Ite
     """The learner's batches are in the ledger with the same outcome, unless they were lost with a host."""
     for done, batch, where in _compared(ledger, done_list):
         if batch is None:
-            if not ledger.lost_with_host(done_list.branch):
+            at = ledger.restored_at(done_list.branch)
+            if at is None or done.batch < at[0]:
                 yield f"{where} is not in the ledger"
         elif done.outcome != batch.outcome and (done.outcome, batch.outcome) not in _SKIPPED:
             yield f"{where} is {done.outcome}, the ledger says {batch.outcome or 'open'}"

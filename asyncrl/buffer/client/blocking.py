@@ -88,9 +88,10 @@ class BlockingBuffer(ABC):
         """Called once per batch, by rank 0, before the new weights are published. Returns the version after it."""
         return self.ask(messages.FinishedRequest(incarnation, b, outcome))
 
-    def published(self, incarnation: int, branch: int, version: int, digest: str) -> None:
-        """Actors can have these weights now."""
-        self.ask(messages.PublishedRequest(incarnation, branch, version, digest))
+    def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
+        """Actors can have these weights now. Returns the branch: a new one if the version had another digest before,
+        and these weights are then to be published on it."""
+        return self.ask(messages.PublishedRequest(incarnation, branch, version, digest))
 
     def checkpointed(self, incarnation: int, version: int, batch: int, path: str) -> None:
         """The learner's part lies in the folder `path`, `batch` is the one it wants next; adds `path`/buffer."""

@@ -120,6 +120,8 @@ class Start:
     version: int
     published: int
     """Latest version published on this branch; -1: none, so publish at once."""
+    why: str = ""
+    """Why the branch began, if this start began it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ class FinishedRequest(Request[int], frozen=True):
     outcome: Literal["applied", "guard"]
 
 
-class PublishedRequest(Request[None], frozen=True):
+class PublishedRequest(Request[int], frozen=True):
     incarnation: _Incarnation
     branch: Branch
     version: _Version

@@ -69,14 +69,14 @@ class History:
         died = (incarnation for incarnation in reversed(self.incarnations) if not incarnation.caused)
         return sum(1 for _ in takewhile(lambda incarnation: incarnation.holds == b, died))
 
-    def start(self, next_batch: int, version: int) -> Incarnation:
+    def start(self, next_batch: int, version: int, settings: str) -> Incarnation:
         """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released, so
         that they do not replace others."""
         self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (next_batch,))
-        new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version)
+        new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version, settings=settings)
         self._db.write(
-            "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, NULL, 0)",
-            (new.incarnation, new.branch, next_batch, version, next_batch, version),
+            "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?)",
+            (new.incarnation, new.branch, next_batch, version, next_batch, version, settings),
         )
         self.incarnations.append(new)
         return new
@@ -97,6 +97,7 @@ class History:
         self._db.write("UPDATE incarnations SET caused = 1 WHERE incarnation = ?", (self._current().incarnation,))
 
     def publish(self, version: int, digest: str) -> None:
+        """A repeat changes nothing; another digest is one for `Batches.published`."""
         values = (self.branch, version, digest, self._db.wall_clock())
         self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?, ?)", values)
         self._load_published()

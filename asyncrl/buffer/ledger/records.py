@@ -94,6 +94,8 @@ class Incarnation:
     holds: int | None = None
     """The batch handed out to it and not finished; if the incarnation dies, this batch is suspected."""
     caused: bool = False
+    settings: str = "{}"
+    """JSON: what decides the result of its training steps (`asyncrl.config.resuming`)."""
 
 
 def read_line(db: Database) -> list[Batch]:
@@ -111,7 +113,7 @@ def read_line(db: Database) -> list[Batch]:
 
 
 def read_incarnations(db: Database) -> list[Incarnation]:
-    columns = "incarnation, branch, next_batch, version, holds, caused"
+    columns = "incarnation, branch, next_batch, version, holds, caused, settings"
     return [Incarnation(*row) for row in db.read(f"SELECT {columns} FROM incarnations ORDER BY incarnation")]
 
 

@@ -10,10 +10,10 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 5
+VERSION = 6
 """Raised with every change of the tables; a ledger of another version is refused."""
 
-READERS = {4: "0.1.0 at commit e37eb93"}
+READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003"}
 """By version of the tables: the last asyncrl that reads them."""
 
 
@@ -21,7 +21,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(4))
-    it has version 4 of the tables, this asyncrl reads 5: finish the run with asyncrl 0.1.0 at commit e37eb93.
+    it has version 4 of the tables, this asyncrl reads 6: finish the run with asyncrl 0.1.0 at commit e37eb93.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -133,7 +133,8 @@ CREATE TABLE incarnations (
     next_batch INTEGER NOT NULL,    -- the batch that it has not finished yet
     version INTEGER NOT NULL,       -- its weights'
     holds INTEGER,                  -- the batch handed to it and not finished: at its death, the suspect
-    caused INTEGER NOT NULL DEFAULT 0       -- 1: it was told to stop or killed on purpose
+    caused INTEGER NOT NULL DEFAULT 0,      -- 1: it was told to stop or killed on purpose
+    settings TEXT NOT NULL          -- JSON: what decides the result of a step (config/resuming.py)
 );
 CREATE TABLE curriculum (
     serial INTEGER PRIMARY KEY,

@@ -17,12 +17,17 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
+from asyncrl.errors import RunError
 
 NEEDED = (
     "SELECT DISTINCT t.segment FROM groups g JOIN trajectories t ON t.grp = g.number "
     "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?)"
 )
 """Segments that hold a payload whose group has not ended, or ended after a checkpoint at this batch number."""
+
+
+RECLAIMED = "UPDATE groups SET payload = 0 WHERE payload = 1 AND ended_batch <= ?"
+"""Marks the payloads that a checkpoint at this batch number does not hold: `NEEDED` leaves them out."""
 
 
 class Snapshot:
@@ -108,6 +113,7 @@ def restore(checkpoints: Path, folder: Path) -> Path | None:
         shutil.copy2(newest / "buffer" / "ledger.sqlite", unfinished)
         with sqlite3.connect(unfinished) as db:
             db.execute("INSERT OR REPLACE INTO kv VALUES ('restored', ?)", (str(newest),))
+            db.execute(RECLAIMED, (_place(newest)[1],))
         db.close()
         unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that exists is complete
     except (OSError, sqlite3.Error) as error:
@@ -115,6 +121,20 @@ def restore(checkpoints: Path, folder: Path) -> Path | None:
             f"{newest}/buffer cannot be restored into {folder}: {error}. Free space or fix the rights."
         ) from error
     return newest
+
+
+def stored(checkpoint: Path) -> set[tuple[int, int, int, str]]:
+    """(branch, group, index, digest) of every trajectory in the ledger of a checkpoint; empty if it has none. Raises
+    RunError if it cannot be read."""
+    path = checkpoint / "buffer" / "ledger.sqlite"
+    rows = "SELECT g.branch, t.grp, t.idx, t.digest FROM trajectories t JOIN groups g ON g.number = t.grp"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+            return {(branch, group, index, str(digest)) for branch, group, index, digest in db.execute(rows)}
+    except sqlite3.Error as error:
+        if not path.exists():
+            return set()
+        raise RunError(f"{path} cannot be read: {error}. Take another checkpoint, or move this one away.") from error
 
 
 def _place(checkpoint: Path) -> tuple[int, int]:

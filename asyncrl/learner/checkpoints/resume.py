@@ -30,6 +30,9 @@ def start(session: Session, saving: Saving, publication: Publication, *, resume:
         fresh=fresh,
     )
     session.incarnation, session.branch = begun.incarnation, begun.branch
+    if begun.why:
+        log.warning("a new branch, %d, begins at version %d: %s", begun.branch, begun.version, begun.why)
+        session.reporter.event("branch", step=begun.version, branch=begun.branch, why=begun.why)
     publication.published = begun.published
     session.reporter.waiting(None)
     if checkpoint is not None:

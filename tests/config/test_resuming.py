@@ -1,0 +1,49 @@
+"""Every field of the config is in one list of what `--resume` makes of its change, and acts as the list says."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.config.loading import fields
+from asyncrl.config.resuming import FIELDS, ONLY_IF, differences, settings
+
+
+def test_every_field_is_classified_once() -> None:
+    known = {field for field, _ in fields(Config)}
+    named = set().union(*FIELDS.values())
+    assert known - named == set(), "add it to a list in asyncrl/config/resuming.py"
+    assert named - known == set(), "no such field"
+    assert [a & b for a, b in combinations(FIELDS.values(), 2)] == [frozenset()] * 3
+    assert set(ONLY_IF) <= FIELDS["branch"]
+
+
+def test_settings_are_the_fields_that_begin_a_branch() -> None:
+    config = Config.model_validate({"buffer": {"over_age": "mask"}, "learner": {"schedule": "linear"}})
+    assert settings(config).keys() == FIELDS["branch"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        ({"learner": {"steps": 10, "schedule": "linear"}}, {"learner": {"steps": 20, "schedule": "linear"}}, "steps"),
+        ({"learner": {"steps": 10}}, {"learner": {"steps": 20}}, ""),
+        ({"learner": {"lr": 1e-3}}, {"learner": {"lr": 1e-4}}, "learner.lr was 0.001 and is 0.0001"),
+        ({"learner": {"threads": 1}}, {"learner": {"threads": 2}}, "learner.threads"),
+        ({"buffer": {"max_staleness": 2}}, {"buffer": {"max_staleness": 3}}, ""),
+        ({"buffer": {"over_age": "drop"}}, {"buffer": {"over_age": "wait"}}, ""),
+        ({"buffer": {"over_age": "drop"}}, {"buffer": {"over_age": "mask"}}, "buffer.over_age"),
+        (
+            {"buffer": {"over_age": "mask", "max_staleness": 2}},
+            {"buffer": {"over_age": "mask", "max_staleness": 3}},
+            "buffer.max_staleness",
+        ),
+        ({"actors": {"seed": 1}}, {"actors": {"seed": 2}}, ""),
+    ],
+)
+def test_what_changes_a_redone_step_is_named(before: dict[str, object], now: dict[str, object], named: str) -> None:
+    found = "; ".join(differences(*(settings(Config.model_validate(values)) for values in (before, now))))
+    assert named in found
+    assert bool(named) == bool(found)
