@@ -219,6 +219,24 @@ def test_no_kind_of_shared_memory_passes_the_limit_or_stays_under_process_either
                 path.unlink()
 
 
+MAPPED = (
+    "import mmap, os, time\n"
+    "with open('shared', 'w+b') as file:\n"
+    "    file.truncate(MB << 20); held = mmap.mmap(file.fileno(), MB << 20)\n"
+    "for place in range(0, MB << 20, 4096): held[place] = 1\n"
+    "for _ in range(3):\n"
+    "    if os.fork() == 0: sum(held[place] for place in range(0, MB << 20, 4096)); time.sleep(0.5); os._exit(0)\n"
+    "for _ in range(3): os.wait()\n"
+)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("mb", "message"), [(80, "killed: more than 60 MB of memory"), (35, "")])
+def test_what_processes_share_is_counted_once(mb: int, message: str) -> None:
+    result = run(MAPPED.replace("MB", str(mb)), memory_mb=60, disk_mb=120, file_mb=100)
+    assert result.message == message, result
+
+
 @needs_namespaces
 def test_programs_that_share_files_or_end_their_children_work_as_before() -> None:
     code = (
