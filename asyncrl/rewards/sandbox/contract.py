@@ -83,10 +83,7 @@ def request_from_json(body: Any) -> Run:
     }  # fmt: skip
     given = {name: value for name, value in body.items() if name in kinds and value is not None}
     for name, value in given.items():
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r:.80}: expected {kinds[name]}")
-        if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
-            raise ValueError(f"{name} is {value!r:.80}: expected a number up to {_LARGEST:g}")
+        _check_value(name, value, kinds[name])
     for name in ("code", "stdin"):
         _check_text(name, body.get(name) or "")
     try:
@@ -102,6 +99,13 @@ def request_from_json(body: Any) -> Run:
         run_timeout=float(given.get("run_timeout", 10.0)),
         memory_limit_mb=given.get("memory_limit_MB", -1),
     )
+
+
+def _check_value(name: str, value: Any, kind: Any) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r:.80}: expected {kind}")
+    if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"{name} is {value!r:.80}: expected a number up to {_LARGEST:g}")
 
 
 def _check_text(name: str, text: str) -> None:
