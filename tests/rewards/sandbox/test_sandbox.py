@@ -134,22 +134,25 @@ SHARED = {
         "for n in range(1, 25):\n"
         "    fd = os.memfd_create('x'); held.append(fd)\n"
         "    for _ in range(3): os.write(fd, b'x' * (1 << 20))\n"
-        "    if os.fork() == 0: import time; time.sleep(60)\n"
         "    print(3 * n, flush=True)\n"
     ),
     "anonymous, touched by a child that ended": (
         "import mmap, os\nheld = []\n"
         "for n in range(1, 5):\n"
-        "    held.append(mmap.mmap(-1, 50 << 20))\n"
-        "    if os.fork() == 0: held[-1][:] = b'x' * (50 << 20); os._exit(0)\n"
-        "    os.wait(); print(50 * n, flush=True)\n"
+        "    held.append(mmap.mmap(-1, 30 << 20))\n"
+        "    if os.fork() == 0:\n"
+        "        for place in range(0, 30 << 20, 4096): held[-1][place] = 1\n"
+        "        os._exit(0)\n"
+        "    os.wait(); print(30 * n, flush=True)\n"
     ),
     "/dev/zero": (
         "import mmap, os\nheld = []; zero = os.open('/dev/zero', os.O_RDWR)\n"
         "for n in range(1, 5):\n"
-        "    held.append(mmap.mmap(zero, 50 << 20))\n"
-        "    if os.fork() == 0: held[-1][:] = b'x' * (50 << 20); os._exit(0)\n"
-        "    os.wait(); print(50 * n, flush=True)\n"
+        "    held.append(mmap.mmap(zero, 30 << 20))\n"
+        "    if os.fork() == 0:\n"
+        "        for place in range(0, 30 << 20, 4096): held[-1][place] = 1\n"
+        "        os._exit(0)\n"
+        "    os.wait(); print(30 * n, flush=True)\n"
     ),
     "message queues": (
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True); text = ctypes.create_string_buffer(b'\\1' * 9000)\n"
