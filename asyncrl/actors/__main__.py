@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from asyncrl.process import lifeline
+
+if __name__ == "__main__":
+    lifeline.bind_to_launcher()  # first: the imports below may take seconds, and the launcher may end meanwhile
+
 import argparse
 import asyncio
 import functools

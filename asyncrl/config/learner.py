@@ -137,7 +137,7 @@ class LearnerConfig(Section):
     ess_lr_base: float = Field(1.0, gt=0, le=1)
     """Effective sample size above which the learning rate is not scaled; the paper has 1 for maths, 0.55 for tools."""
     min_ess: float = Field(0.0, ge=0, le=1)
-    """A batch whose effective sample size is below this share is skipped as guard."""
+    """A batch whose effective sample size is below this share is skipped as guard, unless its gradient is exactly 0."""
     unsafe: bool = False
     """Allow stale data without a correction or with `proximal: behaviour`, and top_p / top_k at training time."""
     batch_retries: int = Field(2, ge=1)

@@ -21,11 +21,12 @@ ENVIRONMENT = "ASYNCRL_LIFELINE"
 
 
 def bind_to_launcher() -> None:
-    """Binds this role to its launcher; every role calls it first. Does nothing in a process that no launcher started.
+    """Binds this role to its launcher; every role calls it first, before its imports. Does nothing in a process that
+    no launcher started, or that is bound.
 
     The caller must lead its process group, as the launcher arranges: the group is what dies.
     """
-    inherited = os.environ.get(ENVIRONMENT)
+    inherited = os.environ.pop(ENVIRONMENT, None)  # what this role starts does not have the file
     if inherited is None:
         return
     lifeline = int(inherited)

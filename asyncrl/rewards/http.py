@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+_MOST_BYTES = 64 << 20
 _BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
@@ -66,7 +67,10 @@ async def _ask(
 def _answer(url: str, data: bytes | None, headers: dict[str, str], timeout_s: float) -> Any:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
     with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return json.loads(answer.read())
+        body = answer.read(_MOST_BYTES + 1)
+    if len(body) > _MOST_BYTES:
+        raise ServiceFailed(f"{url} answered with more than {_MOST_BYTES} bytes")
+    return json.loads(body)
 
 
 def _retry_after(header: str | None) -> float | None:

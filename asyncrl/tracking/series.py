@@ -224,6 +224,12 @@ _TABLE: list[Series] = [
     Series("weights/lr", "1", "learning rate"),
     Series("weights/lr_scale", "ratio", "factor of the learning rate by the effective sample size (learner.ess_lr)"),
     Series("weights/skipped", "batches", "batches skipped by the guard, since the start", "sum"),
+    Series(
+        "weights/without_gradient",
+        "steps",
+        "applied steps that changed nothing, as their gradient was exactly 0",
+        "max",
+    ),
     Series("weights/publish_s", "s", "seconds to publish one policy version"),
     Series("weights/published_version", "version", "the latest version published", "max"),
     Series("weights/bytes", "bytes", "size of one published version"),

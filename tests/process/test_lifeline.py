@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,44 @@ def test_a_launcher_that_is_gone_before_the_role_arms_the_pipe() -> None:
     )
     os.close(reading)
     assert process.wait(20) == -signal.SIGKILL
+
+
+SLOW = """
+import importlib.abc, os, sys, time
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("torch", "numpy", "msgspec", "zmq", "pydantic", "yaml"):
+            os.write(1, name.encode() + b"\\n")
+            time.sleep(60)
+
+if any(word.startswith("asyncrl.") for word in sys.orig_argv):
+    sys.meta_path.insert(0, Slow())
+"""
+"""As `sitecustomize`: the first package from outside that a role imports takes a minute, as torch may."""
+
+
+@pytest.mark.parametrize("role", ["learner", "actors", "buffer", "weights"])
+def test_a_role_that_still_imports_ends_with_the_launcher(role: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"asyncrl.{role}", str(tmp_path / "no-run")],
+        env={
+            **os.environ, "ASYNCRL_LIFELINE": str(reading),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
+        },
+        pass_fds=[reading], start_new_session=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(reading)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline(), "it imports no package that is slow"
+        os.close(writing)
+        assert process.wait(20) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_without_a_launcher_nothing_happens() -> None:

@@ -101,7 +101,7 @@ class GuardedEnv:
         try:
             await _within(self._env.close, self._call_s)
         except Exception as error:
-            log.warning("environment.close: %s", _described(error).text)
+            log.warning("environment.close: %s", _described(error).text[:_DETAIL_CHARS])
 
     async def _call(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         try:

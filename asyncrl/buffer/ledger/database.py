@@ -170,6 +170,11 @@ class Database:
         os.close(self._lock)
 
     def _failed(self, error: Exception) -> LedgerFailed:
+        if type(error) is sqlite3.DatabaseError:  # its subclasses are a full disk, a lock, a fault of ours
+            return LedgerFailed(
+                f"the ledger {self.path} is damaged ({error}): move the folder {self.path.parent} away, and --resume "
+                "restores the ledger of the newest checkpoint and goes on from there."
+            )
         return LedgerFailed(
             f"the ledger {self.path} failed: {error}. Everything acknowledged is kept; check the space and the rights "
             "of that disk, then start the run again with --resume."

@@ -8,6 +8,7 @@ after that checkpoint is gone, so the learner's next start begins a new branch.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sqlite3
@@ -16,8 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from asyncrl.buffer.ledger import schema
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.errors import RunError
+
+log = logging.getLogger(__name__)
 
 NEEDED = (
     "SELECT DISTINCT t.segment FROM groups g JOIN trajectories t ON t.grp = g.number "
@@ -91,36 +95,75 @@ class Snapshot:
 
 
 def restore(checkpoints: Path, folder: Path) -> Path | None:
-    """Fills `folder` from the newest complete checkpoint if it has no ledger; returns the checkpoint.
+    """Fills `folder` from the newest complete checkpoint whose ledger can be read, if it has no ledger; returns the
+    checkpoint.
 
-    None if there is a ledger already, or no checkpoint (a new run). Raises LedgerFailed if it cannot be copied.
+    None if there is a ledger already, or no checkpoint (a new run). Raises LedgerFailed if every checkpoint's ledger is
+    damaged, or none can be copied.
     """
     if (folder / "ledger.sqlite").exists():
         return None
     complete = [p for p in checkpoints.glob("step-*") if (p / "state.json").is_file() and (p / "buffer").is_dir()]
-    if not complete:
+    damaged = []
+    for checkpoint in sorted(complete, key=lambda p: (_place(p), p.name), reverse=True):
+        try:
+            damage = _damage(checkpoint)
+            if not damage:
+                _copy(checkpoint / "buffer", folder, str(checkpoint))
+                return checkpoint
+        except (OSError, sqlite3.Error) as error:
+            raise LedgerFailed(
+                f"{checkpoint}/buffer cannot be restored into {folder}: {error}. Free space or fix the rights."
+            ) from error
+        log.warning("%s is passed over: its ledger cannot be restored: %s", checkpoint, damage)
+        damaged.append(f"{checkpoint.name} ({damage})")
+    if not damaged:
         return None
-    newest = max(complete, key=lambda p: (_place(p), p.name))
-    unfinished = folder / ".restoring.sqlite"
+    raise LedgerFailed(
+        f"there is no ledger in {folder}, and that of no checkpoint in {checkpoints} can be restored: "
+        f"{', '.join(damaged)}. Put back one of these checkpoints' buffer/ folders from a copy, fork the run that they "
+        "came from at another step (--fork RUN --at-step K), or begin a new run with model.path at a checkpoint's hf/."
+    )
+
+
+def _damage(checkpoint: Path) -> str:
+    """Why the ledger in a checkpoint cannot be used; empty if it can. Raises OSError where it cannot be read."""
+    if _place(checkpoint) == _UNREADABLE:
+        return "its state.json is not what was written"
+    ledger = checkpoint / "buffer" / "ledger.sqlite"
+    if missing := [path.name for path in (ledger, checkpoint / "buffer" / "payloads") if not path.exists()]:
+        return f"there is no {missing[0]}"
+    ledger.open("rb").close()
     try:
-        shutil.rmtree(folder / "payloads", ignore_errors=True)
-        (folder / "payloads").mkdir(parents=True)
-        for segment in sorted((newest / "buffer" / "payloads").iterdir()):
-            try:
-                os.link(segment, folder / "payloads" / segment.name)
-            except OSError:
-                shutil.copy2(segment, folder / "payloads" / segment.name)
-        shutil.copy2(newest / "buffer" / "ledger.sqlite", unfinished)
-        with sqlite3.connect(unfinished) as db:
-            db.execute("INSERT OR REPLACE INTO kv VALUES ('restored', ?)", (str(newest),))
-            db.execute(RECLAIMED, (_place(newest)[1],))
-        db.close()
-        unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that exists is complete
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerFailed(
-            f"{newest}/buffer cannot be restored into {folder}: {error}. Free space or fix the rights."
-        ) from error
-    return newest
+        # Immutable: what reads it leaves no files beside it.
+        with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+            version = int(db.execute("PRAGMA user_version").fetchone()[0])
+            answer = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.Error as error:
+        return f"it is damaged: {error}"
+    if answer != "ok":
+        return f"it is damaged: {' '.join(answer.split())}"
+    return "" if version == schema.VERSION else schema.refusal(version)
+
+
+def _copy(source: Path, folder: Path, checkpoint: str) -> None:
+    unfinished = folder / ".restoring.sqlite"
+    shutil.rmtree(folder / "payloads", ignore_errors=True)
+    (folder / "payloads").mkdir(parents=True)
+    for segment in sorted((source / "payloads").iterdir()):
+        try:
+            os.link(segment, folder / "payloads" / segment.name)
+        except OSError:
+            shutil.copy2(segment, folder / "payloads" / segment.name)
+    shutil.copy2(source / "ledger.sqlite", unfinished)
+    with sqlite3.connect(unfinished) as db:
+        db.execute("INSERT OR REPLACE INTO kv VALUES ('restored', ?)", (checkpoint,))
+        db.execute(RECLAIMED, (_place(source.parent)[1],))
+    db.close()
+    unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that exists is complete
+
+
+_UNREADABLE = (-1, -1)
 
 
 def stored(checkpoint: Path) -> set[tuple[int, int, int, str]]:
@@ -138,5 +181,9 @@ def stored(checkpoint: Path) -> set[tuple[int, int, int, str]]:
 
 
 def _place(checkpoint: Path) -> tuple[int, int]:
-    state = json.loads((checkpoint / "state.json").read_text())
-    return state["branch"], state["batch"]
+    """Branch and batch of a checkpoint, by which checkpoints are ordered."""
+    try:
+        state = json.loads((checkpoint / "state.json").read_text())
+        return int(state["branch"]), int(state["batch"])
+    except (ValueError, KeyError, TypeError):
+        return _UNREADABLE

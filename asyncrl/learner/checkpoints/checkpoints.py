@@ -7,6 +7,7 @@
                                               where the reference is refreshed, the KL term's weight steered
                                adapter/       learner.lora: what peft loads over the base; hf/ is merged then, and
                                               optimizer.pt or dcp/ is of the adapters alone
+                               schedule.json  how many steps had no gradient, and so no place in the schedule; if any
                                rng.pt         torch's random state
                                batches.jsonl  every batch so far: number, outcome, each group's digest and weights
                                state.json     version, batch, branch, threads; digests of the files above

@@ -1,6 +1,6 @@
 """Decides whether an update is safe to apply, and at which learning rate.
 
-The decisions keep no state between steps, so that resuming needs none.
+The decisions keep no state between steps; what the schedule needs, `Schedule` keeps (companions.py).
 
 >>> [round(learning_rate(u, 6, peak=1.0, warmup=2, schedule="linear"), 2) for u in range(6)]
 [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
@@ -9,7 +9,7 @@ The decisions keep no state between steps, so that resuming needs none.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -18,12 +18,21 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.step.diagnostics import sequence_effective_sample_size
 
 
+class Trained(Protocol):
+    """A backend or a critic: what has a gradient and an optimizer."""
+
+    def apply(self, lr: float) -> None: ...
+    def discard(self) -> None: ...
+
+
 def refuse(*, ess: float, min_ess: float, loss: float, gradient_norm: float | None = None) -> str | None:
     """Why a batch must not be applied (its outcome is `skipped: guard`, its payload is kept), or None.
 
     `ess`: normalised effective sample size, in (0, 1]; `gradient_norm` None: not known yet. Numbers that are not finite
-    are refused whatever `min_ess` is.
+    are refused whatever `min_ess` is. With a gradient of exactly 0 there is nothing to apply, and `ess` says nothing.
     """
+    if gradient_norm == 0:
+        ess = 1.0
     for name, value in (("loss", loss), ("gradient norm", gradient_norm), ("effective sample size", ess)):
         if value is not None and not math.isfinite(value):
             return f"{name} is {value}, expected a finite number"
@@ -62,10 +71,19 @@ def learning_rate(
     return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def scheduled(learner: LearnerConfig, version: int, number: int, peak: float) -> float:
-    """Learning rate of update `number` of the training step from `version` on."""
-    update, total = version * learner.minibatches + number, learner.steps * learner.minibatches
+def scheduled(learner: LearnerConfig, place: int, number: int, peak: float) -> float:
+    """Learning rate of update `number` of the training step that has `place` in the schedule, counted from 0."""
+    update, total = place * learner.minibatches + number, learner.steps * learner.minibatches
     return learning_rate(update, total, peak=peak, warmup=learner.warmup_steps, schedule=learner.schedule)
+
+
+def apply_or_discard(trained: Trained, norm: float, lr: float) -> None:
+    """One update with the gradient of that norm; none at all if it is exactly 0, where momentum and weight decay would
+    still change the weights."""
+    if norm:
+        trained.apply(lr)
+    else:
+        trained.discard()
 
 
 def ess_scale(learner: LearnerConfig, rows: Batch, current: Tensor) -> float:

@@ -1,10 +1,11 @@
-"""State that is kept from step to step and saved with the policy: the critic, the coefficient of the KL term."""
+"""State that is kept from step to step and saved with the policy: the critic, the coefficient of the KL term, how many
+steps stand in no place of the learning rate's schedule."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from asyncrl.config import Config
@@ -13,25 +14,47 @@ from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.objective.kl import CONTROLLERS, Controller, FixedKL
 from asyncrl.learner.step.critic import Critic, leads
+from asyncrl.learner.step.record import Record
 from asyncrl.plugins import check_options, resolve
 
-_KL = "kl.json"
+_KL, _SCHEDULE = "kl.json", "schedule.json"
+
+
+class Schedule:
+    """The place of each training step in the learning rate's schedule, in which a step without a gradient has none."""
+
+    def __init__(self) -> None:
+        self.without_gradient = 0
+        """Applied steps, so far, whose gradient was exactly 0."""
+
+    def place(self, version: int) -> int:
+        """The place of the step from `version` on."""
+        return version - self.without_gradient
+
+    def passed(self, record: Record) -> None:
+        """Count an applied step."""
+        self.without_gradient += not record.has_gradient
+        record.steps_without_gradient = self.without_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """The KL term's controller, and the critic if there is one."""
+    """The KL term's controller, the critic if there is one, and the schedule."""
 
     kl: Controller
     critic: Critic | None = None
+    schedule: Schedule = field(default_factory=Schedule)
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copies and returns a writer, as `Backend.snapshot` does."""
         steered = not isinstance(self.kl, FixedKL) and leads()
         kl = json.dumps({"coefficient": self.kl.value})
         critic = None if self.critic is None else self.critic.snapshot()
+        without = self.schedule.without_gradient if leads() else 0
 
         def write(folder: Path) -> None:
+            if without:
+                (folder / _SCHEDULE).write_text(json.dumps({"without_gradient": without}))
             if steered:
                 (folder / _KL).write_text(kl)
             if critic is not None:
@@ -41,6 +64,8 @@ class Companions:
 
     def load(self, folder: Path) -> None:
         """The inverse of `snapshot`. Raises RunError for a checkpoint of a run without these companions."""
+        kept = folder / _SCHEDULE
+        self.schedule.without_gradient = int(json.loads(kept.read_text())["without_gradient"]) if kept.is_file() else 0
         if not isinstance(self.kl, FixedKL):
             if not (folder / _KL).is_file():
                 raise RunError(

@@ -44,6 +44,7 @@ def step_metrics(
         "weights/grad_norm": record.grad_norms[-1],
         "weights/lr": record.lr,
         "weights/lr_scale": record.lr_scale,
+        "weights/without_gradient": record.steps_without_gradient,
         "weights/entropy": float(masked_mean(record.entropy, mask)),
         "weights/reference_kl": float(masked_mean(record.reference_kl, mask)),
         "correction/weights_mean": float(masked_mean(record.weights, mask)),

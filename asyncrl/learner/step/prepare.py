@@ -40,6 +40,11 @@ class Step:
     record: Record
 
     @property
+    def place(self) -> int:
+        """In the learning rate's schedule."""
+        return self.companions.schedule.place(self.version)
+
+    @property
     def critic(self) -> Critic | None:
         return self.companions.critic
 

@@ -43,10 +43,17 @@ class Record:
     """The rate of the last update; 0 while only the critic learns"""
     lr_scale: float = 1.0
     """The factor of the last update, under `learner.ess_lr`"""
+    steps_without_gradient: int = 0
+    """Of the run, once this step is applied"""
     kl_coef: float = 0.0
     shaped_reward: float | None = None
     """Mean over the episodes, after `learner.shaping`; None without any"""
     proximal_s: float = 0.0
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether any update had one that was not exactly 0."""
+        return any(self.grad_norms) or any(self.critic_grad_norms)
 
 
 def blank(batch: Batch, estimated: Advantages, values: Tensor | None, proximal: Tensor | None) -> Record:

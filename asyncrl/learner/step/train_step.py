@@ -11,7 +11,9 @@
 Three logprobs of a token are kept apart: behaviour (the policy that sampled it, from the trajectory), proximal (the
 learner at the start of the step; proximal.py) and current (the learner now). How rows are cut into micro-batches does
 not change the result. Rows without any advantage (groups whose rewards are all equal: many, once a task is nearly
-solved) have no gradient: they are scored for the record and not differentiated.
+solved) have no gradient: they are scored for the record and not differentiated. An update whose whole gradient is
+exactly 0 changes no weights and no optimizer; a step of such updates alone is applied, and has no place in the learning
+rate's schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
-from asyncrl.learner.step.apply import ess_scale, refuse, scheduled
+from asyncrl.learner.step.apply import apply_or_discard, ess_scale, refuse, scheduled
 from asyncrl.learner.step.companions import Companions, stateless
 from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.prepare import Step, prepare
@@ -78,29 +80,31 @@ def run_update(step: Step, number: int) -> None:
     learner, record, critic = step.learner, step.record, step.critic
     update = Update(step, number)
     update.backward()
-    norm = step.backend.clip(learner.max_grad_norm)
-    record.grad_norms.append(norm)
+    own = norm = step.backend.clip(learner.max_grad_norm)
+    record.grad_norms.append(own)
     if critic is not None:
         record.critic_grad_norms.append(critic.clip(learner.max_grad_norm))
-        norm = math.hypot(norm, record.critic_grad_norms[-1])
+        norm = math.hypot(own, record.critic_grad_norms[-1])
     ess = float(effective_sample_size(record.weights[update.t], step.batch.mask[update.t]))
     loss = record.loss + record.value_loss
     if why := refuse(ess=ess, min_ess=learner.min_ess, loss=loss, gradient_norm=norm):
         raise Refused(why)
     if critic is not None:
-        critic.apply(scheduled(learner, step.version, number, learner.critic_lr))
-    if step.version < learner.critic_warmup_steps:
+        rate = scheduled(learner, step.place, number, learner.critic_lr)
+        apply_or_discard(critic, record.critic_grad_norms[-1], rate)
+    if own == 0 or step.place < learner.critic_warmup_steps:
         step.backend.discard()
         return
     record.lr_scale = ess_scale(learner, update.minibatch, record.current[update.t])
-    record.lr = record.lr_scale * scheduled(learner, step.version, number, learner.lr)
+    record.lr = record.lr_scale * scheduled(learner, step.place, number, learner.lr)
     step.backend.apply(record.lr)
 
 
 def _after_updates(step: Step) -> None:
     """Updates what an applied step changes besides weights and optimizers."""
     learner, batch = step.learner, step.batch
-    if learner.kl_coef > 0:
+    step.companions.schedule.passed(step.record)
+    if learner.kl_coef > 0 and step.record.has_gradient:
         kl = float(masked_mean(step.record.reference_kl, batch.mask))
         step.companions.kl.update(kl, len(torch.unique(batch.episodes)))
     if learner.reference_every and (step.version + 1) % learner.reference_every == 0:

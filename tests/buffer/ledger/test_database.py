@@ -161,7 +161,7 @@ def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
         for page in range(2, path.stat().st_size // 4096, 2):
             file.seek(page * 4096)
             file.write(os.urandom(2048))
-    with pytest.raises(LedgerFailed, match=r"ledger\.sqlite failed"):
+    with pytest.raises(LedgerFailed, match=r"ledger\.sqlite is damaged"):
         open_buffer(tmp_path)
 
 

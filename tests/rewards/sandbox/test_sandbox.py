@@ -134,22 +134,25 @@ SHARED = {
         "for n in range(1, 25):\n"
         "    fd = os.memfd_create('x'); held.append(fd)\n"
         "    for _ in range(3): os.write(fd, b'x' * (1 << 20))\n"
-        "    if os.fork() == 0: import time; time.sleep(60)\n"
         "    print(3 * n, flush=True)\n"
     ),
     "anonymous, touched by a child that ended": (
         "import mmap, os\nheld = []\n"
         "for n in range(1, 5):\n"
-        "    held.append(mmap.mmap(-1, 50 << 20))\n"
-        "    if os.fork() == 0: held[-1][:] = b'x' * (50 << 20); os._exit(0)\n"
-        "    os.wait(); print(50 * n, flush=True)\n"
+        "    held.append(mmap.mmap(-1, 30 << 20))\n"
+        "    if os.fork() == 0:\n"
+        "        for place in range(0, 30 << 20, 4096): held[-1][place] = 1\n"
+        "        os._exit(0)\n"
+        "    os.wait(); print(30 * n, flush=True)\n"
     ),
     "/dev/zero": (
         "import mmap, os\nheld = []; zero = os.open('/dev/zero', os.O_RDWR)\n"
         "for n in range(1, 5):\n"
-        "    held.append(mmap.mmap(zero, 50 << 20))\n"
-        "    if os.fork() == 0: held[-1][:] = b'x' * (50 << 20); os._exit(0)\n"
-        "    os.wait(); print(50 * n, flush=True)\n"
+        "    held.append(mmap.mmap(zero, 30 << 20))\n"
+        "    if os.fork() == 0:\n"
+        "        for place in range(0, 30 << 20, 4096): held[-1][place] = 1\n"
+        "        os._exit(0)\n"
+        "    os.wait(); print(30 * n, flush=True)\n"
     ),
     "message queues": (
         "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True); text = ctypes.create_string_buffer(b'\\1' * 9000)\n"
@@ -217,6 +220,24 @@ def test_no_kind_of_shared_memory_passes_the_limit_or_stays_under_process_either
         for folder in ("/dev/shm", "/tmp", "/var/tmp"):
             for path in Path(folder).glob("asyncrl-left-*"):
                 path.unlink()
+
+
+MAPPED = (
+    "import mmap, os, time\n"
+    "with open('shared', 'w+b') as file:\n"
+    "    file.truncate(MB << 20); held = mmap.mmap(file.fileno(), MB << 20)\n"
+    "for place in range(0, MB << 20, 4096): held[place] = 1\n"
+    "for _ in range(3):\n"
+    "    if os.fork() == 0: sum(held[place] for place in range(0, MB << 20, 4096)); time.sleep(0.5); os._exit(0)\n"
+    "for _ in range(3): os.wait()\n"
+)
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("mb", "message"), [(80, "killed: more than 60 MB of memory"), (35, "")])
+def test_what_processes_share_is_counted_once(mb: int, message: str) -> None:
+    result = run(MAPPED.replace("MB", str(mb)), memory_mb=60, disk_mb=120, file_mb=100)
+    assert result.message == message, result
 
 
 @needs_namespaces

@@ -199,13 +199,18 @@ class EnvWorker:
                         future.set_exception(EnvFailed("its worker ended, or was blocked and was ended"))
             await asyncio.sleep(RESTART_S if came_up else 0)
 
-    def _take(self, reply: Mapping[str, Any]) -> None:
+    def _take(self, reply: Any) -> None:
+        """Raises OSError for what no worker sends: an environment has written into its socket."""
+        if not isinstance(reply, dict):
+            raise OSError("no reply")
         self._last_reply = time.monotonic()
         if "ready" in reply:
             self.ready.set()
             return
         if "begun" in reply:
             return
+        if reply.get("n") is None or not reply.keys() & {"value", "error"}:
+            raise OSError("no reply")
         self._cancelled.discard(reply["n"])
         future = self._pending.get(reply["n"])
         if future is None or future.done():

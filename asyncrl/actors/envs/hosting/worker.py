@@ -34,8 +34,15 @@ MAX_BYTES = 32 << 20
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
-    """The next message. Raises IncompleteReadError at the end."""
-    return msgpack.unpackb(await reader.readexactly(int.from_bytes(await reader.readexactly(LENGTH), "big")))
+    """The next message. Raises IncompleteReadError at the end, and OSError for what is no message."""
+    length = int.from_bytes(await reader.readexactly(LENGTH), "big")
+    if length > MAX_BYTES:
+        raise OSError(f"a message of {length} bytes, more than {MAX_BYTES}")
+    packed = await reader.readexactly(length)
+    try:
+        return msgpack.unpackb(packed)
+    except ValueError as error:
+        raise OSError(f"no message: {error}") from error
 
 
 def message(content: Any) -> bytes:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import contextlib
 import os
+import stat
 import threading
 import time
 from typing import Any
@@ -34,6 +37,12 @@ class HostedCounter:
             raise ValueError("boom")
         if str(what).startswith("raise "):
             raise getattr(builtins, str(what).partition(" ")[2])
+        if what == "garbage":
+            for number in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                        os.write(number, self._task["bytes"])
+            await asyncio.sleep(60)
         if what == "long":
             return Turn(messages=[{"role": "tool", "content": "x" * (33 << 20)}])
         self._left -= 1

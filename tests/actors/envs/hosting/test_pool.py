@@ -143,6 +143,18 @@ def test_an_answer_of_more_bytes_than_a_worker_may_send_costs_its_episode_only(w
     stage(config(workers, count=1), scenario)
 
 
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\0\0\0\x01\xc1", b"\0\0\0\x01\x2a", b"\0\0\0\x01\x80"])
+def test_a_process_that_sends_garbage_is_replaced(garbage: bytes) -> None:
+    async def scenario(play: Play) -> None:
+        (end,) = await asyncio.gather(one(play, what="garbage", bytes=garbage), return_exceptions=True)
+        assert isinstance(end, EpisodeFailed)
+        assert end.reason == "env_error"
+        assert "its worker ended" in end.detail
+        assert (await one(play, group=1)).reward == 1.0
+
+    stage(config("processes", count=1), scenario)
+
+
 def test_what_cannot_be_hosted_is_refused() -> None:
     async def scenario(play: Play) -> None:
         raise AssertionError("it must not come this far")
