@@ -28,6 +28,7 @@ SHOWN_EVENTS = {
     "exit",
     "failing",
     "eval_failed",
+    "no_signal",
     "guard",
     "poison",
     "checkpoint",

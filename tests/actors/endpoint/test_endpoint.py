@@ -161,8 +161,8 @@ def test_only_received_answers_have_a_record_and_parallel_ones_share_no_time() -
 
     engine.generate = third_is_slow  # type: ignore[method-assign]
     t = played(agent, engine, progress=Progress(0.0, clock=clock))
-    assert t.turns == len(t.turn_records) == 2
-    assert [turn.environment for turn in t.turn_records] == [None, 7.0]
+    assert t.turns == len(t.turn_records) == 1
+    assert [turn.environment for turn in t.turn_records] == [7.0]
 
 
 def test_tokens_behind_a_stop_string_were_sampled_all_the_same() -> None:
@@ -216,7 +216,7 @@ def test_branches_and_choices_are_rows_in_which_each_token_carries_loss_once() -
     said = [sampled(row).replace("<|im_end|>", " ").split() for row in t.rows]
     assert said == [["cow", "crab"], ["deer"], ["eel"], ["elk"]]
     assert "cow" in text_of(t.rows[1].token_ids)
-    assert t.turns == 5
+    assert t.turns == 4, "a request is a turn, however many choices it has"
 
 
 def test_an_edited_history_is_a_new_row() -> None:
@@ -385,6 +385,17 @@ def test_limits_end_in_reward_0_and_their_stop_reason() -> None:
     tokens = played(talks_on, FakeEngine(lambda *_: encode("1<|im_end|>"), 60))
     assert (tokens.stop_reason, tokens.reward) == ("max_tokens", 0.0)
     assert tokens.num_tokens <= 60
+
+
+def test_a_request_for_several_choices_is_one_turn() -> None:
+    async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
+        for i in range(LIMITS.max_turns):
+            await ask(client, [{"role": "user", "content": str(i)}], n=3)
+        return 1.0
+
+    t = played(agent, FakeEngine(lambda *_: encode("1<|im_end|>"), 200))
+    assert (t.stop_reason, t.turns, t.reward, len(t.rows)) == ("done", 8, 1.0, 24)
+    assert [record.sampled for record in t.turn_records] == [3 * len(encode("1<|im_end|>"))] * 8
 
 
 async def raises(task: Any, client: Any) -> float:
