@@ -89,8 +89,8 @@ SYSTEM = (
 )
 
 DASHBOARD: dict[str, tuple[Panel, ...]] = {
-    "Throughput": THROUGHPUT,
     "Reward": REWARD,
+    "Throughput": THROUGHPUT,
     "Buffer": BUFFER,
     "Correction": CORRECTION,
     "Update": UPDATE,
