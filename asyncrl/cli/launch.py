@@ -62,6 +62,11 @@ def launch(words: list[str]) -> int:
     if options.memory and not options.dry_run:
         raise ConfigError("--memory goes with --dry-run; a launch checks the memory by itself (launch.memory_check).")
     origin = Origin(options.resume, options.fork, options.fresh, options.at_step)
+    if not flags and options.config is None and options.resume is None and options.fork is None:
+        raise ConfigError(
+            "launch needs a configuration: asyncrl launch FILE.yaml, or flags. The quickstart, a first run on a "
+            "CPU in minutes, is configs/quickstart.yaml of the repository."
+        )
     sourced = origin.load(options.config, flags)
     stem = options.config.stem if options.config else "run"
     checks: Literal["names", "all", "data"] = "all" if options.dry_run else "names" if options.print_ else "data"

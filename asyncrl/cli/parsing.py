@@ -2,26 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
 
 from asyncrl.errors import ConfigError
 
+HELP_ALL = "--help-all"
 
-def parse(options: type[Any], words: list[str], command: str, description: str | None) -> tuple[Any, dict[str, Any]]:
-    """The command's own options, and the config fields given as flags. Raises ConfigError."""
-    from asyncrl.config.flags import flags_type, given_flags, unknown_flag
 
+def parse(
+    options: type[Any], words: Sequence[str], command: str, description: str | None
+) -> tuple[Any, dict[str, Any]]:
+    """The command's own options, and the config fields given as flags. The first word may be the config file. Raises
+    ConfigError."""
+    from asyncrl.config.flags import flags_type, given_flags, option_flags, unknown_flag
+
+    words = _with_config(words)
+    prog, about = f"asyncrl {command}", (description or "").strip()
+    if "--help" in words or "-h" in words:
+        _short_help(options, prog, about)
+    words, keys = option_flags(["--help" if word == HELP_ALL else word for word in words])
     both = dataclasses.make_dataclass(command, [], bases=(flags_type(), options), frozen=True)
     parsed: Any
-    parsed, unknown = tyro.cli(
-        both, args=words, prog=f"asyncrl {command}", description=(description or "").strip(), return_unknown_args=True
-    )
+    parsed, unknown = tyro.cli(both, args=words, prog=prog, description=about, return_unknown_args=True)
     for word in unknown:
         if word.startswith("-"):
             raise unknown_flag(word, command)
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} belongs to no flag: `asyncrl {command} --help` lists them all.")
-    return parsed, given_flags(parsed)
+        raise ConfigError(f"{unknown[0]!r} belongs to no flag: `asyncrl {command} {HELP_ALL}` lists them all.")
+    return parsed, given_flags(parsed) | keys
+
+
+def _with_config(words: Sequence[str]) -> list[str]:
+    """`words`, with `--config` before a config file that comes first."""
+    first = words[0] if words else "-"
+    if not first.startswith("-") and (first.endswith((".yaml", ".yml")) or Path(first).is_file()):
+        return ["--config", *words]
+    return list(words)
+
+
+def _short_help(options: type[Any], prog: str, about: str) -> None:
+    """Prints the command's own options and the sections of the configuration, and exits."""
+    from asyncrl.config import Config
+    from asyncrl.config.loading import fields, section_of
+
+    with contextlib.suppress(SystemExit):
+        tyro.cli(options, args=["--help"], prog=prog, description=about)
+    print("Every field of the configuration is a flag, for instance --learner.steps 100 or --env.options.score gsm8k:")
+    print()
+    for name, field in Config.model_fields.items():
+        inner = section_of(field)
+        names = [path.partition(".")[0] for path, _ in fields(inner)] if inner is not None else []
+        shown = list(dict.fromkeys(names))[:_SHOWN]
+        more = f", and {len(set(names)) - len(shown)} more" if len(set(names)) > len(shown) else ""
+        print(f"  --{name + '.*':<12} {', '.join(shown)}{more}")
+    print()
+    print(f"{prog} {HELP_ALL} lists every flag with its meaning and default, as does docs/reference/configuration.md.")
+    raise SystemExit(0)
+
+
+_SHOWN = 6
+"""Fields of a section that the short help names."""

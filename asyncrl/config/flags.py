@@ -10,6 +10,7 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -20,7 +21,7 @@ from tyro import conf
 from tyro.constructors import PrimitiveConstructorSpec
 
 from asyncrl.config import Config
-from asyncrl.config.loading import fields, nearest, parse_yaml, section_of
+from asyncrl.config.loading import fields, mapping_above, nearest, parse_yaml, section_of
 from asyncrl.errors import ConfigError
 
 
@@ -56,10 +57,44 @@ def given_flags(flags: Any) -> dict[str, Any]:
     return {path: value for path, value in values.items() if not isinstance(value, _Unset)}
 
 
+def option_flags(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words without flags for single keys of a mapping, and these by path.
+
+    >>> option_flags(["--data.options.path", "train.parquet", "--learner.steps", "3", "--env.options.strict"])
+    (['--learner.steps', '3'], {'data.options.path': 'train.parquet', 'env.options.strict': True})
+    """
+    rest: list[str] = []
+    given: dict[str, Any] = {}
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        flag, equals, value = word.partition("=")
+        path = _key_path(flag)
+        if path is None:
+            rest.append(word)
+            continue
+        if not equals:
+            value = waiting.pop(0) if waiting and not waiting[0].startswith("--") else "true"
+        given[path] = _value(value, {dict})
+    return rest, given
+
+
+def _key_path(flag: str) -> str | None:
+    """The path of a key in a mapping; options are Python names, other keys are as they were typed."""
+    if not flag.startswith("--"):
+        return None
+    section, _, rest = flag[2:].partition(".")
+    name, _, key = rest.partition(".")
+    path = f"{section}.{name.replace('-', '_')}.{key}"
+    if not key or mapping_above(path) is None:
+        return None
+    return path.replace("-", "_") if name.endswith("options") else path
+
+
 def unknown_flag(flag: str, command: str = "launch") -> ConfigError:
     path = flag.lstrip("-").partition("=")[0].replace("-", "_")
     hint = nearest(path, spell=lambda p: "--" + p.replace("_", "-"))
-    return ConfigError(f"{flag} is not a flag{hint}: `asyncrl {command} --help` lists them all.")
+    return ConfigError(f"{flag} is not a flag{hint}: `asyncrl {command} --help-all` lists them all.")
 
 
 def _flag(field: FieldInfo) -> Any:

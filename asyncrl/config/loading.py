@@ -60,21 +60,43 @@ def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[
 
 
 def _merge(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
-    """Set each flag at its field path in `values`; a file that it names is looked up in the current folder."""
-    known = dict(fields(Tree))
-    if unknown := [path for path in flags if path not in known]:
-        raise ConfigError(f"{unknown[0]} is not a field{nearest(unknown[0])}: `asyncrl launch --help` lists them all.")
+    """Set each flag at its field path in `values`, or below it in a mapping (`env.options.score`); a file that it names
+    is looked up in the current folder."""
+    known = {path for path, _ in fields(Tree)}
+    if unknown := [path for path in flags if path not in known and mapping_above(path) is None]:
+        raise ConfigError(
+            f"{unknown[0]} is not a field{nearest(unknown[0])}: `asyncrl launch --help-all` lists them all."
+        )
     if flags.get("launch.seed") is not None:
         for section, _, name in (path.partition(".") for path in SEEDS if path not in flags):
             values[section] = {k: v for k, v in (values.get(section) or {}).items() if k != name}
-    for path, value in flags.items():
-        *sections, name = path.split(".")
-        given = _with_files({sections[0]: {name: value}}, (Path.cwd(),))[sections[0]]
-        place = values
-        for section in sections:
-            place[section] = {**(place.get(section) or {})}
-            place = place[section]
-        place |= given
+    # A whole mapping comes before single keys of it.
+    for path, value in sorted(flags.items(), key=lambda flag: flag[0].count(".")):
+        _set(values, path, value)
+
+
+def _set(values: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    given = _with_files({sections[0]: {name: value}}, (Path.cwd(),))[sections[0]]
+    place = values
+    for section in sections:
+        if not isinstance(inner := place.get(section) or {}, dict):
+            raise ConfigError(f"--{path} sets a key of {section}, which is {inner!r}: give {section} as a mapping.")
+        place[section] = dict(inner)
+        place = place[section]
+    place |= given
+
+
+def mapping_above(path: str) -> str | None:
+    """The field that holds a mapping of which `path` is a key.
+
+    >>> mapping_above("env.options.score.name"), mapping_above("env.nam")
+    ('env.options', None)
+    """
+    for field_path, field in fields(Tree):
+        if path.startswith(f"{field_path}.") and get_origin(field.annotation) is dict:
+            return field_path
+    return None
 
 
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -169,7 +191,7 @@ def _given(values: Any, model: type[BaseModel], file: Path | None, prefix: str =
         field = model.model_fields.get(name) if isinstance(name, str) else None
         if field is None:
             raise ConfigError(
-                f"{path} in {file} is not a field{nearest(path)}: `asyncrl launch --help` lists them all."
+                f"{path} in {file} is not a field{nearest(path)}: `asyncrl launch --help-all` lists them all."
             )
         section = section_of(field)
         if section is None:
@@ -260,6 +282,8 @@ def _tuples(value: Any, annotation: Any) -> Any:
 def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
     if path in flags:
         return "flag"
+    if any(flag.startswith(f"{path}.") for flag in flags):
+        return "file and flags" if path in in_file else "flag"
     if path in SEEDS and flags.get("launch.seed") is not None:
         return "flag (launch.seed)"
     if path in in_file:
@@ -275,7 +299,7 @@ def _sentence(error: ValidationError, flags: set[str], file: Path | None) -> str
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")
     path = ".".join(str(part) for part in first["loc"])
-    flag = next((f for f in flags if f"{path}.".startswith(f"{f}.")), None)
+    flag = next((f for f in flags if f"{path}.".startswith(f"{f}.") or f.startswith(f"{path}.")), None)
     where = f"--{flag.replace('_', '-')}" if flag else f"{path} in {file}" if file else path
     expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     if first["type"] == "extra_forbidden":

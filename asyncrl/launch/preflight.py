@@ -129,8 +129,20 @@ def check_disk(runs_dir: Path) -> None:
     folder = runs_dir.absolute()
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise RunError(f"launch.runs_dir is {str(runs_dir)!r}, and {folder} cannot be written: choose another folder.")
+    field = f"launch.runs_dir is {str(runs_dir)!r}"
+    if not folder.is_dir():
+        raise RunError(f"{field}, and {folder} is a file: choose another folder, or move the file.")
+    if not os.access(folder, os.W_OK):
+        raise RunError(
+            f"{field}, and user {os.geteuid()} cannot write {folder} (it is of user {folder.stat().st_uid}, mode "
+            f"{folder.stat().st_mode & 0o777:o}, or its disk is read-only): choose another folder."
+        )
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{field}, which cannot be made in {folder} ({error.strerror}): choose another folder."
+        ) from error
     free_mb = shutil.disk_usage(folder).free >> 20
     if free_mb < MIN_FREE_MB:
         raise RunError(

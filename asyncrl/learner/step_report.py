@@ -7,6 +7,7 @@ import time
 
 from asyncrl.buffer.client import BatchReply
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.metrics import step_metrics
@@ -19,6 +20,7 @@ class StepReport:
     def __init__(self, session: Session, objective: Objective) -> None:
         self._session, self._objective = session, objective
         self._tokens_trained, self._skipped = 0, 0
+        self._no_signal = NoSignal(session.config.learner.steps)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -41,6 +43,9 @@ class StepReport:
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
+        if why := self._no_signal.note(reply.trajectories):
+            log.warning("%s", why)
+            session.reporter.event("no_signal", step=session.version, why=why)
 
     def _guard(self, b: int, why: str) -> None:
         """Counts batch `b`, whose update was refused."""

@@ -42,6 +42,7 @@ BUCKETS = ("0", "1", "2", "3", "4_7", "8_15", "16_up")
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
 WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "aborted", "masked")
 STATES = ("in_flight", "waiting", "assigned", "trained", "dropped")
+STOP_REASONS = ("done", "max_turns", "max_tokens", "length")
 FATES = ("generated", "trained", "dropped")
 
 CAUSES: dict[str, str] = {
@@ -85,6 +86,7 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "state": STATES,
     "bucket": BUCKETS,
     "fate": FATES,
+    "stop": STOP_REASONS,
     "cause": None,
     "env": None,
     "reward": None,
@@ -209,6 +211,7 @@ _TABLE: list[Series] = [
     Series("reward/turns", "turns", "assistant turns per trajectory of the step"),
     Series("reward/length", "tokens", "policy tokens per trajectory of the step"),
     Series("reward/truncated", "share", "trajectories ended by a limit of turns or tokens"),
+    Series("reward/stopped/{stop}", "share", "trajectories of the step, by what ended them"),
     Series("reward/advantage_std", "1", "standard deviation of the advantages over the trained tokens"),
     Series("weights/loss", "1", "the objective that was minimised"),
     Series("weights/policy_loss", "1", "its policy part"),

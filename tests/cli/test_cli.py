@@ -96,6 +96,46 @@ def test_a_config_error_is_one_sentence_and_exit_code_2(
     assert not (here / "runs").exists()
 
 
+def test_the_config_may_come_first_and_a_key_of_the_options_is_a_flag(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    words = ["--env.options.tool-latency-s", "0.5", "--dry-run", "--launch.try-reset", "false"]
+    code, out, err = call(capsys, "launch", QUICKSTART, *words)
+    assert code == 0, err
+    assert yaml.safe_load(out)["env"]["options"] == {"tool_latency_s": 0.5}
+
+
+def test_without_a_config_it_says_what_it_needs(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    code, _, err = call(capsys, "launch")
+    assert code == 2
+    assert "asyncrl launch FILE.yaml" in sentence(err)
+    assert "quickstart.yaml" in err
+
+
+@pytest.mark.parametrize("command", ["launch", "eval", "chaos"])
+def test_the_help_fits_two_screens_and_names_the_whole(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    assert len(out.splitlines()) <= 50
+    assert f"asyncrl {command} --help-all" in out
+    assert "--learner.*" in out
+    code, out, _ = call(capsys, command, "--help-all")
+    assert (code, "--buffer.max-staleness" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("file/runs", "file is a file: choose another folder"), ("/proc/none/runs", "cannot be made in /proc")],
+)
+def test_a_folder_that_cannot_be_made_says_why(
+    capsys: pytest.CaptureFixture[str], here: Path, folder: str, words: str
+) -> None:
+    (here / "file").touch()
+    code, _, err = call(capsys, "launch", QUICKSTART, "--launch.runs-dir", folder)
+    assert code == 1
+    assert words in sentence(err)
+
+
 def test_who_reads_only_the_beginning_is_told_nothing(here: Path) -> None:
     shell = f"{sys.executable} -m asyncrl launch --config {QUICKSTART} --dry-run | head -n 1"
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
@@ -242,7 +282,7 @@ def test_a_full_disk_is_told_before_anything_starts(
     capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncrl.launch.preflight.MIN_FREE_MB", 1 << 60)
-    code, _, err = call(capsys, "launch")
+    code, _, err = call(capsys, "launch", QUICKSTART)
     assert code == 1
     assert "MB free" in sentence(err)
 

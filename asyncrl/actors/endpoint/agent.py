@@ -70,7 +70,7 @@ class AgentPlayer:
         if not len(rows):
             raise EpisodeFailed("env_error", f"agent {self._env_name} ended without a reply of the policy")
         stop_reason = session.stop_reason(choices)
-        result = EpisodeResult(rows.freeze(), reward, rewards, {}, len(choices), stop_reason, turn_records=records)
+        result = EpisodeResult(rows.freeze(), reward, rewards, {}, len(records), stop_reason, turn_records=records)
         return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:

@@ -30,6 +30,19 @@ class TurnCost:
         return TurnRecord(g.queue_s, self.seconds, self.agent_s, prefilled, len(g.token_ids))
 
 
+def of_one_turn(choices: Sequence[TurnRecord]) -> TurnRecord:
+    """The record of a turn whose `choices` were generated at the same time."""
+    queues = [record.queue for record in choices if record.queue is not None]
+    waits = [record.environment for record in choices if record.environment is not None]
+    return TurnRecord(
+        max(queues, default=None),
+        max(record.generate for record in choices),
+        max(waits, default=None),
+        sum(record.prefilled for record in choices),
+        sum(record.sampled for record in choices),
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """One of the `n` outputs of a request."""

@@ -18,7 +18,7 @@ from asyncrl.actors.endpoint.constraints import constraints
 from asyncrl.actors.endpoint.conversations import Conversations
 from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
 from asyncrl.actors.endpoint.delivery import WasRead
-from asyncrl.actors.endpoint.replies import Choice, Reply, TurnCost
+from asyncrl.actors.endpoint.replies import Choice, Reply, TurnCost, of_one_turn
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
 from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
@@ -56,7 +56,7 @@ class Session:
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
         self._off_loop = OffLoop(renderer, limits)
-        self._sampled = self._running = self._named = 0
+        self._turns = self._sampled = self._running = self._named = 0
         self._answered: list[tuple[DistinctRequest, Reply]] = []
         self._idle: tuple[float, TurnCost | None] = (0.0, None)
         """Since when no request runs, and the turn that ended then."""
@@ -97,13 +97,13 @@ class Session:
 
     def received(self) -> tuple[BranchingRows, list[Choice], list[TurnRecord]]:
         """The choices that the agent, which has ended, has received: as rows, in the order in which they were sent, and
-        what each took."""
+        what each turn took: a request is a turn, however many choices it has."""
         self._agent_worked(self._progress.clock())
         rows, choices, records = BranchingRows(), [], []
-        for request, reply in self._answered:
-            for choice in reply.choices if request.received else ():
-                records.append(choice.cost.record(rows.add(reply.prompt, choice.generation)))
-                choices.append(choice)
+        for reply in [reply for request, reply in self._answered if request.received]:
+            costs = [choice.cost.record(rows.add(reply.prompt, choice.generation)) for choice in reply.choices]
+            records.append(of_one_turn(costs))
+            choices += reply.choices
         return rows, choices, records
 
     def transmissions(self) -> list[str]:
@@ -117,12 +117,13 @@ class Session:
         return "done" if choices[-1].finish_reason == "stop" else "length"
 
     async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[TurnCost]:
-        if self._sampled + asked.n > self.limits.max_turns:
+        if self._turns == self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
-                f"the episode's env.max_turns is {self.limits.max_turns}, and {self._sampled} replies were sampled",
+                f"the episode's env.max_turns is {self.limits.max_turns}, and as many requests were answered",
                 code="max_turns_exceeded",
             )
+        self._turns += 1  # a request is a turn, however many choices it asks for
         first, self._sampled = self._sampled, self._sampled + asked.n
         self._count_running(+1)
         costs: list[TurnCost] = []

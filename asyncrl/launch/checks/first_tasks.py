@@ -57,7 +57,7 @@ def _drawn(source: TaskSource, index: int) -> Task:
     try:
         return checked_task(readable(lambda: source.task(index), place), place)
     except RunError as error:
-        return {"id": place, "prompt": "", UNREADABLE: str(error).removesuffix(".")}
+        return {"id": place, "prompt": "", UNREADABLE: str(error).partition("; correct the source")[0]}
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Seen:
         """The problem of a source none of whose tasks is good; empty if there is no such source."""
         for name, problems in self.wrong.items():
             if name not in self.good:
-                also = f" So have all {len(problems)} that were looked at." if len(problems) > 1 else ""
+                also = f" All {len(problems)} tasks that were looked at have such a fault." if len(problems) > 1 else ""
                 return problems[0] + also
         return ""
 
@@ -96,7 +96,7 @@ class _Seen:
 def problem_of(task: Task, needs: Needs, count: Callable[[str], int] | None) -> str:
     """What the task lacks; empty if nothing. Pure."""
     if problem := task.get(UNREADABLE):
-        return f"{problem}. Correct the source or the row."
+        return f"{str(problem).removesuffix('.')}. Correct the source or the row."
     name = f"task {task['id']!r} of data.source"
     if needs.score:
         inner = task.get("reward_model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +17,7 @@ from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
 from asyncrl.learner.step.diagnostics import engine_mismatch, mismatch, off_policy, sequence_effective_sample_size
 from asyncrl.learner.step.record import Record
 from asyncrl.learner.step.train_step import StepResult
-from asyncrl.tracking.series import BUCKET_EDGES, histogram
+from asyncrl.tracking.series import BUCKET_EDGES, STOP_REASONS, histogram
 from asyncrl.trajectory import Trajectory, succeeded
 
 
@@ -117,6 +117,8 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
         ),
         "staleness/versions_per_episode": statistics.fmean(_versions(t) for t in trajectories),
     }
+    stops: Counter[str] = Counter(t.stop_reason for t in trajectories)
+    values |= {f"reward/stopped/{reason}": stops[reason] / len(trajectories) for reason in STOP_REASONS}
     groups: defaultdict[tuple[int, int], set[float]] = defaultdict(set)
     by_name: defaultdict[str, list[float]] = defaultdict(list)
     by_env: defaultdict[str, list[Trajectory]] = defaultdict(list)

@@ -90,7 +90,7 @@ def open_local(run: RunFolder, *, port: int | None = None, browser: bool = True)
 
 
 def workspace(project: str, entity: str) -> Workspace:
-    """The workspace as an object; nothing is sent. Throughput comes first, in wall clock and training steps."""
+    """The workspace as an object; nothing is sent. Reward and success come first."""
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
@@ -135,7 +135,8 @@ def make_workspace(project: str, entity: str | None = None, *, save_to: Path | N
         return str(save_to)
     if not wandb.login(prompt=False, verify=False):
         raise RunError(
-            "wandb has no API key: run `wandb login` first, or save the workspace's specification to a file instead."
+            "wandb has no API key: run `wandb login` first, or write the workspace's specification to a file "
+            "with --save-to FILE."
         )
     try:
         made = workspace(project, entity or wandb.Api().default_entity)

@@ -30,6 +30,7 @@ REWARD = (
     ),
     Panel("episode", "Length of an episode", "tokens", ("reward/length",)),
     Panel("turns", "Turns of an episode", "turns", ("reward/turns",)),
+    Panel("stop_reasons", "What ended the episodes", "share", ("reward/stopped/{stop}",), stacked=True),
     Panel("groups_without_gradient", "Groups without a gradient", "share", ("reward/zero_variance_groups",)),
 )  # fmt: skip
 
@@ -88,8 +89,8 @@ SYSTEM = (
 )
 
 DASHBOARD: dict[str, tuple[Panel, ...]] = {
-    "Throughput": THROUGHPUT,
     "Reward": REWARD,
+    "Throughput": THROUGHPUT,
     "Buffer": BUFFER,
     "Correction": CORRECTION,
     "Update": UPDATE,

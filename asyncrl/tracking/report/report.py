@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.tracking.report.panels import DASHBOARD, Panel
 from asyncrl.tracking.report.plots import draw, names
-from asyncrl.tracking.series import FATES
+from asyncrl.tracking.series import FATES, STOP_REASONS
 from asyncrl.tracking.sinks import jsonl
 from asyncrl.tracking.state import GREEDY, SAMPLED, Record
 
@@ -74,6 +74,7 @@ def _numbers(records: Sequence[Record]) -> str:
         ("wall clock", f"<b>{wall_s / 60:.1f}</b> min"),
         _rate("generated", last.get("throughput/tokens_generated"), wall_s),
         _rate("trained", last.get("throughput/tokens_trained"), wall_s),
+        _ended_by(last),
         _largest_staleness(records, last.get("staleness/bound", math.nan)),
     ]
     shown = "".join(f"<div><small>{tile[0]}</small>{tile[1]}</div>" for tile in tiles if tile is not None)
@@ -89,6 +90,13 @@ def _success(how: str, values: Sequence[float]) -> Tile | None:
 
 def _rate(what: str, tokens: float | None, wall_s: float) -> Tile | None:
     return None if tokens is None else (f"tokens/s {what}", f"<b>{tokens / wall_s:,.0f}</b>")
+
+
+def _ended_by(last: Record) -> Tile | None:
+    """What ended the episodes of the last step."""
+    shares = {reason: last.get(f"reward/stopped/{reason}", 0.0) for reason in STOP_REASONS}
+    parts = [f"{reason} {share:.0%}" for reason, share in shares.items() if share]
+    return ("episodes ended by (last step)", f"<b>{', '.join(parts)}</b>") if parts else None
 
 
 def _largest_staleness(records: Sequence[Record], bound: float) -> Tile | None:

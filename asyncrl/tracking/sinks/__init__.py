@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,25 @@ SINKS: dict[str, str] = {
     "trackio": "asyncrl.tracking.sinks.trackio:Trackio",
 }
 """Name -> import path of a callable `(run, config) -> Sink`."""
+
+
+OVERVIEW: dict[str, str] = {
+    "reward/mean": "0_overview/reward",
+    "reward/success": "0_overview/success",
+    "reward/held_out_success_sampled": "0_overview/held_out_success_sampled",
+    "reward/held_out_success_greedy": "0_overview/held_out_success_greedy",
+}
+"""Series that a tracker's page opens on: trackers sort sections by name, and would open on `buffer/commit_ms`."""
+
+
+def with_overview(record: Record) -> Record:
+    """The record's finite values, with those of `OVERVIEW` a second time, under the name that comes first.
+
+    >>> with_overview({"step": 1.0, "reward/mean": 0.5, "reward/std": float("nan")})
+    {'step': 1.0, 'reward/mean': 0.5, '0_overview/reward': 0.5}
+    """
+    finite = {name: value for name, value in record.items() if math.isfinite(value)}
+    return finite | {first: finite[name] for name, first in OVERVIEW.items() if name in finite}
 
 
 def check(names: Sequence[str]) -> None:

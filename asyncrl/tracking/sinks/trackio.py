@@ -7,12 +7,12 @@ Imported only when the sink is used: `pip install 'asyncrl[trackio]'`.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.tracking.sinks import with_overview
 from asyncrl.tracking.state import Event, Record
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Trackio:
         )  # fmt: skip
 
     def record(self, record: Record) -> None:
-        values = {name: value for name, value in record.items() if math.isfinite(value)}
+        values = with_overview(record)
         self._run.log(values, step=int(values.pop("step")))
 
     def event(self, event: Event) -> None:

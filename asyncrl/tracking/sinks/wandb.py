@@ -6,7 +6,6 @@ Imported only when the sink is used: `pip install 'asyncrl[wandb]'`.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import wandb
 
 from asyncrl.errors import ConfigError
 from asyncrl.tracking.series import AXES, SECTIONS
+from asyncrl.tracking.sinks import with_overview
 from asyncrl.tracking.state import Event, Record
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ class Wandb:
         )  # fmt: skip
         for axis in AXES:
             self._run.define_metric(axis)
-        for section in SECTIONS:
+        for section in ("0_overview", *SECTIONS):
             self._run.define_metric(f"{section}/*", step_metric="step")
 
     def record(self, record: Record) -> None:
-        self._run.log({name: value for name, value in record.items() if math.isfinite(value)})
+        self._run.log(with_overview(record))
 
     def event(self, event: Event) -> None:
         """Do nothing: events stay in events.jsonl, since wandb cannot show them on a time axis."""

@@ -28,6 +28,7 @@ SHOWN_EVENTS = {
     "exit",
     "failing",
     "eval_failed",
+    "no_signal",
     "guard",
     "poison",
     "checkpoint",
@@ -56,7 +57,9 @@ def line(view: View, record: Record) -> str:
     parts = [step, f"reward {record['reward/mean']:.3f}"]
     if "reward/success" in record:
         parts.append(f"success {record['reward/success']:.2f}")
-    parts.append(f"tokens/s {_short(view.generated_per_s)} generated {_short(view.trained_per_s)} trained")
+    rates = (("generated", view.generated_per_s), ("trained", view.trained_per_s))
+    known = " ".join(f"{_short(rate)} {what}" for what, rate in rates if rate is not None)
+    parts += [f"tokens/s {known}"] if known else []
     if view.staleness_mean is not None:
         parts.append(f"staleness {view.staleness_mean:.2f} max {view.staleness_max or 0:.0f}")
     if view.fill is not None:
@@ -182,8 +185,8 @@ def _reward(v: View) -> RenderableType:
 
 def _throughput(v: View) -> RenderableType:
     rows = _rows()
-    rows.add_row("generated", f"[bold]{_short(v.generated_per_s)}[/] tokens/s  [dim]{_short(v.generated)} in all[/]")
-    rows.add_row("trained", f"[bold]{_short(v.trained_per_s)}[/] tokens/s  [dim]{_short(v.trained)} in all[/]")
+    rows.add_row("generated", f"[bold]{_rate(v.generated_per_s)}[/] tokens/s  [dim]{_short(v.generated)} in all[/]")
+    rows.add_row("trained", f"[bold]{_rate(v.trained_per_s)}[/] tokens/s  [dim]{_short(v.trained)} in all[/]")
     if v.ess is not None:
         rows.add_row("sample size", f"{v.ess:.1%} effective")
     return rows
@@ -272,6 +275,10 @@ def _held_out(sampled: float | None, greedy: float | None) -> str:
 def _bar(share: float, width: int) -> str:
     full = round(min(max(share, 0.0), 1.0) * width)
     return "█" * full + "░" * (width - full) + f" {share:.0%}"
+
+
+def _rate(number: float | None) -> str:
+    return "-" if number is None else _short(number)
 
 
 def _short(number: float) -> str:

@@ -46,8 +46,9 @@ class View:
     success: float | None = None
     held_out: tuple[tuple[int, float | None, float | None], ...] = ()
     """(step, sampled, greedy) of each evaluation."""
-    generated_per_s: float = 0.0
-    trained_per_s: float = 0.0
+    generated_per_s: float | None = None
+    """None: not reported yet; a rate needs two reports."""
+    trained_per_s: float | None = None
     generated: float = 0.0
     trained: float = 0.0
     staleness_mean: float | None = None
@@ -76,8 +77,8 @@ def view(run_state: RunState, name: str, now: float) -> View:
         rewards=tuple(r["reward/mean"] for r in training),
         success=training[-1].get("reward/success") if training else None,
         held_out=tuple((int(r["step"]), r.get(SAMPLED), r.get(GREEDY)) for r in run_state.held_out),
-        generated_per_s=values.get("throughput/tokens_generated_per_s", 0.0),
-        trained_per_s=values.get("throughput/tokens_trained_per_s", 0.0),
+        generated_per_s=values.get("throughput/tokens_generated_per_s"),
+        trained_per_s=values.get("throughput/tokens_trained_per_s"),
         generated=values.get("throughput/tokens_generated", 0.0),
         trained=values.get("throughput/tokens_trained", 0.0),
         staleness_mean=training[-1].get("staleness/mean") if training else None,

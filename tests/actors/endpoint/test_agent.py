@@ -84,6 +84,17 @@ def test_limits_end_in_reward_0_and_their_stop_reason() -> None:
     assert tokens.num_tokens <= 60
 
 
+def test_a_request_for_several_choices_is_one_turn() -> None:
+    async def agent(task: Any, client: openai.AsyncOpenAI) -> float:
+        for i in range(LIMITS.max_turns):
+            await ask(client, [{"role": "user", "content": str(i)}], n=3)
+        return 1.0
+
+    t = played(agent, FakeEngine(lambda *_: encode("1<|im_end|>"), 200))
+    assert (t.stop_reason, t.turns, t.reward, len(t.rows)) == ("done", 8, 1.0, 24)
+    assert [record.sampled for record in t.turn_records] == [3 * len(encode("1<|im_end|>"))] * 8
+
+
 async def raises(task: Any, client: Any) -> float:
     raise KeyError("door")
 

@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 INVALID_PARAMS = -32602
 """Error code of JSON-RPC for a wrong call to a working server."""
 CLOSE_S = 10.0
+_OWN = (
+    ". Its own words are on stderr; a server that needs packages of its own is started by the Python of its own "
+    "environment: command: [/path/to/venv/bin/python, server.py]"
+)
 
 
 class McpToolEnv(ToolEnvironment):
@@ -132,7 +136,7 @@ class McpConnection:
             if self._ready.done():
                 log.warning("MCP server %s: the connection ended: %s", _name(self._server), _cause(error))
             else:
-                self._ready.set_exception(ConnectionError(f"MCP server {_name(self._server)}: {_cause(error)}"))
+                self._ready.set_exception(ConnectionError(f"MCP server {_name(self._server)}: {_cause(error)}{_OWN}"))
         finally:
             self._leave.set()
             self._ready.cancel()
