@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from asyncrl.config.tree import Tree
 
 KINDS = ("actor", "learner", "buffer", "weights")
@@ -29,6 +31,25 @@ def of_gpus(c: Tree) -> list[str]:
             "many GPUs as its model is split over; leave the former out, or give the same."
         )
     return problems
+
+
+def quantization(c: Tree) -> str:
+    """How the engine's weights are quantized, by `actors.engine_options.args`; empty: they are not."""
+    args = c.actors.engine_options.get("args")
+    return str(args.get("quantization") or "") if isinstance(args, dict) else ""
+
+
+def of_quantization(c: Tree, self_correcting: Collection[str]) -> list[str]:
+    """A quantized engine samples from another policy than the one that is trained, however fresh the data are."""
+    how, learner = quantization(c), c.learner
+    corrected = learner.proximal != "behaviour" and any(x.get("name", "none") != "none" for x in learner.corrections)
+    if not how or corrected or learner.unsafe or ":" in learner.loss or learner.loss in self_correcting:
+        return []
+    return [
+        f"actors.engine_options.args.quantization is {how} and no importance correction is applied: the engine samples "
+        "from another policy than the one in training. Use learner.proximal recompute and learner.corrections, for "
+        "instance [{name: tis}], or learner.unsafe true."
+    ]
 
 
 def _one_gpu(c: Tree) -> list[str]:

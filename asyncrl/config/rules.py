@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.config.gpu_rules import KINDS, of_gpus
+from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.tree import Tree
 
@@ -37,7 +37,7 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_environments(c, NEEDS_VALUES) + _layers(c)
-    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + of_gpus(c)
+    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -197,6 +197,12 @@ def uncorrected(c: Tree) -> str | None:
 def warnings(c: Tree) -> list[str]:
     """Combinations that work but are probably not meant."""
     problems = []
+    if how := quantization(c):
+        problems.append(
+            f"actors.engine_options.args.quantization is {how}: the policy that samples differs from the one that is "
+            "trained even without staleness. Watch the mismatch KL and the effective sample size; the corrections "
+            "(learner.corrections) must stay on."
+        )
     full_overlap = 2 * c.weights.every - 1
     if 0 < c.buffer.max_staleness < full_overlap:
         problems.append(

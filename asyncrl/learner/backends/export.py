@@ -10,11 +10,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.checkpoint_names import as_checkpoint
+
 FILE_BYTES = 2 << 30
 
 
 def export(model: PreTrainedModel, named: Iterator[tuple[str, Tensor]], folder: Path) -> None:
-    """Writes config, weights and index."""
+    """Writes config, weights and index; `named`: by the names that the model has in memory."""
     folder.mkdir(parents=True)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
@@ -29,7 +31,7 @@ def export(model: PreTrainedModel, named: Iterator[tuple[str, Tensor]], folder: 
         files.update(dict.fromkeys(pending, name))
         pending.clear()
 
-    for name, tensor in named:
+    for name, tensor in as_checkpoint(model, named):
         pending[name] = tensor.to("cpu", copy=True).contiguous()
         pending_bytes += tensor.nbytes
         total += tensor.nbytes

@@ -28,6 +28,7 @@ class ProcessGroup:
 
     def __init__(self, kind: str, meet: Path, rank: int, size: int, wait_s: float) -> None:
         self._rank, self._wait_s = rank, wait_s
+        self._stream: torch.cuda.Stream | None = None
         store = dist.FileStore(str(meet), size)  # type: ignore[attr-defined]
         wait = timedelta(seconds=wait_s)
         store.set_timeout(wait)
@@ -41,8 +42,16 @@ class ProcessGroup:
             ) from error
 
     def send(self, chunks: Iterable[Tensor]) -> None:
+        """Sends complete chunks. On a GPU from a stream of its own: NCCL waits for the stream that it is called on, and
+        the thread's default is the one on which training computes, so that each would wait for the other."""
         for chunk in chunks:
-            self._broadcast(chunk)
+            with torch.cuda.stream(self._own(chunk.device)) if chunk.is_cuda else contextlib.nullcontext():
+                self._broadcast(chunk)
+
+    def _own(self, device: torch.device) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._stream
 
     def receive(self, sizes: Sequence[int], device: torch.device) -> Iterator[Tensor]:
         """Yields chunks, each in memory of its own: an engine may hold tensors until a layer is complete."""

@@ -30,6 +30,7 @@ from asyncrl.actors.engines.hf.plan import Planned, decode, prefill, share
 from asyncrl.actors.engines.hf.slots import KVSlots, Tokens
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.sampling import sample, truncate
+from asyncrl.checkpoint_names import places, put
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
@@ -77,8 +78,10 @@ class HFEngine:
             raise ConfigError(f"env.max_tokens is {max_tokens} but the model attends to {window} tokens: lower it.")
         self.held_version = (0, 0)
         self._model = model.eval().requires_grad_(False)
-        own = {name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items()}
-        self._fit = Fit(own, own.keys() - {name for name, _ in model.named_parameters()})
+        self._places = places(model)
+        trained = {name for name, _ in model.named_parameters()}
+        optional = {name for name, place in self._places.items() if place.name not in trained}
+        self._fit = Fit({name: place.shape for name, place in self._places.items()}, optional)
         self._slots = KVSlots(slots, max_tokens, model.get_output_embeddings().weight.shape[0])
         self._cache = KVCache(model, slots, max_tokens)
         fused = supported(model.config) if forward == "auto" else forward == "fused"
@@ -283,7 +286,7 @@ class HFEngine:
         own = self._model.state_dict(keep_vars=True)
         with torch.no_grad():
             for name, tensor in given.items():
-                own[name].copy_(tensor)
+                put(own, self._places[name], tensor)
         self._forward.refresh()
         self.held_version = (weights.id.branch, weights.id.version)
         self._slots.weights_changed(self._recompute)

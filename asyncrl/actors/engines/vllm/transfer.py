@@ -5,6 +5,7 @@
     start_weight_update ───────────────────────────────> vLLM prepares its layers
     update_weights ──layout, checksums, handles────────> chunk by chunk: received, compared, loaded
     finish_weight_update ──────────────────────────────> vLLM finishes its layers
+    asyncrl_synchronize ───────────────────────────────> the GPU has read all; then the learner gets its memory back
 
 vLLM creates the transfer engine by the name of its backend (`weight_transfer_config`), which this module registers. In
 0.32 that engine prepares and finishes the layers; in 0.24 the worker does, passes `load_weights` to it, and creates it
@@ -56,6 +57,8 @@ async def transfer(llm: Any, weights: LeasedWeights, command: Command) -> None:
     await command("start_weight_update", llm.start_weight_update())
     await command("update_weights", llm.update_weights(_request("Update", weights.transfer())))
     await command("finish_weight_update", llm.finish_weight_update())
+    # The last chunks may still be read from the learner's memory, which it may write again once it is given back.
+    await command("asyncrl_synchronize", llm.collective_rpc("asyncrl_synchronize"))
     try:
         await asyncio.to_thread(weights.settle)
     except WeightsCorrupt as error:

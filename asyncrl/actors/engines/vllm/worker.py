@@ -35,6 +35,15 @@ class WorkerExtension:
         weights.close()
         return True
 
+    def asyncrl_synchronize(self) -> bool:
+        """Wait until the GPU has done all that was asked of it, so that memory which it read may be written."""
+        import torch
+
+        device = next(self.model_runner.get_model().parameters()).device
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return True
+
     def asyncrl_record(self, path: str, rows: int, room: int) -> bool:
         """Install asyncrl's sampler, with the board at `path`. False: this worker keeps vLLM's sampler."""
         from asyncrl.actors.engines.vllm.sampler import install

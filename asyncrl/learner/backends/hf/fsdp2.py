@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import register_dataclass
 from transformers import PreTrainedModel
 
+from asyncrl.checkpoint_names import as_checkpoint
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds
@@ -79,7 +80,7 @@ class Fsdp2Backend(TorchBackend):
         return float(full(norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return self._stream(self._dtype)
+        return as_checkpoint(self._model, self._stream(self._dtype))
 
     def snapshot(self) -> Callable[[Path], None]:
         state = on_cpu(self._state())

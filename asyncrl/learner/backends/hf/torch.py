@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
+from asyncrl.checkpoint_names import as_checkpoint
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import export
@@ -83,9 +84,9 @@ class TorchBackend:
         self._optimizer.load_state_dict(self._marked[1])
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for weight in weights(self._model):
-            tensor = weight.merged(lambda x: x)
-            yield weight.name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+        merged = ((weight.name, weight.merged(lambda x: x)) for weight in weights(self._model))
+        for name, tensor in as_checkpoint(self._model, merged):
+            yield name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def save(self, folder: Path) -> None:
         self.snapshot()(folder)
