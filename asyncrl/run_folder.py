@@ -157,7 +157,8 @@ class RunFolder:
     def address(self, name: str) -> Endpoint:
         """The address of a listening role: `buffer`, `launcher` or `weights`. Raises RunError."""
         if host := self.record().get("host"):
-            return Endpoint(name, announced=self.private / name, keys=Keys.load(self.private / "keys"), host=host)
+            keys = Keys.load(self.private / "keys")
+            return Endpoint(name, announced=self.private / name, keys=keys, host=host, folder=self.sockets)
         path = self.sockets / f"{name}.sock"
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
             raise RunError(f"{path} is too long for a socket ({SOCKET_PATH_BYTES} bytes): set TMPDIR to a short path.")

@@ -1,7 +1,8 @@
 """Makes all sockets: decides who may connect, how roles find each other, how large a message may be.
 
     one host       ipc:// in a folder that only its owner can read
-    several hosts  tcp:// with CURVE, and only for peers with the run's keys (keys.py): others get nothing, not an error
+    several hosts  tcp:// with CURVE, and only for peers with the run's keys (keys.py): others get nothing, not
+                   an error; a process before the role (acceptor/) takes the connections, so that they use up no files
 
 A role that listens on tcp takes a free port and announces it in the run folder. Its peers read that, and read it again
 while they get no answer, so that they find a role that was restarted, even on another host.
@@ -22,6 +23,7 @@ from typing import Any, Generic, TypeVar, cast
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from asyncrl.acceptor import AcceptorProcess
 from asyncrl.errors import RunError
 from asyncrl.keys import Keys
 
@@ -36,6 +38,8 @@ HEARTBEAT_MS = 5_000
 SILENT_MS = 20_000
 """The connection of a tcp peer that is silent for so long is closed."""
 DOMAIN = "asyncrl"
+HANDSHAKE_MS = 10_000
+"""Within so many milliseconds a peer has shown its keys."""
 _LOCAL = ("ipc://", "inproc://")
 S = TypeVar("S", bound=zmq.Socket[Any])
 
@@ -52,6 +56,8 @@ class Endpoint:
     keys: Keys | None = None
     host: str = ""
     """The address on which the role listens if it is started on this host."""
+    folder: Path | None = None
+    """Where the launch has its sockets, on the host of its launcher."""
 
     @classmethod
     def of(cls, where: Endpoint | str) -> Endpoint:
@@ -86,6 +92,7 @@ class Listener:
         end = Endpoint.of(where)
         self._context = zmq.Context()
         self._gate: _Gate | None = None
+        self._acceptor: AcceptorProcess | None = None
         self.socket: zmq.Socket[bytes] = self._context.socket(kind)
         for option, value in ({zmq.MAXMSGSIZE: max_bytes, zmq.LINGER: 0} | dict(options)).items():
             self.socket.setsockopt(option, value)
@@ -94,6 +101,7 @@ class Listener:
                 self.socket.bind(end.now())
             else:
                 self._gate = _Gate(self._context, end.keys)
+                self._acceptor = AcceptorProcess(end.name, own_host(end.host), end.folder)
                 _watch(self.socket)
                 self.socket.curve_server = True
                 self.socket.curve_publickey = end.keys.server_public
@@ -101,8 +109,10 @@ class Listener:
                 self.socket.zap_domain = DOMAIN.encode()
                 # Without this, peers would be admitted after the authenticator died.
                 self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-                self.socket.bind(f"tcp://{own_host(end.host)}:*")
-                _announce(end, self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
+                self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+                self.socket.bind(f"ipc://{self._acceptor.path}")
+                self._acceptor.open()
+                _announce(end, self._acceptor.address)
         except BaseException:
             self.close()
             raise
@@ -118,6 +128,8 @@ class Listener:
         if self._gate is not None:
             self._gate.stop()
         self._context.term()
+        if self._acceptor is not None:
+            self._acceptor.close()
 
 
 def receive(socket: zmq.Socket[bytes], most: int) -> list[zmq.Frame]:

@@ -190,7 +190,7 @@ class Collector:
             except zmq.Again:
                 return
             try:
-                message = messages.decode(frame)
+                message = messages.decode(frame, max(self.state.steps, self.state.step))
             except WireError as error:
                 self._refuse(error)
                 continue

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from asyncrl.tracking.series import SERIES, find, rate_name
@@ -22,6 +23,10 @@ SAMPLED = "reward/held_out_success_sampled"
 GREEDY = "reward/held_out_success_greedy"
 
 MAX_ROLES = 10_000
+MAX_NAMES = 1 << 17
+"""Names of series that are kept, over all roles: a family has as many as its reports name."""
+MAX_CAUSES = 1024
+"""Causes of waiting that are kept of earlier starts of one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class RunState:
         self.max_staleness_seen = 0.0
         self.recent: deque[Record] = deque(maxlen=400)
         self._of_step: dict[str, float] = {}
+        self._names: set[str] = set()
+        """Those of all series that were reported."""
         self._offsets: dict[str, float] = {}
         self._carried: dict[str, float] = {}
         self._added: dict[str, dict[int, float]] = {}
@@ -115,7 +122,7 @@ class RunState:
             raise ValueError(f"{MAX_ROLES} roles have reported already")
         state = self.roles.setdefault(role, RoleState(role, since=t))
         if int(message["pid"]) != state.pid:
-            state.waits_before, state.waits = state.waited(state.heard), {}
+            state.waits_before, state.waits = dict(islice(state.waited(state.heard).items(), MAX_CAUSES)), {}
             state.pid, state.ready, state.values, state.over = int(message["pid"]), False, {}, False
         state.waits = {_plain(c): float(s) for c, s in message["waits"].items()}
         cause = message["cause"]
@@ -192,6 +199,9 @@ class RunState:
             series, value = find(name), float(raw)
             if series is None:
                 raise ValueError(f"{name!r} is not in asyncrl/tracking/series.py")
+            if name not in self._names and len(self._names) >= MAX_NAMES // max(len(self.roles), 1):
+                raise ValueError(f"{len(self._names)} series of {len(self.roles)} roles are kept already")
+            self._names.add(name)
             if series.total:
                 self._count(state, t, name, value, step)
             elif step is not None:

@@ -7,9 +7,11 @@ whole ledger (resume from the last checkpoint). `kill -9` never undoes a commit 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import math
 import os
+import resource
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
@@ -61,6 +63,8 @@ class Database:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
+            if _files_used_up() is not None:
+                raise self._failed(error) from error
             raise LedgerFailed(
                 f"{folder} cannot be written: {error.strerror}. Make it writable, or set buffer.dir."
             ) from error
@@ -175,10 +179,26 @@ class Database:
                 f"the ledger {self.path} is damaged ({error}): move the folder {self.path.parent} away, and --resume "
                 "restores the ledger of the newest checkpoint and goes on from there."
             )
+        if (most := _files_used_up()) is not None:
+            return LedgerFailed(
+                f"the ledger {self.path} failed: {error}. The buffer process has reached its limit of {most} open "
+                "files and sockets; the disk is not the cause. Everything acknowledged is kept; raise the limit "
+                "(`ulimit -n`, or LimitNOFILE of the service that starts the run), then start it again with --resume."
+            )
         return LedgerFailed(
             f"the ledger {self.path} failed: {error}. Everything acknowledged is kept; check the space and the rights "
             "of that disk, then start the run again with --resume."
         )
+
+
+def _files_used_up() -> int | None:
+    """The limit of open files, if it is reached now: SQLite says only that a file cannot be opened."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None
 
 
 def refuse_network_filesystem(folder: Path, mounts: str = "/proc/self/mounts") -> None:

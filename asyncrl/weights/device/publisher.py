@@ -27,11 +27,12 @@ import zmq
 from torch import Tensor
 
 from asyncrl.errors import RunError
-from asyncrl.sockets import Endpoint, Listener
+from asyncrl.sockets import Endpoint, Listener, receive
 from asyncrl.weights.device.slot_leases import SlotLeases
 from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot
 from asyncrl.weights.device.transports import Transport
 from asyncrl.weights.protocol import WeightsVersion
+from asyncrl.weights.requests import MAX_HELD, HeldLatest, held_latest, number
 from asyncrl.wire import WireError, pack, unpack
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ FORGET_S = 120.0
 """A reader without a request for so long has ended; actors ask for newer versions every few seconds."""
 LOOK_MS = 20
 MAX_REQUEST_BYTES = 64 << 10
-MAX_WAIT_S = 60.0
 
 
 class DevicePublisher:
@@ -64,7 +64,7 @@ class DevicePublisher:
         self._changed = threading.Condition()
         """Guards the attributes above."""
         self._start = uuid.uuid4().hex
-        self._held: dict[bytes, tuple[dict[str, Any], float]] = {}
+        self._held: dict[bytes, HeldLatest] = {}
         self._heard: dict[str, float] = {}
         """Time of the last request of each reader."""
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
@@ -125,18 +125,18 @@ class DevicePublisher:
             return
         for _ in range(64):
             try:
-                yield self._listener.socket.recv_multipart(zmq.NOBLOCK)
+                yield [bytes(frame.buffer) for frame in receive(self._listener.socket, 2)]
             except zmq.Again:
                 return
 
     def _answer_held(self, now: float) -> None:
         """Answer each held `latest` for which there is a newer version, or whose time is up."""
         newest = self._newest
-        for peer, (request, until) in list(self._held.items()):
-            newer = newest is not None and _newer(newest, request["held"])
-            if newer or now >= until:
+        for peer, request in list(self._held.items()):
+            newer = newest is not None and _newer(newest, request)
+            if newer or now >= request.until:
                 del self._held[peer]
-                self._answer(peer, request, {"id": _as_list(newest) if newer else None})
+                self._answer(peer, {"n": request.n}, {"id": _as_list(newest) if newer else None})
 
     def _handle(self, frames: Sequence[bytes]) -> None:
         peer, request = frames[0], {}
@@ -147,6 +147,8 @@ class DevicePublisher:
             reader = request.get("reader")
             if type(reader) is not str or not 0 < len(reader) < 200:
                 raise WireError("reader is not a name")
+            if len(self._heard) >= MAX_HELD and reader not in self._heard:
+                raise WireError(f"{MAX_HELD} readers have asked already")
             self._heard[reader] = time.monotonic()
             op = request.get("op")
             if not isinstance(op, str) or op not in _OPS:
@@ -157,12 +159,9 @@ class DevicePublisher:
             self._answer(peer, request, {"ok": False, "message": str(error)})
 
     def _op_latest(self, peer: bytes, request: dict[str, Any], _: str) -> None:
-        held, wait_s = request.get("held"), request.get("wait_s")
-        if not isinstance(held, list) or [type(x) for x in held] != [int, int, str]:
-            raise WireError("held is not [branch, version, digest]")
-        if type(wait_s) not in (int, float) or not 0 <= float(wait_s or 0) <= MAX_WAIT_S:
-            raise WireError(f"wait_s is not a number of seconds from 0 to {MAX_WAIT_S:g}")
-        self._held[peer] = request, time.monotonic() + float(wait_s or 0)
+        if len(self._held) >= MAX_HELD and peer not in self._held:
+            raise WireError(f"{MAX_HELD} requests are waiting already")
+        self._held[peer] = held_latest(request, time.monotonic())
 
     def _op_lease(self, peer: bytes, request: dict[str, Any], reader: str) -> None:
         with self._changed:
@@ -195,8 +194,7 @@ class DevicePublisher:
         self._answer(peer, request, {})
 
     def _answer(self, peer: bytes, request: Mapping[str, Any], fields: dict[str, Any], more: bytes = b"") -> None:
-        n = request.get("n")
-        header = pack({"ok": True, "n": n if type(n) is int and abs(n) < 2**63 else -1, "start": self._start, **fields})
+        header = pack({"ok": True, "n": number(request), "start": self._start, **fields})
         with contextlib.suppress(zmq.ZMQError):  # the reader has ended, or asks again
             self._listener.socket.send_multipart([peer, header, more], zmq.NOBLOCK)
 
@@ -214,5 +212,5 @@ def _as_list(id: WeightsVersion | None) -> list[Any] | None:
     return [id.branch, id.version, id.digest] if id is not None else None
 
 
-def _newer(newest: WeightsVersion, held: Sequence[Any]) -> bool:
-    return newest.order > (held[0], held[1]) or newest.digest != held[2]
+def _newer(newest: WeightsVersion, held: HeldLatest) -> bool:
+    return newest.order > (held.branch, held.version) or newest.digest != held.digest

@@ -29,18 +29,18 @@ from typing import Any
 import xxhash
 import zmq
 
-from asyncrl.sockets import Endpoint, Listener
+from asyncrl.sockets import Endpoint, Listener, receive
 from asyncrl.weights.local.folder import File, Watch
 from asyncrl.weights.network.changes import Changes, Delta, PendingDelta
 from asyncrl.weights.network.fanout import Fanout
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
+from asyncrl.weights.requests import MAX_HELD, HeldLatest, held_latest, number
 from asyncrl.wire import Frame, WireError, pack, unpack
 
 log = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 4 << 20
 MAX_REQUEST_BYTES = 64 << 10
-MAX_HELD = 4096
 CHAIN = 4
 """Number of deltas kept; a mirror that is further behind fetches the full file."""
 WORTH = 0.25
@@ -97,7 +97,7 @@ class WeightsServer:
         self._told, self._look_at = "", -math.inf
         self._relays = self._idle = relays
         self.fanout = Fanout(fanout, FORGET_S)
-        self._held: dict[bytes, tuple[Mapping[str, Any], float]] = {}
+        self._held: dict[bytes, HeldLatest] = {}
         self.counts: Counter[str] = Counter()
         """chunks, sent_bytes, refused, gone, full (offered), delta (offered), since this process started."""
         self.delta_bytes = 0
@@ -121,17 +121,17 @@ class WeightsServer:
         if self._socket.poll(LOOK_MS):
             for _ in range(64):
                 try:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                    frames = [bytes(frame.buffer) for frame in receive(self._socket, 2)]
                 except zmq.Again:
                     break
                 self._handle(frames)
         self._look()
         now = self._clock()
-        for peer, (request, until) in list(self._held.items()):
+        for peer, request in list(self._held.items()):
             offer = self._offer(request)
-            if offer is not None or now >= until:
+            if offer is not None or now >= request.until:
                 del self._held[peer]
-                self._send(peer, request, _described(offer))
+                self._send(peer, request.n, _described(offer))
 
     def close(self) -> None:
         self._changes.close()
@@ -152,11 +152,11 @@ class WeightsServer:
             if header.get("op") == "chunk":
                 self._chunk(peer, header)
             elif header.get("op") == "latest":
-                _check_latest(header)
+                held = held_latest(header, self._clock())
                 self._idle = False
                 if len(self._held) >= MAX_HELD and peer not in self._held:
                     raise WireError(f"{MAX_HELD} requests are waiting already")
-                self._held[peer] = header, self._clock() + min(float(header["wait_s"]), 60.0)
+                self._held[peer] = held
             elif header.get("op") == "join":
                 self._join(peer, header)
             else:
@@ -164,7 +164,7 @@ class WeightsServer:
         except WireError as error:
             self.counts["refused"] += 1
             log.debug("refused a request: %s", error)
-            self._send(peer, header, {"ok": False, "code": "malformed", "message": str(error)})
+            self._send(peer, number(header), {"ok": False, "code": "malformed", "message": str(error)})
 
     def _chunk(self, peer: bytes, header: Mapping[str, Any]) -> None:
         name, offset, length = header.get("payload"), header.get("offset"), header.get("length")
@@ -173,7 +173,9 @@ class WeightsServer:
         payload = next((p for p in (self._current, *self._deltas, *self._previous) if p and p.name == name), None)
         if payload is None:
             self.counts["gone"] += 1
-            self._send(peer, header, {"ok": False, "code": "gone", "message": f"{name[:200]} is no longer here"})
+            self._send(
+                peer, number(header), {"ok": False, "code": "gone", "message": f"{name[:200]} is no longer here"}
+            )
             return
         if not 0 <= offset < len(payload.data) or not 0 < length <= MAX_CHUNK_BYTES:
             raise WireError(f"no {length} bytes at {offset} of {len(payload.data)}")
@@ -183,7 +185,7 @@ class WeightsServer:
         self.counts["sent_bytes"] += len(data)
         # Not copied: if the version is replaced before it is sent, the checksum shows it.
         fields = {"ok": True, "payload": name, "offset": offset, "sum": xxhash.xxh3_64_intdigest(data)}
-        self._send(peer, header, fields, data)
+        self._send(peer, number(header), fields, data)
 
     def _join(self, peer: bytes, header: Mapping[str, Any]) -> None:
         relay, lost = header.get("relay"), header.get("lost")
@@ -194,20 +196,19 @@ class WeightsServer:
         parent = self.fanout.join(relay, lost, self._clock())
         id = self._current.id if self._current is not None else None
         newest = [id.branch, id.version, id.digest] if id else []
-        self._send(peer, header, {"ok": True, "parent": parent, "newest": newest})
+        self._send(peer, number(header), {"ok": True, "parent": parent, "newest": newest})
 
-    def _offer(self, request: Mapping[str, Any]) -> _Payload | None:
+    def _offer(self, request: HeldLatest) -> _Payload | None:
         if self._current is None:
             return None
-        branch, version, held = request["held"]
-        here = self._current.id
-        if (branch, version) >= here.order and held == here.digest:
+        order, here = (request.branch, request.version), self._current.id
+        if order >= here.order and request.digest == here.digest:
             return None
-        if self._relays and (branch, version) > here.order:
+        if self._relays and order > here.order:
             return None
-        if not request["full"]:
+        if not request.full:
             for payload in reversed(self._deltas):
-                if payload.base == held:
+                if payload.base == request.digest:
                     self.counts["delta"] += 1
                     return payload
         self.counts["full"] += 1
@@ -259,9 +260,8 @@ class WeightsServer:
         if old.file is not None:
             old.file.close()
 
-    def _send(self, peer: bytes, request: Mapping[str, Any], fields: Mapping[str, Any], data: Frame = b"") -> None:
-        n = request.get("n")
-        header = pack({"n": n if type(n) is int and abs(n) < 2**63 else -1, **fields})
+    def _send(self, peer: bytes, n: int, fields: Mapping[str, Any], data: Frame = b"") -> None:
+        header = pack({"n": n, **fields})
         try:
             self._socket.send_multipart([peer, header, data], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -275,11 +275,3 @@ def _described(offer: _Payload | None) -> dict[str, Any]:
     return {
         "ok": True, "payload": offer.name, "id": id, "bytes": len(offer.data), "base": offer.base, "sum": offer.sum,
     }  # fmt: skip
-
-
-def _check_latest(header: Mapping[str, Any]) -> None:
-    held, wait_s = header.get("held"), header.get("wait_s")
-    if not isinstance(held, list) or [type(x) for x in held] != [int, int, str]:
-        raise WireError("held is not [branch, version, digest]")
-    if type(wait_s) not in (int, float) or not 0 <= float(wait_s or 0) < 1e9 or type(header.get("full")) is not bool:
-        raise WireError("wait_s are seconds >= 0, full is true or false")

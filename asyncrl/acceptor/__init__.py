@@ -1,0 +1,90 @@
+"""A listening tcp socket, and the process that takes its connections (`__main__.py`), started again if it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_END_S = 4.0
+"""Longest wait for the process when its role ends; it hands over what the role said last."""
+_AGAIN_S = 0.1
+_BACKLOG = 512
+
+
+class AcceptorProcess:
+    """`path` is the socket that the role binds, `address` what its peers connect to."""
+
+    def __init__(self, name: str, host: str, folder: Path | None) -> None:
+        """`folder`: of the launch's sockets, which its end removes; on other hosts there is none.
+
+        Raises OSError if this host has no such address.
+        """
+        self._name, self._closing = name, threading.Event()
+        self._listening = socket.create_server((host, 0), backlog=_BACKLOG)
+        there = folder if folder is not None and folder.is_dir() else None
+        self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-", dir=there or _short_folder()))
+        self.path = self._folder / "role"
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._keep, name=f"{name} acceptor", daemon=True)
+
+    @property
+    def address(self) -> str:
+        host, port = self._listening.getsockname()[:2]
+        return f"tcp://{host}:{port}"
+
+    def open(self) -> None:
+        """To be called once the role has bound `path`."""
+        self._process = self._start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """To be called once the role has closed its socket."""
+        self._closing.set()
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._thread.join(_END_S)
+            self._process.kill()
+        self._listening.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> subprocess.Popen[str]:
+        file = self._listening.fileno()
+        program = Path(__file__).with_name("__main__.py")
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(program), str(file), str(self.path)],
+            pass_fds=(file,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _keep(self) -> None:
+        """Passes on what the process reports, and starts another when it ends."""
+        while True:
+            process = self._process
+            assert process is not None
+            assert process.stdout is not None
+            for line in process.stdout:
+                log.warning("%s: %s", self._name, line.rstrip())
+            code = process.wait()
+            process.stdout.close()
+            if self._closing.wait(_AGAIN_S):
+                return
+            log.warning("%s: the process that takes connections ended with %s; it is started again", self._name, code)
+            self._process = self._start()
+
+
+def _short_folder() -> str:
+    """The folder for temporary files, or /tmp where its path is long: that of a socket has at most 107 bytes."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) < 60 else "/tmp"

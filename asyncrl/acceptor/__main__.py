@@ -1,0 +1,275 @@
+"""A process before a listening tcp socket: it takes the connections, and passes on those of peers that show the keys.
+
+    peer ──tcp──> acceptor ──ipc──> socket of ZeroMQ, which decides about the keys (CURVE) ──> role
+
+ZeroMQ takes every connection, so that strangers without keys could use up the open files of a role, and with them its
+disk. This process takes them instead, and has no files to lose. It keeps at most `PENDING` connections whose peer has
+not been admitted yet: with one more, the one that has been silent for longest is closed. It does not interpret what it
+carries, beyond the first byte of a peer and the word with which ZeroMQ admits it.
+
+`AcceptorProcess` starts this file by its path: it uses the standard library alone, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+PENDING = 128
+SILENT_S = 3.0
+"""Seconds until the first byte of a peer ..."""
+ADMITTED_S = 10.0
+"""... and until it has shown its keys."""
+REPORT_S = 10.0
+DRAIN_S = 2.0
+"""Seconds in which replies are handed over when the role has ended."""
+SPARE_FILES = 32
+CHUNK_BYTES = 1 << 18
+AT_ONCE = 64
+SIGNATURE = 0xFF
+"""The first byte of every peer that speaks ZMTP."""
+READY = b"\x05READY"
+"""The command with which the socket admits a peer; the 234 bytes before it are a greeting and random."""
+HEAD_BYTES = 320
+
+
+@dataclass(eq=False, slots=True)
+class End:
+    """One socket of a connection, and what is still to be written to it."""
+
+    socket: socket.socket
+    pair: Pair
+    unsent: bytes | memoryview = b""
+    ended: bool = False
+    """It sends no more."""
+    mask: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Pair:
+    """A connection: the peer's end, and once the peer has said something the role's end."""
+
+    address: str
+    since: float
+    peer: End | None = None
+    role: End | None = None
+    head: bytearray | None = field(default_factory=bytearray)
+    """What the role said first; None once the peer is admitted."""
+
+
+class Acceptor:
+    def __init__(self, listening: socket.socket, path: str, alive: int) -> None:
+        """`path`: the role's own socket. `alive`: a pipe that ends with the role's process."""
+        self._listening, self._path, self._alive = listening, path, alive
+        self._epoll = select.epoll()
+        self._ends: dict[int, End] = {}
+        self._pending: dict[Pair, None] = {}
+        """Those that are not admitted, oldest first."""
+        self._pairs = 0
+        self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES) // 2
+        """Connections: each has two files here, and one in the role's process."""
+        self._closed: Counter[str] = Counter()
+        self._full = 0
+        self._report_at = 0.0
+        self._until = float("inf")
+
+    def run(self, parent: int) -> None:
+        self._listening.setblocking(False)
+        self._epoll.register(self._listening, select.EPOLLIN)
+        self._epoll.register(self._alive, select.EPOLLIN)
+        while time.monotonic() < self._until and (self._pairs or self._until == float("inf")):
+            for file, event in self._epoll.poll(0.5):
+                self._handle(file, event)
+            now = time.monotonic()
+            self._close_overdue(now)
+            self._report(now)
+            if os.getppid() != parent:
+                self._leave()
+
+    def _handle(self, file: int, event: int) -> None:
+        if file == self._listening.fileno():
+            self._accept()
+        elif file == self._alive:
+            self._leave()
+        elif (end := self._ends.get(file)) is not None:
+            try:
+                if event & select.EPOLLOUT:
+                    self._write(end)
+                if event & ~select.EPOLLOUT and not end.ended:
+                    self._read(end)
+            except OSError:  # the connection broke
+                self._close(end.pair)
+
+    def _leave(self) -> None:
+        """The role's process has ended: takes no more, and hands over what it said last."""
+        if self._until == float("inf"):
+            self._until = time.monotonic() + DRAIN_S
+            self._epoll.unregister(self._listening)
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(self._alive)
+            self._listening.close()
+            for pair in [pair for pair in self._pending if pair.role is None]:
+                self._close(pair)
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                taken, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # the peer has left already; or no file is free, so that one has to be
+                self._make_room()
+                return
+            taken.setblocking(False)
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._pairs >= self._most - 1 or len(self._pending) >= PENDING:
+                self._make_room()
+            if self._pairs >= self._most - 1:
+                self._full += 1
+                taken.close()
+                continue
+            pair = Pair(str(address[0]), time.monotonic())
+            pair.peer = self._watch(taken, pair)
+            self._pending[pair] = None
+            self._pairs += 1
+
+    def _make_room(self) -> None:
+        """Closes the oldest connection that said nothing, or else the oldest of the address that has the most."""
+        silent = next((pair for pair in self._pending if pair.role is None), None)
+        if silent is None and self._pending:
+            ((busiest, _),) = Counter(pair.address for pair in self._pending).most_common(1)
+            silent = next(pair for pair in self._pending if pair.address == busiest)
+        if silent is not None:
+            self._closed[silent.address] += 1
+            self._close(silent)
+
+    def _close_overdue(self, now: float) -> None:
+        for pair in list(self._pending):
+            if now - pair.since > (SILENT_S if pair.role is None else ADMITTED_S):
+                self._closed[pair.address] += 1
+                self._close(pair)
+
+    def _watch(self, watched: socket.socket, pair: Pair) -> End:
+        end = End(watched, pair, mask=select.EPOLLIN)
+        self._ends[watched.fileno()] = end
+        self._epoll.register(watched, end.mask)
+        return end
+
+    def _read(self, end: End) -> None:
+        pair = end.pair
+        data = end.socket.recv(CHUNK_BYTES)
+        if pair.role is None and (not data or not self._open(pair, data[0])):
+            self._close(pair)
+            return
+        other = pair.role if end is pair.peer else pair.peer
+        assert other is not None
+        if not data:
+            end.ended = True
+            self._settle(pair)
+            return
+        if pair.head is not None and end is pair.role:
+            self._look(pair, data)
+        sent = _send(other.socket, data)
+        if sent < len(data):
+            other.unsent = memoryview(data)[sent:]
+            self._settle(pair)
+
+    def _open(self, pair: Pair, first: int) -> bool:
+        """Connects a peer that has spoken to the role; False if it is none, or the role has no room now."""
+        if first != SIGNATURE:
+            self._closed[pair.address] += 1
+            return False
+        role = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        role.setblocking(False)
+        try:
+            role.connect(self._path)
+        except OSError:  # it ends, or its backlog is full: the peer comes again
+            role.close()
+            return False
+        pair.role = self._watch(role, pair)
+        return True
+
+    def _look(self, pair: Pair, data: bytes) -> None:
+        """Learns from the role's first bytes whether it admitted the peer."""
+        assert pair.head is not None
+        pair.head += data[:HEAD_BYTES]
+        if READY in pair.head:
+            pair.head = None
+            del self._pending[pair]
+
+    def _write(self, end: End) -> None:
+        end.unsent = end.unsent[_send(end.socket, end.unsent) :]
+        if not end.unsent:
+            self._settle(end.pair)
+
+    def _settle(self, pair: Pair) -> None:
+        """Reads from an end while the other takes all; closes both once one has ended and the other has all of it."""
+        peer, role = pair.peer, pair.role
+        assert peer is not None
+        assert role is not None
+        if (peer.ended and not role.unsent) or (role.ended and not peer.unsent):
+            self._close(pair)
+            return
+        for end, other in ((peer, role), (role, peer)):
+            reading = 0 if other.unsent or end.ended else select.EPOLLIN
+            mask = reading | (select.EPOLLOUT if end.unsent else 0)
+            if mask != end.mask:
+                end.mask = mask
+                self._epoll.modify(end.socket, mask)
+
+    def _close(self, pair: Pair) -> None:
+        for end in (pair.peer, pair.role):
+            if end is not None and end.socket.fileno() >= 0:
+                del self._ends[end.socket.fileno()]
+                end.socket.close()
+        self._pairs -= 1
+        self._pending.pop(pair, None)
+
+    def _report(self, now: float) -> None:
+        """Says what was closed, to the role's log."""
+        if now < self._report_at or not (self._closed or self._full):
+            return
+        self._report_at = now + REPORT_S
+        if self._closed:
+            ((address, _),) = self._closed.most_common(1)
+            print(
+                f"{self._closed.total()} connections were closed because they did not show the run's keys, most of "
+                f"them from {address}: something else than this run connects to it",
+                flush=True,
+            )
+        if self._full:
+            print(
+                f"{self._full} connections were refused: {self._pairs} peers are connected, as many as the limit of "
+                f"open files allows, which is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} (ulimit -n): raise it",
+                flush=True,
+            )
+        self._closed.clear()
+        self._full = 0
+
+
+def _send(to: socket.socket, data: bytes | memoryview) -> int:
+    try:
+        return to.send(data)
+    except BlockingIOError:
+        return 0
+
+
+if __name__ == "__main__":
+    # It ends with the role's process, which may have something to say until then.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    listening, path = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    with contextlib.suppress(BrokenPipeError):  # the role has ended, and nobody reads the reports
+        Acceptor(listening, path, sys.stdin.fileno()).run(os.getppid())
+    # A role that was killed has left its socket.
+    for remove, left in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
+        with contextlib.suppress(OSError):
+            remove(left)
