@@ -3,7 +3,7 @@
     npm install --prefix examples/typescript
     asyncrl launch --config configs/agent-openai.yaml --env.name examples/agent_typescript.py:agent --actors.slots 8
 
-A process per episode takes about half a second to start; one that stays and takes episodes from a queue does not.
+A process per episode takes about 0.4 s of a core to start; one that stays and takes episodes from a queue does not.
 """
 
 from __future__ import annotations
