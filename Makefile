@@ -7,7 +7,7 @@ ARGS ?=
 # Tests of two files at a time: many of them wait for processes rather than for a core.
 JOBS ?= 2
 
-.PHONY: quickstart test test-system test-all test-slow test-vllm test-sglang test-verifiers test-gyms lint types clean
+.PHONY: quickstart test test-system test-all test-slow test-vllm test-sglang test-verifiers test-gyms test-sdks lint types clean
 
 quickstart: .venv/.installed
 	$(BIN)/asyncrl launch --config configs/quickstart.yaml $(ARGS)
@@ -44,6 +44,10 @@ test-verifiers: .venv/.tested .venv-verifiers/.installed
 test-gyms: .venv/.tested .venv-gyms/.installed
 	OMP_NUM_THREADS=1 ASYNCRL_GYMS_PYTHON=$(CURDIR)/.venv-gyms/bin/python $(BIN)/python -m pytest -m 'slow or not slow' --timeout 600 tests/actors/envs/adapters/test_text_gym.py tests/actors/envs/adapters/test_openenv.py tests/test_environment_configs.py -k 'gym or openenv'
 
+# The examples of docs/how-to/sdks.md with the real SDKs, in real runs. Their packages stand before those of .venv, which has torch.
+test-sdks: .venv/.tested .venv-sdks/.installed
+	OMP_NUM_THREADS=1 PYTHONPATH=$$(echo $(CURDIR)/.venv-sdks/lib/python*/site-packages) ASYNCRL_TYPESCRIPT=$(CURDIR)/.venv-sdks/typescript $(BIN)/python -m pytest -m 'slow or not slow' --timeout 600 tests/sdks
+
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
@@ -55,7 +59,7 @@ types: .venv/.tested
 	$(BIN)/mypy --strict asyncrl/
 
 clean:
-	rm -rf .venv .venv-vllm .venv-sglang .venv-verifiers .venv-gyms build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-vllm .venv-sglang .venv-verifiers .venv-gyms .venv-sdks build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # torch first and alone: where pip knows a CPU wheel of this version it takes that one, and nothing later replaces it.
 .venv/.torch:
@@ -85,6 +89,15 @@ clean:
 .venv-sglang/.installed: requirements/sglang-cpu.txt
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/pip install --quiet --no-deps -r requirements/sglang-cpu.txt
+	@touch $@
+
+# --no-deps: the list is complete, so nothing can bring torch. Without npm the test of TypeScript is skipped.
+.venv-sdks/.installed: requirements/sdks.txt $(wildcard examples/typescript/*.*)
+	$(PYTHON) -m venv .venv-sdks
+	.venv-sdks/bin/pip install --quiet --no-deps -r requirements/sdks.txt
+	mkdir -p .venv-sdks/typescript
+	cp examples/typescript/agent.ts examples/typescript/package.json .venv-sdks/typescript/
+	-cd .venv-sdks/typescript && npm install --silent --no-package-lock --no-audit --no-fund
 	@touch $@
 
 .venv-gyms/.installed:

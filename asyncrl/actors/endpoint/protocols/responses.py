@@ -149,7 +149,7 @@ def answer(asked: Asked, completion: Json) -> Json:
         "metadata": sent.get("metadata") or {},
         "model": completion["model"],
         "output": _items(choice, id, "completed" if whole else "incomplete"),
-        "parallel_tool_calls": sent.get("parallel_tool_calls", True),
+        "parallel_tool_calls": sent.get("parallel_tool_calls") is not False,
         "previous_response_id": sent.get("previous_response_id"),
         "store": sent.get("store", True),
         "temperature": sent.get("temperature"),
