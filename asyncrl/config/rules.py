@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.tree import Tree
+from asyncrl.redaction import given_in_clear
 
 
 def impossible(c: Tree) -> list[str]:
@@ -234,7 +235,11 @@ def uncorrected(c: Tree) -> str | None:
 
 def warnings(c: Tree) -> list[str]:
     """Combinations that work but are probably not meant."""
-    problems = []
+    problems = [
+        f"{field} holds a secret, which stays in config.yaml of the run folder, for its owner only, and nowhere else: "
+        "write ${NAME} instead, and the process that needs it reads the environment variable NAME."
+        for field, _ in given_in_clear(c.model_dump(mode="json"))
+    ]
     full_overlap = 2 * c.weights.every - 1
     if 0 < c.buffer.max_staleness < full_overlap:
         problems.append(

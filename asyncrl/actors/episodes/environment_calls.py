@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
+from asyncrl.redaction import redact
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class EpisodeFailed(Exception):
 
     def __init__(self, reason: str, detail: str) -> None:
         # An error may quote the policy, including half a surrogate pair, which no message can carry.
-        detail = detail.encode(errors="replace").decode()
+        detail = redact(detail.encode(errors="replace").decode())
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
