@@ -1,7 +1,9 @@
 # The two commands of the README, and what the tests need. Everything happens in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+# The exact versions that the tests run with; pyproject.toml has ranges.
+TESTED := requirements/tested.txt
+TORCH := $(shell grep '^torch==' $(TESTED))
 SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
 # Tests of two files at a time: many of them wait for processes rather than for a core.
@@ -28,7 +30,7 @@ test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
 
 # vLLM's own tests, with real vLLM on a CPU, in an environment of its own. Any other tests: make test-vllm ARGS=tests
-test-vllm: ARGS := tests/actors/engines/test_engine_vllm.py tests/actors/engines/test_engine_vllm_server.py tests/actors/engines/test_vllm_transfer.py tests/actors/engines/test_evaluation_vllm.py
+test-vllm: ARGS := tests/actors/engines/test_engine_vllm.py tests/actors/engines/test_engine_vllm_server.py tests/actors/engines/test_vllm_transfer.py tests/actors/engines/test_evaluation_vllm.py tests/test_served_model.py
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(ARGS)
 
@@ -69,12 +71,12 @@ clean:
 	$(BIN)/pip install --quiet $(TORCH)
 	@touch $@
 
-.venv/.installed: .venv/.torch pyproject.toml
-	$(BIN)/pip install --quiet -e .
+.venv/.installed: .venv/.torch pyproject.toml $(TESTED)
+	$(BIN)/pip install --quiet -c $(TESTED) -e .
 	@touch $@
 
-.venv/.tested: .venv/.torch pyproject.toml
-	$(BIN)/pip install --quiet -e '.[test]'
+.venv/.tested: .venv/.torch pyproject.toml $(TESTED)
+	$(BIN)/pip install --quiet -c $(TESTED) -e '.[test]'
 	-$(BIN)/pip download --quiet --no-deps --dest .venv/wheels $(SGLANG)
 	@touch $@ .venv/.installed
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from asyncrl import redaction
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.keys import Keys
@@ -165,15 +166,21 @@ class RunFolder:
         return Endpoint(name, f"ipc://{path}")
 
     def load_config(self) -> Config:
-        """Raises RunError for a damaged config, and for one written by an incompatible version of the code."""
-        return _load(self.config)
+        """Its secrets are hidden in what this process writes from now on. Raises RunError for a damaged config, and for
+        one written by an incompatible version of the code."""
+        config = _load(self.config)
+        redaction.hide(config.model_dump(mode="json"))
+        return config
 
     def save_config(self, config: Config) -> None:
-        """Writes the config. One that differs from it stays under `configs/`: the ledger was made with both."""
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        """Writes the config, readable by its owner only if it holds a secret. One that differs from it stays under
+        `configs/`: the ledger was made with both."""
+        values = config.model_dump(mode="json")
+        redaction.hide(values)
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         if self.config.exists() and (before := self.config.read_text()) != text:
             self._keep_config(before)
-        replace(self.config, text)
+        replace(self.config, text, mode=0o600 if any(redaction.given_in_clear(values)) else None)
 
     def earlier_configs(self) -> list[Config]:
         """The configs with which the run was continued before, oldest first. Raises RunError, as `load_config`."""
@@ -186,7 +193,7 @@ class RunFolder:
 
     def _keep_config(self, text: str) -> None:
         self.configs.mkdir(exist_ok=True)
-        replace(self.configs / f"{len(list(self.configs.glob('*.yaml'))):04d}.yaml", text)
+        replace(self.configs / f"{len(list(self.configs.glob('*.yaml'))):04d}.yaml", text, mode=0o600)
 
     def record(self) -> dict[str, Any]:
         """The contents of `run.json`: id, started, sockets, shm, host, and the processes with pid and start time.
@@ -249,9 +256,10 @@ def _load(path: Path) -> Config:
         raise RunError(f"{path} cannot be read: {reason:.300} Correct it, or use the asyncrl that wrote it.") from error
 
 
-def replace(path: Path, text: str) -> None:
-    """Writes a file so that a reader sees the old text or the new one, never a mixture."""
+def replace(path: Path, text: str, mode: int | None = None) -> None:
+    """Writes a file so that a reader sees the old text or the new one, never a mixture. `mode`: its rights."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.touch(0o666 if mode is None else mode)
     temporary.write_text(text)
     temporary.replace(path)
 

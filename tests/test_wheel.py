@@ -93,7 +93,7 @@ def test_the_wheel_trains_in_an_empty_folder(installed: Path, tmp_path: Path) ->
 @pytest.mark.slow
 def test_an_empty_environment_installs_the_wheel_and_trains(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True, timeout=120)
-    pip(tmp_path / "env" / "bin" / "python", "install", str(wheel))
+    pip(tmp_path / "env" / "bin" / "python", "install", "-c", str(ROOT / "requirements" / "tested.txt"), str(wheel))
     empty = tmp_path / "empty"
     empty.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

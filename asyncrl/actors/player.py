@@ -24,6 +24,7 @@ from asyncrl.data.base import Task
 from asyncrl.data.checked import UNREADABLE
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
+from asyncrl.redaction import resolved
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
@@ -68,7 +69,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     from asyncrl.actors.endpoint.clients import Clients
     from asyncrl.actors.endpoint.server import EndpointServer
 
-    agent = functools.partial(make, **config.env.options)
+    agent = functools.partial(make, **_options(config))
     async with (
         EndpointServer(config.model.path, limits.max_tokens, config.actors.constraints) as endpoint,
         Clients(config.actors.episode_s) as clients,
@@ -106,9 +107,9 @@ async def _hosted(config: Config, make: Callable[..., Env]) -> AsyncIterator[Cal
     """A function that makes an environment per episode, in the place that `env.workers` names."""
     env = config.env
     if env.workers == "async":
-        yield functools.partial(make, **env.options)
+        yield functools.partial(make, **_options(config))
         return
-    async with EnvWorkers(env.workers, env.worker_count, env.name, env.options, env.call_s) as workers:
+    async with EnvWorkers(env.workers, env.worker_count, env.name, _options(config), env.call_s) as workers:
         yield workers.env
 
 
@@ -135,7 +136,16 @@ def environment(config: Config) -> Callable[[], Env]:
     make = _chosen(config)
     if is_agent(make):
         raise ConfigError(f"env.name is {config.env.name!r}, an agent: expected an environment here.")
-    return functools.partial(make, **config.env.options)
+    return functools.partial(make, **_options(config))
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """`env.options`, with the environment variables that they name. Raises ConfigError for one that is not set."""
+    try:
+        options: dict[str, Any] = resolved(config.env.options)
+    except ValueError as error:
+        raise ConfigError(f"env.options: {error}") from error
+    return options
 
 
 def _chosen(config: Config) -> Callable[..., Env]:

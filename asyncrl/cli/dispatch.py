@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from asyncrl.cli import system
 from asyncrl.cli.beginning import doctor, init, try_
 from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(f"{words[0]!r} is not a command: expected one of {', '.join(COMMANDS)}.")
+        system.check()
         code = COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"])
         sys.stdout.flush()
         sys.exit(code)

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from asyncrl.config.shipped import located
 from asyncrl.config.tree import Tree
 from asyncrl.errors import ConfigError
+from asyncrl.redaction import masked
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
 """`launch.seed` sets these seeds. Given in the file, it sets the seeds that the file does not set. Given as a flag, it
@@ -123,7 +124,7 @@ def show(sourced: Sourced[C]) -> str:
             ).strip()[1:-1]
             yield f"{margin + text:<46}  # {sourced.sources[path]}"
 
-    return "\n".join(lines(sourced.config.model_dump(mode="json"), "", ""))
+    return "\n".join(lines(masked(sourced.config.model_dump(mode="json")), "", ""))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

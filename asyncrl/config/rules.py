@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.tree import Tree
+from asyncrl.redaction import given_in_clear
 
 
 def impossible(c: Tree) -> list[str]:
@@ -196,7 +197,11 @@ def uncorrected(c: Tree) -> str | None:
 
 def warnings(c: Tree) -> list[str]:
     """Combinations that work but are probably not meant."""
-    problems = []
+    problems = [
+        f"{field} holds a secret, which stays in config.yaml of the run folder, for its owner only, and nowhere else: "
+        "write ${NAME} instead, and the process that needs it reads the environment variable NAME."
+        for field, _ in given_in_clear(c.model_dump(mode="json"))
+    ]
     if how := quantization(c):
         problems.append(
             f"actors.engine_options.args.quantization is {how}: the policy that samples differs from the one that is "

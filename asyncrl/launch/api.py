@@ -33,6 +33,7 @@ from asyncrl.launch.roles import roles
 from asyncrl.launch.supervision import Outcome
 from asyncrl.plugins import resolve
 from asyncrl.process import leftovers
+from asyncrl.redaction import redact
 from asyncrl.run_folder import RunFolder, replace
 from asyncrl.tracking import sinks
 
@@ -168,7 +169,8 @@ def _collector(run: RunFolder, prepared: Prepared, console: Console | None) -> C
 def _conclude(run: RunFolder, outcome: Outcome, collector: Collector) -> None:
     """Writes summary.json before anything that may fail."""
     collector.poll(0.0)  # the last reports
-    ended = {"run": run.name, "outcome": outcome.kind, "why": outcome.why, "exit_code": outcome.exit_code}
+    why = redact(outcome.why)
+    ended = {"run": run.name, "outcome": outcome.kind, "why": why, "exit_code": outcome.exit_code}
     summary = ended | collector.summary()
     replace(run.summary, json.dumps(summary, indent=2) + "\n")
     collector.close(summary)

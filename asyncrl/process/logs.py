@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from asyncrl import redaction
+
 CONFIG_ERROR = 2
 """Exit code of a role: the configuration cannot work. The run ends, exit code 2."""
 RUN_ERROR = 3
@@ -22,13 +24,24 @@ STACKS = signal.SIGUSR2
 
 
 def setup(role: str) -> logging.Logger:
-    """Logs to stderr, at the level ASYNCRL_LOG; crashes in C code leave a traceback there too."""
+    """Logs to stderr, at the level ASYNCRL_LOG, without secrets; crashes in C code leave a traceback there too."""
+    redaction.hide()
+    redaction.redact_tracebacks()
     level = os.environ.get("ASYNCRL_LOG", "INFO").upper()
     logging.basicConfig(stream=sys.stderr, level=level, format=FORMAT, force=True)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Redacting(FORMAT))
     logging.captureWarnings(True)
     faulthandler.enable()
     faulthandler.register(STACKS, all_threads=True)
     return logging.getLogger(role)
+
+
+class _Redacting(logging.Formatter):
+    """Formats a line without the secrets of this process."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redaction.redact(super().format(record))
 
 
 def tail(log: Path, lines: int = 20) -> list[str]:

@@ -14,6 +14,7 @@ from asyncrl.config import Config
 from asyncrl.data.base import Message, Task
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import choose
+from asyncrl.redaction import resolved
 from asyncrl.rewards.score import call, name_of
 from asyncrl.rewards.table import GROUP_SCORES
 
@@ -46,7 +47,7 @@ def open_group_score(config: Config) -> GroupScore | None:
     options = env.group_score_options
     score = choose(env.group_score, GROUP_SCORES, "env.group_score", options, provided=("task", "answers"))
     try:
-        return _Optioned(score, options)
+        return _Optioned(score, resolved(options))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

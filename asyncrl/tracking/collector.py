@@ -15,10 +15,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from asyncrl import redaction
 from asyncrl.sockets import Listener
 from asyncrl.tracking import messages
 from asyncrl.tracking.report.report import write_report
@@ -225,6 +227,7 @@ class Collector:
             self._terminal.record(record)
 
     def _spread(self, event: Event) -> None:
+        event = replace(event, fields=redaction.redacted(event.fields))
         self._write(lambda sink: sink.event(event))
         for sink in self._sinks:
             sink.event(event)

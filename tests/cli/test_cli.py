@@ -342,3 +342,14 @@ def test_a_step_without_a_checkpoint_is_named_with_those_there_are(
     assert code == 2
     assert "--at-step is 3, and there is no such checkpoint: expected one of 2." in sentence(err)
     run.remove_temporary()
+
+
+@pytest.mark.parametrize("command", sorted(dispatch.COMMANDS))
+def test_a_system_without_the_calls_of_linux_gets_one_sentence(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows: the import fails
+    monkeypatch.setattr(sys, "platform", "win32")
+    code, _, err = call(capsys, command)
+    assert code == 2
+    assert "asyncrl runs on Linux, and this is win32" in sentence(err)

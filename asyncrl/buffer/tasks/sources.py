@@ -16,6 +16,7 @@ from asyncrl.data.curricula import CURRICULA
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import build
+from asyncrl.redaction import resolved
 
 
 def draw_of(index: int, size: int | None) -> tuple[int, int]:
@@ -38,7 +39,11 @@ def open_source(config: Config) -> TaskSource:
 
     Raises ConfigError.
     """
-    defaults, options = {"seed": config.data.seed, "model": config.model.path}, config.data.options
+    defaults = {"seed": config.data.seed, "model": config.model.path}
+    try:
+        options = resolved(config.data.options)
+    except ValueError as error:
+        raise ConfigError(f"data.options: {error}") from error
     source: TaskSource = build(
         config.data.source, SOURCES, "data.source", options, options_field="data.options", defaults=defaults
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncrl.redaction import masked
 from asyncrl.tracking.sinks import with_overview
 from asyncrl.tracking.state import Event, Record
 
@@ -45,9 +46,10 @@ def load(run: RunFolder) -> Any:
 
 class Trackio:
     def __init__(self, run: RunFolder, config: Config) -> None:
+        values = masked(config.model_dump(mode="json"))
         self._run = load(run).init(
-            project=config.tracking.project, name=run.name, config=config.model_dump(mode="json"), resume="allow",
-            embed=False, auto_log_cpu=False, auto_log_gpu=False,
+            project=config.tracking.project, name=run.name, config=values, resume="allow", embed=False,
+            auto_log_cpu=False, auto_log_gpu=False,
         )  # fmt: skip
 
     def record(self, record: Record) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import wandb
 
 from asyncrl.errors import ConfigError
+from asyncrl.redaction import masked
 from asyncrl.tracking.series import AXES, SECTIONS
 from asyncrl.tracking.sinks import with_overview
 from asyncrl.tracking.state import Event, Record
@@ -31,11 +32,13 @@ class Wandb:
                 "tracking.wandb_mode is online but wandb has no API key: run `wandb login`, or set it to offline and "
                 "send the run later with `wandb sync`."
             )
-        # The launcher has the console and measures the machine: wandb does neither.
-        settings = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
+        # The launcher has the console and measures the machine: wandb does neither. The command line may hold secrets.
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, x_disable_stats=True, x_disable_meta=True
+        )
         self._run = wandb.init(
             project=config.tracking.project, name=run.name, id=_id(run), resume="allow", mode=mode,
-            dir=str(run.path), config=config.model_dump(mode="json"), settings=settings,
+            dir=str(run.path), config=masked(config.model_dump(mode="json")), settings=settings,
         )  # fmt: skip
         for axis in AXES:
             self._run.define_metric(axis)
