@@ -18,7 +18,8 @@ from asyncrl.tracking.sinks.jsonl import by_step
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {  # steps enough for several reports of the weights server
-    "launch.host": "127.0.0.1", "weights.channel": "zmq", "learner.steps": 15, "learner.groups_per_step": 4,
+    "launch.host": "127.0.0.1", "weights.channel": "zmq", "learner.steps": 15,
+    "actors.count": 1, "learner.groups_per_step": 4,
     "learner.group_size": 4, "buffer.capacity": 64, "eval.tasks": 0, "launch.name": "run",
     "tracking.system_s": 0.5,
 }  # fmt: skip

@@ -21,7 +21,8 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[1]
 SMALL = {
     "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 1000, "learner.checkpoint_every": 4,
-    "buffer.capacity": 64, "buffer.lease_s": 6, "buffer.dir": "$LOCAL_DISK/ledger", "actors.slots": 8, "eval.tasks": 0,
+    "buffer.capacity": 64, "buffer.lease_s": 6, "buffer.dir": "$LOCAL_DISK/ledger",
+    "actors.count": 1, "actors.slots": 8, "eval.tasks": 0,
 }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ SMALL = {
     "learner.group_size": 4,
     "learner.checkpoint_every": 4,
     "buffer.capacity": 64,
+    "actors.count": 1,
     "actors.slots": 16,
     "eval.tasks": 8,
 }

@@ -210,7 +210,7 @@ class EvalConfig(Section):
 
 class TrackingConfig(Section):
     sinks: tuple[str, ...] = ("jsonl",)
-    """Sinks of the metrics, besides the screen: jsonl, wandb, trackio or `package.module:Name`."""
+    """Sinks of the metrics, besides the screen: jsonl, wandb, trackio, tensorboard or `package.module:Name`."""
     project: str = "asyncrl"
     """Project name in wandb or trackio."""
     wandb_mode: Literal["online", "offline"] = "offline"

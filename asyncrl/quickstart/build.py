@@ -1,7 +1,7 @@
 """Make the quickstart's model: Qwen3 with about 0.5M parameters, warmed up on flawed demonstrations.
 
-It starts knowing the form of an episode and making too many wrong choices, so that reinforcement learning has
-something to do and something to find.
+It starts knowing the form of an episode, making too many wrong choices, and adding whatever sign the question shows
+more often than not, so that reinforcement learning has errors to remove and a skill to find.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from asyncrl.data.sources.lookup import LookupSource
 from asyncrl.quickstart.demonstrations import demonstrate
 from asyncrl.quickstart.tokenizer import build_tokenizer
 
-FLAW = 0.22
+FLAW = 0.12
+HABIT = 0.6
 STEPS = 700
 BATCH = 16
 _LEARNING_RATE = 5e-3
@@ -94,7 +95,7 @@ def _batches(
     """Yields `steps` batches of rows of similar length: a third of a batch drawn at random would be padding."""
     for first in range(0, steps, _POOL):
         tasks = [source.task(index) for index in range(first * BATCH, min(first + _POOL, steps) * BATCH)]
-        rows = sorted(asyncio.run(_demonstrations(tasks, rng, FLAW, tokenizer)), key=lambda row: len(row[0]))
+        rows = sorted(asyncio.run(_demonstrations(tasks, rng, tokenizer)), key=lambda row: len(row[0]))
         batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
         rng.shuffle(batches)
         yield from reversed(batches)
@@ -115,7 +116,5 @@ def _rate(done: float) -> float:
     return min(1.0, 0.05 + done / 0.1, (1.0 - done) / 0.3)
 
 
-async def _demonstrations(
-    tasks: list[Task], rng: random.Random, flaw: float, tokenizer: PreTrainedTokenizerFast
-) -> list[Row]:
-    return [await demonstrate(task, rng, flaw, tokenizer) for task in tasks]
+async def _demonstrations(tasks: list[Task], rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> list[Row]:
+    return [await demonstrate(task, rng, FLAW, HABIT, tokenizer) for task in tasks]

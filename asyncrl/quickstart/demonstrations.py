@@ -1,7 +1,8 @@
-"""Flawed demonstrations: they teach the form of an episode, and bad habits for reinforcement learning to undo.
+"""Flawed demonstrations: they teach the form of an episode, and errors for reinforcement learning to undo.
 
 At every choice (which key, which sign, which answer, whether to look anything up at all) the demonstrator errs
-with probability `flaw`, and continues as if nothing had happened.
+with probability `flaw`, and continues as if nothing had happened. Besides, it has a habit: with probability `habit` it
+adds, whatever sign the question shows. Above one half, the habit is what a model that imitates it does greedily.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from asyncrl.data.sources.lookup import SIGNS, WORDS
 class FlawedDemonstrator:
     """Plays one task, turn by turn."""
 
-    def __init__(self, task: Task, rng: random.Random, flaw: float) -> None:
-        self._task, self._rng, self._flaw = task, rng, flaw
+    def __init__(self, task: Task, rng: random.Random, flaw: float, habit: float) -> None:
+        self._task, self._rng, self._flaw, self._habit = task, rng, flaw, habit
         self._pending: list[str] = list(task["keys"])
         self._values: list[str] = []
         self._result: str | None = None
@@ -39,7 +40,7 @@ class FlawedDemonstrator:
                 return self._number()
             other = [word for word in self._task["keys"] if word != key] * len(WORDS) + list(WORDS)
             return Hermes().write("lookup", {"key": self._rng.choice(other)})
-        sign = self._task["sign"]
+        sign = SIGNS[0] if self._rng.random() < self._habit else self._task["sign"]
         if not self._right():
             sign = self._rng.choice([other for other in SIGNS if other != sign])
         return Hermes().write("calculate", {"expression": f"{self._values[0]} {sign} {self._values[1]}"})
@@ -63,12 +64,12 @@ class FlawedDemonstrator:
 
 
 async def demonstrate(
-    task: Task, rng: random.Random, flaw: float, tokenizer: PreTrainedTokenizerFast
+    task: Task, rng: random.Random, flaw: float, habit: float, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[list[int], list[int], bool]:
     """(ids, labels, success) of one demonstrated episode; labels are -100 at tokens that are not the demonstrator's."""
     environment = LookupEnv(max_turns=8)
     renderer = TemplateRenderer(tokenizer)
-    demonstrator = FlawedDemonstrator(task, rng, flaw)
+    demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
     messages = await environment.reset(task)
     tools = [tool.schema for tool in environment.tools]
     ids = renderer.render_initial(messages, tools)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     "learner.groups_per_step": 2, "learner.group_size": 2, "learner.steps": 60, "learner.schedule": "linear",
     "learner.checkpoint_every": 3, "learner.keep_checkpoints": 99, "buffer.capacity": 32, "buffer.keep": "all",
-    "actors.slots": 4, "actors.drain_s": 0.0, "eval.tasks": 0,
+    "actors.count": 1, "actors.slots": 4, "actors.drain_s": 0.0, "eval.tasks": 0,
 }  # fmt: skip
 DEADLINE_S = 240.0
 

@@ -36,7 +36,15 @@ def words(tmp_path: Path, **values: object) -> list[str]:
 def test_a_minute_of_faults(tmp_path: Path) -> None:
     size = {"learner.steps": 60, "learner.groups-per-step": 4, "learner.group-size": 4}
     command = words(
-        tmp_path, **size, **{"actors.slots": 16, "buffer.capacity": 64, "eval.tasks": 0, "learner.checkpoint-every": 5}
+        tmp_path,
+        **size,
+        **{
+            "actors.count": 1,
+            "actors.slots": 16,
+            "buffer.capacity": 64,
+            "eval.tasks": 0,
+            "learner.checkpoint-every": 5,
+        },
     )
     # Of every kind that needs no root one, in the order of this seed, those that pass within 2 s.
     kinds = "actor,learner,buffer,stop,node,env,net" + (",clock" if shutil.which("cc") else "")
@@ -69,7 +77,7 @@ def test_ten_minutes_of_faults(tmp_path: Path) -> None:
 def small(tmp_path: Path, **values: object) -> Config:
     fields = {
         "launch.runs_dir": str(tmp_path), "launch.name": "run", "eval.tasks": 0, "learner.steps": 1000,
-        "learner.groups_per_step": 4, "learner.group_size": 4, "actors.slots": 16,
+        "learner.groups_per_step": 4, "learner.group_size": 4, "actors.count": 1, "actors.slots": 16,
     }  # fmt: skip
     return Config.load(QUICKSTART, fields | {name.replace("__", "."): value for name, value in values.items()})
 

@@ -24,7 +24,7 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 500, "learner.checkpoint_every": 10,
-    "buffer.capacity": 64, "buffer.lease_s": 6, "actors.slots": 8, "eval.tasks": 0,
+    "buffer.capacity": 64, "buffer.lease_s": 6, "actors.count": 1, "actors.slots": 8, "eval.tasks": 0,
 }  # fmt: skip
 STARTS_S = 60.0
 LAUNCH = [sys.executable, "-m", "asyncrl"]

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 SMALL = {
     "learner.groups_per_step": 2, "learner.group_size": 2, "learner.steps": 2, "buffer.capacity": 32,
-    "actors.slots": 4, "actors.drain_s": 0.0, "eval.tasks": 0, "launch.name": "run",
+    "actors.count": 1, "actors.slots": 4, "actors.drain_s": 0.0, "eval.tasks": 0, "launch.name": "run",
 }  # fmt: skip
 CALLER = """
     import sys, time

@@ -28,7 +28,8 @@ WITHIN = "ASYNCRL_WITHIN_NAMESPACES"
 PLACED = {"launch.name": "run", "launch.backend": "ray", "launch.host": "auto", "weights.channel": "zmq"}
 SMALL = {
     "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 2000, "learner.checkpoint_every": 10,
-    "buffer.capacity": 64, "buffer.lease_s": 6, "actors.slots": 8, "actors.drain_s": 2, "eval.tasks": 0,
+    "buffer.capacity": 64, "buffer.lease_s": 6,
+    "actors.count": 1, "actors.slots": 8, "actors.drain_s": 2, "eval.tasks": 0,
 }  # fmt: skip
 CUT_S = 8.0
 STEPS_S = 120.0

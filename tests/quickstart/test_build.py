@@ -39,8 +39,8 @@ def test_the_weights_in_the_package_are_those_of_this_code():
 
 def test_it_starts_with_the_form_and_with_bad_habits():
     assert 0.1 <= success(QUICKSTART, 64, temperature=1.0) <= 0.5
-    # What is most likely is right: the bad habits sit in the tails, which is where sampling meets them.
-    assert success(QUICKSTART, 64, temperature=0.0) >= 0.9
+    # Greedily it adds, whatever sign the question shows, and makes few other errors.
+    assert 0.2 <= success(QUICKSTART, 64, temperature=0.0) <= 0.6
 
 
 def test_the_warm_up_learns_and_is_reproducible():

@@ -36,8 +36,12 @@ SINKS: dict[str, str] = {
     "jsonl": "asyncrl.tracking.sinks.jsonl:JsonLines",
     "wandb": "asyncrl.tracking.sinks.wandb:Wandb",
     "trackio": "asyncrl.tracking.sinks.trackio:Trackio",
+    "tensorboard": "asyncrl.tracking.sinks.tensorboard:TensorBoard",
 }
 """Name -> import path of a callable `(run, config) -> Sink`."""
+
+BUILT_IN = ("jsonl",)
+"""Sinks that need no package. Each of the others needs the package, and the extra, of its own name."""
 
 
 OVERVIEW: dict[str, str] = {
@@ -62,7 +66,7 @@ def with_overview(record: Record) -> Record:
 def check(names: Sequence[str]) -> None:
     """Refuse a sink that does not exist or is not installed, before the run starts. Raises ConfigError."""
     for name in names:
-        if name in ("wandb", "trackio") and importlib.util.find_spec(name) is None:
+        if name in SINKS and name not in BUILT_IN and importlib.util.find_spec(name) is None:
             raise ConfigError(
                 f"tracking.sinks names {name}, which is not installed: pip install 'asyncrl[{name}]', or leave it out."
             )

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[3]
 RAY = str(Path(sys.executable).with_name("ray"))
 SMALL = {
     "learner.groups_per_step": 4, "learner.group_size": 4, "learner.steps": 2000, "learner.checkpoint_every": 10,
-    "buffer.capacity": 64, "actors.slots": 8, "actors.drain_s": 2, "eval.tasks": 0, "launch.name": "run",
+    "buffer.capacity": 64, "actors.count": 1, "actors.slots": 8, "actors.drain_s": 2, "eval.tasks": 0,
+    "launch.name": "run",
     "launch.backend": "ray", "launch.host": "127.0.0.1", "weights.channel": "zmq",
 }  # fmt: skip
 

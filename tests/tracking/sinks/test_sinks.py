@@ -7,6 +7,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -127,10 +128,43 @@ def test_trackio_holds_every_series(tmp_path):
     assert all(math.isfinite(v) for v in logged.values() if isinstance(v, float))
 
 
+def scalars(folder: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    read.Reload()
+    return {tag: [(point.step, point.value) for point in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+def test_tensorboard_holds_every_series(tmp_path):
+    pytest.importorskip("tensorboard")
+    run = make(tmp_path)
+    names, done = log_all(run, "tensorboard")
+    assert done.stdout == "failures 0\n", done.stderr
+    logged = scalars(run.path / "tensorboard")
+    assert set(logged) == {*names, "wall_s", "tokens"}, "a value that is not finite is left out"
+    assert logged["tokens"] == [(1, 100.0), (2, 200.0)]
+    assert logged[names[7]][1] == (2, pytest.approx(2.007))
+
+
+def test_steps_done_again_after_a_resume_replace_the_earlier_ones_in_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from asyncrl.tracking.sinks.tensorboard import TensorBoard
+
+    run = make(tmp_path)
+    for steps, reward in ((range(1, 5), 0.25), (range(3, 6), 0.5)):
+        sink = TensorBoard(run, run.load_config())
+        for step in steps:
+            sink.record({"step": step, "reward/mean": reward})
+        sink.close({})
+        time.sleep(1.1)  # the name of an event file holds the second; files are read in the order of names
+    assert scalars(run.path / "tensorboard")["reward/mean"] == [(1, 0.25), (2, 0.25), (3, 0.5), (4, 0.5), (5, 0.5)]
+
+
 def test_a_tracker_that_is_not_installed_is_named_with_the_extra(tmp_path):
     run = make(tmp_path)
     hidden = tmp_path / "hidden"
-    for package in ("wandb", "trackio"):
+    for package in ("wandb", "trackio", "tensorboard"):
         (hidden / package).mkdir(parents=True)
         (hidden / package / "__init__.py").write_text(f"raise ModuleNotFoundError('no', name='{package}')")
         path = os.pathsep.join([str(hidden), os.environ.get("PYTHONPATH", "")])
