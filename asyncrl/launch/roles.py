@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 from asyncrl.config import Config
@@ -16,12 +15,12 @@ from asyncrl.weights.channels import channel
 T = TypeVar("T")
 
 
-def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
-    """The roles of a run, in the order in which they start. `fresh`: the checkpoint at which a new branch begins."""
+def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
+    """The roles of a run, in the order in which they start."""
     folder = str(run.path)
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
-        *(_learner(folder, config, rank, resume=resume, fresh=fresh) for rank in range(config.learner.ranks)),
+        *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
         *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
     ]
     if (server := channel(config).server) is not None:
@@ -34,12 +33,10 @@ def actor(run: RunFolder, config: Config, name: str) -> Role:
     return Role(name, command, (), _threads(config.actors.threads), setting(config.launch.cpus, name) or ())
 
 
-def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
+def _learner(folder: str, config: Config, rank: int, *, resume: bool) -> Role:
     first = python("asyncrl.learner", folder, *(("--rank", str(rank)) if rank else ()))
     again = (*first, "--resume")
     begin = again if resume else first
-    if fresh is not None:
-        begin = (*again, "--fresh", str(fresh))
     environment = _threads(config.learner.threads)
     if config.learner.ranks > 1:  # they share a host, whose name may resolve to any address
         loopback = "lo0" if sys.platform == "darwin" else "lo"
