@@ -96,7 +96,7 @@ class Storm:
             launcher.kill()
             out, _ = launcher.communicate(timeout=60)
         assert early is None, f"the launch ended with {early}: {words}\n{out}"
-        if (self.run.path / "run.json").is_file() and (self.run.path / "run.json").stat().st_size:
+        if self._begun():
             assert until(lambda: not living(self.run), 60.0)
 
     def check(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,14 +127,17 @@ class Storm:
 
     def _cut_off(self) -> bool:
         """Whether a new run, or a fork, was killed before its folder was whole."""
-        record = self.run.path / "run.json"
-        if not record.is_file() or not record.stat().st_size:
+        if not self._begun():
             return True
         try:
             self.run.fresh_from()
         except RunError:
             return True
         return False
+
+    def _begun(self) -> bool:
+        record = self.run.path / "run.json"
+        return record.is_file() and record.stat().st_size > 0
 
     def _ledger(self) -> LedgerRows | None:
         """None before its tables are there."""
@@ -146,7 +149,8 @@ class Storm:
             raise
 
     def _kill_one(self) -> None:
-        roles = [pid for pid, role in living(self.run).items() if role in ("learner", "buffer", "actor-0")]
+        found = living(self.run) if self._begun() else {}
+        roles = [pid for pid, role in found.items() if role in ("learner", "buffer", "actor-0")]
         for pid in roles and [self.rng.choice(roles)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
