@@ -80,17 +80,21 @@ class Storm:
         return self._counted("plain", resume)
 
     def kill(self, words: list[str]) -> None:
-        """Launches, kills a process or two at a random moment, and at last all of them."""
+        """Launches, kills a process at a random moment, and at last all of them: three times of four after some
+        training steps, else at any time from the start of the launcher on."""
         launcher = launched(*words)
+        started, steps = time.time(), self.rng.choice([None, 1, 3, 6])
         begun = time.monotonic()
         try:
-            lasts = self.rng.choice([self.rng.uniform(0.5, 8.0), self.rng.uniform(8.0, 30.0)])
-            single = begun + self.rng.uniform(0.3, 1.5) * lasts
+            lasts = self.rng.uniform(0.5, 12.0) if steps is None else 120.0
+            single = begun + self.rng.uniform(0.3, 1.5) * min(lasts, 20.0)
             while time.monotonic() < begun + lasts and launcher.poll() is None:
+                if steps is not None and self._trained_since(started) >= steps:
+                    break
                 if time.monotonic() > single:
                     self._kill_one()
                     single = float("inf")
-                time.sleep(0.05)
+                time.sleep(0.1)
             early = launcher.poll()
         finally:
             launcher.kill()
@@ -134,6 +138,11 @@ class Storm:
         except RunError:
             return True
         return False
+
+    def _trained_since(self, started: float) -> int:
+        """Batches finished since then."""
+        ledger = self._ledger() if self._begun() else None
+        return sum((batch.finished_at or 0.0) > started for batch in ledger.batches) if ledger is not None else 0
 
     def _begun(self) -> bool:
         record = self.run.path / "run.json"
