@@ -123,6 +123,25 @@ class RunFolder:
         return self.path / "configs"
 
     @property
+    def fresh(self) -> Path:
+        """Holds the name of the checkpoint at which a new branch is to begin (`--fresh`, `--fork`), until a learner has
+        begun it: whatever is killed in between, the next start does."""
+        return self.path / "fresh"
+
+    def fresh_from(self) -> Path | None:
+        """The checkpoint at which a new branch is still to begin. Raises RunError if it is not there."""
+        if not self.fresh.is_file():
+            return None
+        checkpoint = self.checkpoints / self.fresh.read_text().strip()
+        if not (checkpoint / "state.json").is_file():
+            raise RunError(
+                f"{self.fresh} says that a new branch is to begin at {checkpoint}, which is no checkpoint. After a "
+                "--fork that was killed while it copied: remove the folder, and fork again. Else name another one with "
+                "--fresh --at-step K, or remove the file to redo what is recorded."
+            )
+        return checkpoint
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -196,7 +215,8 @@ class RunFolder:
         replace(self.configs / f"{len(list(self.configs.glob('*.yaml'))):04d}.yaml", text, mode=0o600)
 
     def record(self) -> dict[str, Any]:
-        """The contents of `run.json`: id, started, sockets, shm, host, and the processes with pid and start time.
+        """The contents of `run.json`: id, started, folder, sockets, shm, host, and the processes with pid and start
+        time. `folder` is the run folder's path and inode.
 
         Raises RunError when the file is damaged."""
         try:
@@ -208,6 +228,16 @@ class RunFolder:
             ) from error
         return record
 
+    @property
+    def copied_from(self) -> Path | None:
+        """The folder of which this one is a copy, if no launch of its own has begun: what `run.json` names is then the
+        original's. A folder that was moved is none, and keeps its inode."""
+        if not (self.path / "run.json").stat().st_size:
+            return None
+        path, inode = self.record().get("folder", ("", 0))
+        copied = path and Path(path) != self.path.resolve() and inode != self.path.stat().st_ino
+        return Path(path) if copied else None
+
     def note(self, **values: Any) -> None:
         """Updates `run.json`; only the launcher may call it."""
         self._write({**self.record(), **values})
@@ -215,7 +245,8 @@ class RunFolder:
     def open(self) -> None:
         """Begins a new launch of this run, with new folders for sockets and weights and a new id. No process of the run
         may live."""
-        self.remove_temporary()
+        if self.copied_from is None:
+            self.remove_temporary()
         sockets = tempfile.mkdtemp(prefix="asyncrl-", dir=_short_folder())
         host = self.load_config().launch.host
         if host:
@@ -225,7 +256,8 @@ class RunFolder:
         shm = self._new_shm()
         for folder in (Path(sockets), shm):
             leftovers.lock(folder)
-        self._write({**record, "shm": str(shm), "host": host, "processes": {}})
+        place = str(self.path.resolve()), self.path.stat().st_ino
+        self._write({**record, "folder": place, "shm": str(shm), "host": host, "processes": {}})
 
     def remove_temporary(self) -> None:
         """Removes sockets, keys and weights in flight of a launch that is over."""

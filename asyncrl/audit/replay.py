@@ -76,7 +76,7 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
     config = run.load_config()
     folder = run.ledger(config)
     ledger = read_ledger(folder)
-    checkpoints = _checkpoints(run, ledger)
+    checkpoints = on_the_line(run, ledger)
     _check_step(checkpoints, from_step)
     batches = [b for b in ledger.line if b.outcome == "applied" and b.version >= from_step]
     batches = [b for b in batches if to_step is None or b.version < to_step]
@@ -203,7 +203,7 @@ def rebuilt(
     )
 
 
-def _checkpoints(run: RunFolder, ledger: LedgerRows) -> dict[int, Path]:
+def on_the_line(run: RunFolder, ledger: LedgerRows) -> dict[int, Path]:
     """The checkpoints on the recorded line, by version."""
     checkpoints = {}
     for path in complete(run.checkpoints):

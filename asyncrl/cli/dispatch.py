@@ -11,7 +11,7 @@ from asyncrl.cli import system
 from asyncrl.cli.beginning import doctor, init, try_
 from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
-from asyncrl.cli.runs import actors, audit, dashboard, replay, status, why
+from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, why
 from asyncrl.errors import AsyncRLError, ConfigError, described
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "chaos": chaos,
     "audit": audit,
     "replay": replay,
+    "report": report,
     "actors": actors,
     "envs": envs,
     "rewards": rewards,

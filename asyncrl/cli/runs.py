@@ -68,6 +68,23 @@ def audit(words: list[str]) -> int:
     return run_audit(RunFolder.existing(options.run), step=options.step, format=options.format, out=options.out)
 
 
+def report(words: list[str]) -> int:
+    """Draws a run's report again from its metrics: report.html and plots/."""
+
+    @dataclass(frozen=True)
+    class Report:
+        run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder.", metavar="RUN")]
+
+    options = tyro.cli(Report, args=words, prog="asyncrl report", description=report.__doc__)
+    from asyncrl.run_folder import RunFolder
+    from asyncrl.tracking.report.report import write_report
+
+    run = RunFolder.existing(options.run)
+    write_report(run)
+    print(run.report)
+    return 0
+
+
 def replay(words: list[str]) -> int:
     """Trains again on the recorded batches, without actors, and compares the weights bit by bit."""
 

@@ -105,6 +105,8 @@ def launch(
         if origin.resume is not None:  # after `hold`: nothing else shows a launcher on another host
             check_disk(run.path)
             refuse_live(run)
+            if prepared.checkpoint is not None:  # before the config: what follows is done by whichever launch comes
+                replace(run.fresh, prepared.checkpoint.name)
             run.save_config(config)
             run.open()
         run.note(processes={"launcher": this_process()})
@@ -112,13 +114,12 @@ def launch(
         collector = _collector(run, prepared, console)
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
-            fresh = prepared.checkpoint if origin.fresh else None
-            processes = roles(run, config, resume=origin.earlier is not None, fresh=fresh)
+            processes = roles(run, config, resume=origin.earlier is not None)
             outcome = Launcher(run, config, processes, collector, interrupts, backend(run, config)).supervise()
         except AsyncRLError as error:
             outcome = Outcome("failed", error.exit_code, str(error))
         finally:
-            _conclude(run, outcome, collector)
+            _conclude(run, outcome, collector, interrupts)
         return outcome
 
 
@@ -166,11 +167,12 @@ def _collector(run: RunFolder, prepared: Prepared, console: Console | None) -> C
         raise RunError(str(error)) from error
 
 
-def _conclude(run: RunFolder, outcome: Outcome, collector: Collector) -> None:
-    """Writes summary.json before anything that may fail."""
+def _conclude(run: RunFolder, outcome: Outcome, collector: Collector, interrupts: Interrupts) -> None:
+    """Writes summary.json before anything that may fail. A further interrupt leaves out the plots not drawn yet."""
     collector.poll(0.0)  # the last reports
     why = redact(outcome.why)
     ended = {"run": run.name, "outcome": outcome.kind, "why": why, "exit_code": outcome.exit_code}
     summary = ended | collector.summary()
     replace(run.summary, json.dumps(summary, indent=2) + "\n")
-    collector.close(summary)
+    before = interrupts.count
+    collector.close(summary, lambda: interrupts.count > before)

@@ -8,17 +8,21 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from asyncrl.buffer.ledger.snapshot import stored
-from asyncrl.run_folder import RunFolder
+from asyncrl.run_folder import RunFolder, replace
 
 
 def inherit(run: RunFolder, source: RunFolder, checkpoint: Path) -> None:
-    """Raises RunError if the checkpoint's ledger cannot be read."""
+    """Whatever is killed on the way, `fresh` says that it is a fork. Raises RunError if the checkpoint's ledger cannot
+    be read."""
+    replace(run.fresh, checkpoint.name)
     held = stored(checkpoint)
-    shutil.copytree(checkpoint, run.checkpoints / checkpoint.name)
     run.inherit_configs(source)
     for log in sorted(source.acks.glob("*.jsonl")):
         if lines := covered(log.read_text(errors="replace").splitlines(keepends=True), held):
             (run.acks / log.name).write_text("".join(lines))
+    unfinished = run.checkpoints / f".unfinished-{checkpoint.name}"
+    shutil.copytree(checkpoint, unfinished)
+    unfinished.rename(run.checkpoints / checkpoint.name)
 
 
 def covered(lines: Iterable[str], held: Collection[tuple[int, int, int, str]]) -> list[str]:

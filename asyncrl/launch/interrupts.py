@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import signal
 from collections.abc import Iterator
@@ -21,9 +22,16 @@ class Interrupts:
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
             numbers.append(signal.SIGHUP)
+        atexit.register(_ignored)
         before = {number: signal.signal(number, interrupt) for number in numbers}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _ignored() -> None:
+    """A process that has run a launcher to its end ends with the outcome's exit code, whatever signal still comes."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

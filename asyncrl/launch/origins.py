@@ -68,11 +68,11 @@ class Origin:
         return load(Config, earlier.config, flags)
 
     def check(self, config: Config) -> Path | None:
-        """The checkpoint of a fork or of a new branch. Raises ConfigError when there is none, and when `config` changes
-        what the earlier run has fixed."""
+        """The checkpoint of a fork or of a new branch, also of one that an earlier launch was to begin. Raises
+        ConfigError when there is none, and when `config` changes what the earlier run has fixed; raises RunError."""
         if (earlier := self.earlier) is None:
             return None
-        checkpoint = checkpoint_at(earlier, self.at_step) if self.fork or self.fresh else None
+        checkpoint = checkpoint_at(earlier, self.at_step) if self.fork or self.fresh else earlier.fresh_from()
         before = earlier.load_config()
         if self.fork is not None:
             if config.buffer.dir is not None and config.buffer.dir == before.buffer.dir:
@@ -86,12 +86,17 @@ class Origin:
         return checkpoint
 
     def warnings(self, config: Config) -> list[str]:
-        """Names the changed fields that decide the result of a training step which is redone."""
+        """Names the branch that is still to begin, else the changed fields that decide the result of a redone step."""
         if self.resume is None or self.fresh:
             return []
         from asyncrl.learner.checkpoints.checkpoints import complete
 
         run = RunFolder.existing(self.resume)
+        if (checkpoint := run.fresh_from()) is not None:
+            return [
+                f"an earlier launch (--fresh, --fork) ended before its learner began the new branch at "
+                f"{checkpoint.name}: it begins now. To redo what is recorded after it instead, remove {run.fresh}."
+            ]
         changed = differences(settings(run.load_config()), settings(config))
         newest = complete(run.checkpoints)[-1:]
         where = f"the checkpoint {newest[0].name}" if newest else "the initial model"

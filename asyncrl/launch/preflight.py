@@ -162,14 +162,27 @@ def full_disk(*folders: Path) -> Outcome | None:
 
 
 def living(run: RunFolder) -> dict[int, str]:
-    """The role of each live process of this run, by pid; for a grandchild followed by its command."""
+    """The role of each live process of this run, by pid; for a grandchild followed by its command. A copy of a live
+    run's folder has none."""
+    return {} if run.copied_from else _recorded(run)
+
+
+def _recorded(run: RunFolder) -> dict[int, str]:
+    """The live processes that `run.json` names."""
     record = run.record()
     recorded = {pid: name for name, (pid, created) in record["processes"].items() if alive(pid, created)}
     return recorded | {process.pid: role_of(process) for process in of_run(record["id"])}
 
 
 def refuse_live(run: RunFolder) -> None:
-    """Raises RunError naming the processes of an earlier launch that still live."""
-    if left := living(run):
+    """Raises RunError naming the processes of an earlier launch that still live; and for a folder that was copied from
+    a run which is still live: files that were copied one by one, while they changed, are of no single moment."""
+    if left := _recorded(run):
         named = ", ".join(f"{name} (pid {pid})" for pid, name in sorted(left.items()))
+        if (original := run.copied_from) is not None:
+            raise RunError(
+                f"{run.path} is a copy of {original}, made while that run was live ({named}), so that its ledger and "
+                "its payloads may not belong together. The original needs no stop: begin a run of your own from its "
+                f"newest checkpoint with --fork {original}, or copy it again when it has ended."
+            )
         raise RunError(f"{run.path} is in use by a live run: {named}. Stop it first: Ctrl-C, or kill these processes.")

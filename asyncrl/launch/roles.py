@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from asyncrl.config import Config
 from asyncrl.launch.placement.demand import reserved, setting
@@ -14,12 +13,12 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
 
 
-def roles(run: RunFolder, config: Config, *, resume: bool, fresh: Path | None = None) -> list[Role]:
-    """The roles of a run, in the order in which they start. `fresh`: the checkpoint at which a new branch begins."""
+def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
+    """The roles of a run, in the order in which they start."""
     folder = str(run.path)
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
-        *(_learner(folder, config, rank, resume=resume, fresh=fresh) for rank in range(config.learner.ranks)),
+        *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
         *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
     ]
     if (server := channel(config).server) is not None:
@@ -33,12 +32,10 @@ def actor(run: RunFolder, config: Config, name: str) -> Role:
     return Role(name, command, (), environment, setting(config.launch.cpus, name) or ())
 
 
-def _learner(folder: str, config: Config, rank: int, *, resume: bool, fresh: Path | None) -> Role:
+def _learner(folder: str, config: Config, rank: int, *, resume: bool) -> Role:
     first = python("asyncrl.learner", folder, *(("--rank", str(rank)) if rank else ()))
     again = (*first, "--resume")
     begin = again if resume else first
-    if fresh is not None:
-        begin = (*again, "--fresh", str(fresh))
     name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
     environment = _threads(config.learner.threads) | interfaces(config) | _given(config, name)
     return Role(name, begin, again, environment, leader=leader)

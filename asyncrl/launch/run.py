@@ -85,7 +85,7 @@ class Run:
         if self._launcher is not None:
             return self._launcher.poll() is None
         launcher = self._folder.record()["processes"].get("launcher")
-        return launcher is not None and alive(*launcher)
+        return launcher is not None and self._folder.copied_from is None and alive(*launcher)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -34,7 +34,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asyncrl.learner", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint, if there is one")
-    parser.add_argument("--fresh", type=Path, help="begin a new branch at this checkpoint instead")
     parser.add_argument("--rank", type=int, default=0, help="which of learner.ranks this is; 0 leads the others")
     arguments = parser.parse_args()
     run = RunFolder.existing(arguments.run)
@@ -62,7 +61,7 @@ def main() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: learner.stop())
             settle()
-            learner.run(resume=arguments.resume, fresh=arguments.fresh)
+            learner.run(resume=arguments.resume, fresh=run.fresh_from(), begun=run.fresh.unlink)
         ranks.leave()
     finally:
         reporter.close()

@@ -67,11 +67,11 @@ class Learner:
     def stop(self) -> None:
         self._session.stopping = True
 
-    def run(self, *, resume: bool, fresh: Path | None = None) -> None:
+    def run(self, *, resume: bool, fresh: Path | None = None, begun: Callable[[], None] = lambda: None) -> None:
         """Returns at the end of the run, or after a checkpoint when told to stop. `fresh`: the checkpoint at which a
-        new branch begins. Raises RunError."""
+        new branch begins; `begun` is called once it is recorded. Raises RunError."""
         session = self._session
-        start(session, self._saving, self._publication, resume=resume, fresh=fresh)
+        start(session, self._saving, self._publication, resume=resume, fresh=fresh, begun=begun)
         self._publication.ensure()
         session.reporter.ready()
         if session.batch == 0:

@@ -43,6 +43,9 @@ PACKAGES = ("asyncrl", "torch", "transformers", "numpy", "pyzmq", "vllm", "wandb
 AT_ONCE = 2000
 """Maximum of messages in one poll, so that a flood does not keep the launcher from its other work."""
 
+DRAWING_S = 30.0
+"""Longest time that the end of a run takes for the report's plots, up to the one that is begun last."""
+
 MAX_BYTES = 1 << 20
 """Largest report; a peer that sends a larger one is disconnected."""
 
@@ -161,8 +164,9 @@ class Collector:
         while self._sinks:
             self._sinks.pop().close(summary)
 
-    def close(self, summary: dict[str, Any] | None = None) -> None:
-        """Finish, write the report and show the end on the terminal, with `outcome` and `why` of `summary`, if any."""
+    def close(self, summary: dict[str, Any] | None = None, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Finish, write the report and show the end on the terminal, with `outcome` and `why` of `summary`, if any.
+        Once `hurry` is true, or after `DRAWING_S`, the report's other plots are left out."""
         self.finish()
         summary = self.summary() if summary is None else summary
         self._closed = True
@@ -170,7 +174,7 @@ class Collector:
         if self._jsonl is not None:
             self._jsonl.close(summary)
             self._jsonl = None
-        self._report()
+        self._report(hurry)
         if self._terminal is not None:
             self._terminal.close(summary)
 
@@ -179,9 +183,11 @@ class Collector:
             for message in self._messages():
                 self._take(message)
 
-    def _report(self) -> None:
+    def _report(self, hurry: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DRAWING_S
         try:
-            write_report(self._run)
+            if left_out := write_report(self._run, lambda: hurry() or time.monotonic() > deadline):
+                log.warning("%d plots of the report were left out: asyncrl report %s", left_out, self._run.path)
         except Exception as error:  # a failed picture must not break the end of a run
             log.warning("no report: %s: %s", type(error).__name__, error)
 

@@ -8,8 +8,9 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.api import prepare
+from asyncrl.launch.api import launch, prepare
 from asyncrl.launch.origins import Origin
+from asyncrl.launch.supervision import Outcome
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 
@@ -113,3 +114,48 @@ def test_what_the_checkpoints_were_made_with_cannot_change(run: RunFolder, flags
     for origin in (Origin(resume=run.path), Origin(fork=run.path)):
         with pytest.raises(ConfigError, match=rf"{next(iter(flags))} cannot change"):
             origin.check(origin.load(None, flags).config)
+
+
+def test_a_fresh_start_that_was_cut_off_is_carried_out_by_the_next_one(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--fresh` is not known to the ledger until a learner has started: the run folder remembers it."""
+    monkeypatch.setattr("asyncrl.launch.loop.Launcher.supervise", lambda _: Outcome("failed", 1, "killed"))
+    Checkpoints(run.checkpoints, 3).write(State(4, 4, 0, 1), [], lambda _: lambda: None, lambda _: None)
+    fresh = Origin(resume=run.path, fresh=True, at_step=2)
+    launch(prepare(fresh.load(None, {"learner.lr": 0.5}).config, fresh, checks="names"))
+    run.note(processes={})  # this process was the launcher
+    assert run.fresh_from() == run.checkpoints / "step-000002"
+
+    plain = Origin(resume=run.path)
+    prepared = prepare(plain.load(None, {}).config, plain, checks="names")
+    assert prepared.checkpoint == run.checkpoints / "step-000002"
+    assert "began the new branch at step-000002: it begins now" in prepared.warnings[0]
+    launch(prepared)
+    run.note(processes={})
+    assert run.fresh_from() is not None, "until a learner has begun it"
+    other = Origin(resume=run.path, fresh=True)
+    launch(prepare(other.load(None, {}).config, other, checks="names"))
+    assert run.fresh_from() == run.checkpoints / "step-000004", "the latest word counts"
+
+    run.remove_temporary()
+    run.fresh.unlink()
+    assert plain.check(run.load_config()) is None
+    run.fresh.write_text("step-000009")
+    with pytest.raises(RunError, match=r"step-000009, which is no checkpoint"):
+        plain.check(run.load_config())
+
+
+def test_a_fork_that_was_cut_off_is_not_taken_for_a_new_run(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    origin = Origin(fork=run.path)
+    config = origin.load(None, {"launch.name": "forked"}).config
+    checkpoint = origin.check(config)
+    monkeypatch.setattr("asyncrl.launch.forks.shutil.copytree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        origin.open(config, "unused", checkpoint)
+    forked = Origin(resume=run.path.with_name("forked"))
+    with pytest.raises(RunError, match=r"--fork that was killed while it copied"):
+        forked.check(forked.load(None, {}).config)

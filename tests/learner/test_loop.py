@@ -262,10 +262,13 @@ def test_fresh_at_a_checkpoint_begins_a_branch_and_a_death_on_it_stays_there(tmp
     buffer = FakeBuffer(steps=4)
     played(tmp_path, buffer)
     at = tmp_path / "checkpoints" / "step-000002"
+    begun: list[int] = []
     buffer.asked.clear()
     buffer.on_batch = lambda b: (_ for _ in ()).throw(Killed()) if b == 3 else None
+    learner = a_learner(a_config(), tmp_path, buffer, FakeReporter())[0]
     with pytest.raises(Killed):
-        a_learner(a_config(), tmp_path, buffer, FakeReporter())[0].run(resume=True, fresh=at)
+        learner.run(resume=True, fresh=at, begun=lambda: begun.append(buffer.branch))
+    assert begun == [1], "told once, when the buffer has recorded the branch"
     assert buffer.asked == [2, 3]
     assert buffer.published_versions[5:] == [(1, 2), (1, 3)]
     buffer.on_batch, buffer.off_line = None, {4}

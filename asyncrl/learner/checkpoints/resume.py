@@ -19,21 +19,32 @@ Ask = Callable[[int, int, int | None, bool], Start]
 """(batch, version, branch, fresh) as `BufferClient.start` takes them; raises BufferRefused"""
 
 
-def start(session: Session, saving: Saving, publication: Publication, *, resume: bool, fresh: Path | None) -> None:
-    """Agrees with the buffer where this incarnation begins, and loads what is needed for it."""
+def start(
+    session: Session,
+    saving: Saving,
+    publication: Publication,
+    *,
+    resume: bool,
+    fresh: Path | None,
+    begun: Callable[[], None],
+) -> None:
+    """Agrees with the buffer where this incarnation begins, and loads what is needed for it. `begun` is called once the
+    new branch of `fresh` is recorded."""
     session.reporter.waiting("buffer", "buffer")
     session.ask(lambda: session.buffer.hello("learner"))
-    checkpoint, begun = begin(
+    checkpoint, at = begin(
         saving.folder,
         lambda *point: session.ask(lambda: session.buffer.start(*point)),
         resume=resume,
         fresh=fresh,
     )
-    session.incarnation, session.branch = begun.incarnation, begun.branch
-    if begun.why:
-        log.warning("a new branch, %d, begins at version %d: %s", begun.branch, begun.version, begun.why)
-        session.reporter.event("branch", step=begun.version, branch=begun.branch, why=begun.why)
-    publication.published = begun.published
+    if fresh is not None:
+        begun()
+    session.incarnation, session.branch = at.incarnation, at.branch
+    if at.why:
+        log.warning("a new branch, %d, begins at version %d: %s", at.branch, at.version, at.why)
+        session.reporter.event("branch", step=at.version, branch=at.branch, why=at.why)
+    publication.published = at.published
     session.reporter.waiting(None)
     if checkpoint is not None:
         warn_of_other_rounding(saving.load(checkpoint), session.config.learner)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.tracking.report.panels import DASHBOARD, Panel
@@ -21,38 +20,38 @@ if TYPE_CHECKING:
 FIRST = ("reward", "throughput", "staleness", "ess", "waits_learner", "waits_actor")
 """The curves on the first screen."""
 
+AGAIN = "<code>asyncrl report RUN</code> draws them all."
+
 Tile = tuple[str, str]
 """Title and value, as HTML."""
 
 
-def write_report(run: RunFolder) -> Path:
-    """Write `report.html`, one self-contained page, and `plots/*.png`. Raises ValueError for unreadable metrics."""
+def write_report(run: RunFolder, over: Callable[[], bool] = lambda: False) -> int:
+    """Write `report.html`, one self-contained page, and `plots/*.png`. Raises ValueError for unreadable metrics.
+
+    Once `over` is true no further plot is drawn: the page says so. Returns how many panels were left out for that.
+    """
     records = jsonl.by_step(run.metrics)
     run.plots.mkdir(exist_ok=True)
     recorded = names(records)
     pictures: dict[str, str] = {}
-    for panels in DASHBOARD.values():
-        for panel in panels:
-            png = draw(panel, records, recorded)
-            if png is not None:
-                (run.plots / f"{panel.slug}.png").write_bytes(png)
-                pictures[panel.slug] = base64.b64encode(png).decode()
+    panels = sorted((p for each in DASHBOARD.values() for p in each), key=lambda p: p.slug not in FIRST)
+    left_out = 0
+    for panel in panels:
+        if over():
+            left_out += 1
+        elif (png := draw(panel, records, recorded)) is not None:
+            (run.plots / f"{panel.slug}.png").write_bytes(png)
+            pictures[panel.slug] = base64.b64encode(png).decode()
     temporary = run.report.with_suffix(".html.part")
-    temporary.write_text(page(run.name, records, pictures))
+    temporary.write_text(page(run.name, records, pictures, left_out))
     temporary.replace(run.report)
-    return run.report
+    return left_out
 
 
-def page(name: str, records: Sequence[Record], pictures: dict[str, str]) -> str:
-    """The whole page. `pictures`: base64 PNG by panel."""
-    by_slug = {panel.slug: panel for panels in DASHBOARD.values() for panel in panels}
-    body = [f"<h1><span>asyncrl</span> {html.escape(name)}</h1>"]
-    if not records:
-        body.append("<p>No training step was recorded.</p>")
-    else:
-        body.append(_numbers(records))
-        body.append(_bias(records[-1] if "buffer/count/generated" in records[-1] else _merged(records)))
-        body.append(_grid([by_slug[slug] for slug in FIRST], pictures))
+def page(name: str, records: Sequence[Record], pictures: dict[str, str], left_out: int = 0) -> str:
+    """The whole page. `pictures`: base64 PNG by panel. `left_out`: panels that were not drawn for lack of time."""
+    body = [f"<h1><span>asyncrl</span> {html.escape(name)}</h1>", *_first_screen(records, pictures, left_out)]
     for title, panels in DASHBOARD.items():
         rest = [p for p in panels if p.slug not in FIRST and p.slug in pictures]
         if rest:
@@ -62,6 +61,19 @@ def page(name: str, records: Sequence[Record], pictures: dict[str, str]) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>asyncrl {html.escape(name)}</title>"
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style><main>{''.join(body)}</main></html>\n"
     )
+
+
+def _first_screen(records: Sequence[Record], pictures: dict[str, str], left_out: int) -> list[str]:
+    if not records:
+        return ["<p>No training step was recorded.</p>"]
+    by_slug = {panel.slug: panel for panels in DASHBOARD.values() for panel in panels}
+    missing = f"<p>{left_out} curves were left out: drawing took too long, or was interrupted. {AGAIN}</p>"
+    return [
+        *[missing] * bool(left_out),
+        _numbers(records),
+        _bias(records[-1] if "buffer/count/generated" in records[-1] else _merged(records)),
+        _grid([by_slug[slug] for slug in FIRST], pictures),
+    ]
 
 
 def _numbers(records: Sequence[Record]) -> str:

@@ -2,6 +2,8 @@ import base64
 import doctest
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -30,7 +32,8 @@ def run(tmp_path):
 def test_the_report_is_made_from_metrics_alone_and_holds_its_pictures(run):
     (run.path / "run.json").unlink()
     run.config.unlink()
-    text = write_report(run).read_text()
+    assert write_report(run) == 0
+    text = run.report.read_text()
     for slug in FIRST:
         picture = (run.plots / f"{slug}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
@@ -39,6 +42,23 @@ def test_the_report_is_made_from_metrics_alone_and_holds_its_pictures(run):
     assert "31.0% &rarr; <b>93.0%</b>" in text
     assert text.index("What dropping does") < text.index("<img"), "drop bias stands above the curves"
     assert not re.search(r"(src|href)=['\"]?(http|//)", text), "nothing is fetched"
+
+
+def test_a_report_that_takes_too_long_leaves_plots_out_and_says_so(run):
+    asked = iter([False, False] + [True] * 99)
+    left_out = write_report(run, lambda: next(asked))
+    drawn = sorted(run.plots.glob("*.png"))
+    assert 0 < len(drawn) <= 2
+    assert {path.stem for path in drawn} <= set(FIRST), "those of the first screen come first"
+    text = run.report.read_text()
+    assert f"{left_out} curves were left out" in text
+    assert "asyncrl report RUN" in text
+    assert "31.0% &rarr; <b>93.0%</b>" in text, "the numbers are there"
+    cli_report = [sys.executable, "-m", "asyncrl", "report", str(run.path)]
+    done = subprocess.run(cli_report, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == str(run.report)
+    assert "left out" not in run.report.read_text()
+    assert len(list(run.plots.glob("*.png"))) > 2
 
 
 def test_a_policy_that_starves_long_episodes_is_marked(run):
@@ -50,7 +70,8 @@ def test_a_policy_that_starves_long_episodes_is_marked(run):
 
 def test_a_run_without_a_step_has_a_report_that_says_so(tmp_path):
     run = RunFolder.create(tmp_path / "r", Config())
-    assert "No training step was recorded" in write_report(run).read_text()
+    write_report(run)
+    assert "No training step was recorded" in run.report.read_text()
 
 
 def test_a_value_that_is_not_finite_leaves_a_gap_and_no_error():
