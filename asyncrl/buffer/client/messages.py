@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from asyncrl.trajectory import Count, Lease, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Count, Lease, LogHead, Ticket, TicketId, Trajectory
 
 T = TypeVar("T")
 
@@ -153,6 +153,8 @@ class TicketsRequest(Request[TicketReply], frozen=True):
     credits: Count
     leased: _Leases
     wait_s: _Seconds
+    logged: LogHead | None = None
+    """How far the actor's log is."""
 
 
 class RenewRequest(Request[list[Lease]], frozen=True):

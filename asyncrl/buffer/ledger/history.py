@@ -96,9 +96,10 @@ class History:
         self._current().caused = True
         self._db.write("UPDATE incarnations SET caused = 1 WHERE incarnation = ?", (self._current().incarnation,))
 
-    def publish(self, version: int, digest: str) -> None:
-        values = (self.branch, version, digest, self._db.wall_clock())
-        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?, ?)", values)
+    def publish(self, version: int, digest: str, attempts: int) -> None:
+        """`attempts`: how many were issued before."""
+        values = (self.branch, version, digest, self._db.wall_clock(), attempts)
+        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?, ?, ?)", values)
         self._load_published()
 
     def fix(self, b: int, version: int, groups: Sequence[int], first_uses: int) -> Batch:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+from asyncrl.buffer.ledger.chain import Chain
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 
 NEEDED = (
@@ -106,9 +107,11 @@ def restore(checkpoints: Path, folder: Path) -> Path | None:
             except OSError:
                 shutil.copy2(segment, folder / "payloads" / segment.name)
         shutil.copy2(newest / "buffer" / "ledger.sqlite", unfinished)
-        with sqlite3.connect(unfinished) as db:
-            db.execute("INSERT OR REPLACE INTO kv VALUES ('restored', ?)", (str(newest),))
-        db.close()
+        with closing(sqlite3.connect(unfinished)) as db, db:
+            chain, change = Chain(db), ("INSERT OR REPLACE INTO kv VALUES (?, ?)", ("restored", str(newest)))
+            db.execute(*change)
+            chain.note(*change)
+            chain.seal()
         unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that exists is complete
     except (OSError, sqlite3.Error) as error:
         raise LedgerFailed(
