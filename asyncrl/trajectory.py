@@ -147,6 +147,13 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     off behind an agent's stop string."""
 
 
+class LogHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far the log of an actor was: the number of a line, and a digest of everything up to it."""
+
+    line: Count
+    digest: Annotated[str, msgspec.Meta(max_length=64)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """One finished episode."""
@@ -171,6 +178,8 @@ class Trajectory:
     """What the environment counted."""
     turn_records: tuple[TurnRecord, ...] = ()
     """One per turn, or none where nobody measured."""
+    logged: LogHead | None = None
+    """Its line in its actor's log, which was written before it is put; None: its actor keeps no log."""
 
     @property
     def num_tokens(self) -> int:
@@ -191,7 +200,7 @@ class Trajectory:
 
     def digest(self) -> str:
         """32 hex digits over what is trained on: identity, arrays, reward; not timings, turn
-        records, metrics or the attempt.
+        records, metrics, the log or the attempt.
 
         XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (among four
         billion trajectories: one chance in 2**64), not what somebody forged. A cryptographic one takes 50 to 100 times

@@ -21,6 +21,7 @@ from asyncrl.trajectory import (
     GroupIndex,
     GroupNumber,
     Kind,
+    LogHead,
     Row,
     StopReason,
     TicketId,
@@ -67,6 +68,7 @@ class _Header(msgspec.Struct, frozen=True):
     timings: _Numbers
     metrics: _Numbers
     turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURN_RECORDS)] = ()
+    logged: LogHead | None = None
 
 
 _HEADERS = msgspec.msgpack.Decoder(_Header)
@@ -108,6 +110,8 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
     }
     if len(t.turn_records) <= MAX_TURN_RECORDS:  # an episode is not lost for what was measured about it
         header["turn_records"] = [msgspec.structs.astuple(record) for record in t.turn_records]
+    if t.logged is not None:
+        header["logged"] = msgspec.structs.astuple(t.logged)
     return [pack(header), *(frame for row in t.rows for frame in encode_row(row))]
 
 
@@ -155,6 +159,7 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
         header.timings,
         header.metrics,
         header.turn_records,
+        header.logged,
     )
 
 

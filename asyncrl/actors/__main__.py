@@ -65,7 +65,7 @@ async def run(folder: RunFolder, name: str) -> None:
         Patience(config.actors.episode_idle_s, config.actors.episode_s),
         deadline_s,
     )
-    acks = AckLog(folder.acks / f"{name}.jsonl")
+    acks = AckLog(folder.acks / f"{name}.jsonl", flush=config.buffer.fsync != "off")
     updates = WeightUpdates(engine, weights, recompute_kv=config.weights.kv == "recompute")
     actor = Actor(name, config, Components(engine, play_episode, buffer, updates, keeper, reporter, acks))
     settle()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from asyncrl.actors.ack_log import AckLog
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.tickets import HeldTicket, HeldTickets
 from asyncrl.buffer.client import BufferRefused, BufferTimeout
@@ -21,7 +22,9 @@ INTERRUPT_S = 1.0
 """Seconds for the engine to end the interrupted requests; at most half of `actors.drain_s`."""
 
 
-async def drain(name: str, tickets: HeldTickets, buffer: Buffer, seconds: float, interrupt: Engine | None) -> None:
+async def drain(
+    name: str, tickets: HeldTickets, buffer: Buffer, acks: AckLog, seconds: float, interrupt: Engine | None
+) -> None:
     """Give episodes `seconds` to finish, release the tickets of the others, and wait for the last puts.
 
     `interrupt`: the engine whose first-turn requests are aborted, so that their tickets are released with a prefix.
@@ -36,7 +39,8 @@ async def drain(name: str, tickets: HeldTickets, buffer: Buffer, seconds: float,
     for held in unfinished:
         if held.task and held.progress.prefix is None:  # with a prefix it ends by itself, and closes its environment
             held.task.cancel()
-    await _release(name, buffer, [held for held in unfinished if held.interrupted or held.lease in tickets.playing])
+    released = [held for held in unfinished if held.interrupted or held.lease in tickets.playing]
+    await _release(name, buffer, acks, released)
     if putting := [held.task for held in tickets.putting.values() if held.task]:
         _, late = await asyncio.wait(putting, timeout=LEAVE_S)
         if late:
@@ -57,14 +61,18 @@ async def _interrupt(unfinished: list[HeldTicket], engine: Engine, seconds: floa
         log.info("not all requests were interrupted in time")
 
 
-async def _release(name: str, buffer: Buffer, unfinished: list[HeldTicket]) -> None:
+async def _release(name: str, buffer: Buffer, acks: AckLog, unfinished: list[HeldTicket]) -> None:
     if not unfinished:
         return
     leases, prefixes = [held.lease for held in unfinished], [held.progress.prefix for held in unfinished]
     sampled = sum(prefix is not None for prefix in prefixes)
     log.info("releases %d tickets, %d with sampled tokens", len(leases), sampled)
+    for lease, prefix in zip(leases, prefixes, strict=True):
+        if prefix is not None:
+            acks.hand_back(lease, prefix)
     try:
         async with asyncio.timeout(LEAVE_S):
+            await acks.flush()
             await buffer.release(name, leases, prefixes)
     except (BufferTimeout, BufferRefused, TimeoutError) as error:
         log.warning("%d tickets were not released, and their leases lapse: %s", len(leases), error)

@@ -45,7 +45,7 @@ class Actor:
     def __init__(self, name: str, config: Config, components: Components) -> None:
         self._name, self._config = name, config
         self._engine, self._buffer, self._reporter = components.engine, components.buffer, components.reporter
-        self._updates, self._keeper = components.updates, components.keeper
+        self._updates, self._keeper, self._acks = components.updates, components.keeper, components.acks
         self._concurrency = Concurrency.of(config)
         self.tickets = HeldTickets(components, report=lambda: self._status.report())
         self._status = Status(config.env.name, components, self.tickets, self._concurrency)
@@ -99,7 +99,7 @@ class Actor:
         # The keeper renews all leases; they are listed here as well, for a buffer that has just restarted.
         leased = self._keeper.announced(time.monotonic())
         credits = self._concurrency.free(self.tickets.busy)
-        return self._buffer.tickets(self._name, self._engine.held_version, credits, leased, POLL_S)
+        return self._buffer.tickets(self._name, self._engine.held_version, credits, leased, POLL_S, self._acks.head)
 
     async def _take_weights(self) -> None:
         while True:
@@ -119,6 +119,7 @@ class Actor:
         while True:
             self._keeper.beat()
             self._status.report()
+            await self._acks.flush()
             if self._concurrency.adjust(self.tickets.busy, self._engine.load_stats()):
                 self.tickets.changed.set()
             if time.monotonic() - sent >= system_s:
@@ -133,5 +134,5 @@ class Actor:
         await asyncio.wait([taking_tickets], timeout=LEAVE_S)
         actors = self._config.actors
         interrupt = self._engine if actors.resume_episodes else None
-        await drain(self._name, self.tickets, self._buffer, actors.drain_s, interrupt)
+        await drain(self._name, self.tickets, self._buffer, self._acks, actors.drain_s, interrupt)
         self._status.send_metrics()

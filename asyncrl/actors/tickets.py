@@ -1,7 +1,7 @@
 """The tickets that this actor holds, each from its arrival until the buffer has acknowledged its trajectory or failure.
 
 takes          a ticket (begin)
-gives          put, or fail; one line in the acks log per acknowledged training trajectory
+gives          put, or fail; a line in the acks log before each put, and one per acknowledged training trajectory
 unblocked by   the end of the episode; the acknowledgement; the keeper, which gives an episode up
 
 begin ──> playing: an episode, in a slot ──> putting: over, waits for its acknowledgement ──> acknowledged
@@ -114,6 +114,7 @@ class HeldTickets:
         unused_tokens = held.progress.tokens - trajectory.num_policy_tokens
         self.putting[held.lease] = held
         self._free_slot(held)
+        trajectory = await self._acks.announced(trajectory)
         try:
             outcome = await self.calls.until_answered("put", lambda: self._buffer.put(trajectory))
         except BufferRefused as refused:

@@ -14,11 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from asyncrl.audit.chain import ChainRows, read_chain
 from asyncrl.buffer.ledger import schema
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
-TABLES = ("attempts", "batches", "checkpoints", "evals", "incarnations", "prefixes", "uses")
+TABLES = (
+    "attempts", "batches", "checkpoints", "eval_results", "evals", "incarnations", "logs", "prefixes", "published",
+    "uses",
+)  # fmt: skip
 """Tables that are also read as they are."""
 
 
@@ -68,6 +72,8 @@ class AttemptRow:
     issued_at: float
     """This and every other time: the buffer's clock, in seconds since the epoch; metadata, which no check uses."""
     ended_at: float | None
+    serial: int
+    """0, 1, 2 ... in the order of issue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,9 @@ class TrajectoryRow:
     env: str
     stop_reason: str
     received_at: float
+    line: int | None
+    """Its number in the actor's log."""
+    head: str | None
     versions: tuple[tuple[int, int], ...]
     """(policy version, policy tokens of it), oldest first"""
 
@@ -180,6 +189,8 @@ class LedgerRows:
 
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `TABLES`, in the order of their keys."""
+    chain: ChainRows | None = None
+    """None: the rows were not read from a ledger."""
 
     @cached_property
     def line(self) -> list[BatchRow]:
@@ -260,7 +271,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         uses[serial].append(group)
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
-        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at '
+        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at, serial '
         "FROM attempts ORDER BY 1, 2, 3"
     ):
         attempts[row["group"], row["index"]].append(AttemptRow(**dict(row)))
@@ -282,7 +293,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             (row["group"], row["index"]): TrajectoryRow(**(dict(row) | {"versions": _pairs(row["versions"])}))
             for row in read(
                 'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, checksum, '
-                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at FROM trajectories"
+                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at, line, head "
+                "FROM trajectories"
             )
         },
         batches=[
@@ -309,6 +321,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         ],
         restored=bool(read("SELECT 1 FROM kv WHERE key = 'restored'")),
         tables={name: [dict(row) for row in read(f"SELECT * FROM {name} ORDER BY 1, 2, 3")] for name in TABLES},
+        chain=read_chain(db),
     )
 
 

@@ -1,7 +1,7 @@
 """The witnesses of a run, each read from its own place, so that a mistake of one cannot have altered another.
 
 the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
-the actors' logs       what each was told is stored                acks/<actor>.jsonl
+the actors' logs       what each put, and was told is stored       acks/<actor>.jsonl
 the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
 the learner's reports  what it published                           events.jsonl
 the payloads           what was stored, byte by byte               buffer/payloads/*.segment
@@ -11,11 +11,14 @@ the ledger             the account that all of them must support   buffer/ledger
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from asyncrl.audit.actor_logs import AckLines, read_logs
+from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.ledger.snapshot import stored
@@ -33,27 +36,6 @@ from asyncrl.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
-    """One line of an actor's log."""
-
-    branch: int
-    group: int
-    index: int
-    attempt: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class AckLines:
-    actor: str
-    acks: list[Ack]
-    missing: list[int]
-    """Numbers of missing lines."""
-    unreadable: list[int]
-    """Numbers, from 1, of lines that hold no acknowledgement."""
-
-
-@dataclass(frozen=True, slots=True)
 class LearnerList:
     """The batches that the learner recorded as done in one checkpoint."""
 
@@ -64,6 +46,20 @@ class LearnerList:
     done: list[Done]
     changed: tuple[str, ...] = ()
     """Files of the checkpoint that are not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHead:
+    """The last commit in a checkpoint's copy of the ledger."""
+
+    checkpoint: str
+    branch: int
+    batch: int
+    """The next batch of a learner that resumes from it."""
+    seq: int
+    head: str
+    batches: int
+    """That have an outcome there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +87,13 @@ class Bounds:
     """Whether the run ends when filters have used up their allowance (`buffer.on_starved`)."""
     env_retries: int = 2
     group_scored: bool = False
+    eval_tasks: int = 0
+    eval_samples: int = 1
+    eval_greedy: bool = True
+
+    def eval_size(self, held_out: int) -> int:
+        """How many results a whole evaluation has."""
+        return min(self.eval_tasks, held_out) * (self.eval_samples + self.eval_greedy)
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -112,6 +115,9 @@ class Bounds:
             starved_ends=b.on_starved == "end",
             env_retries=c.env.retries,
             group_scored=bool(c.env.group_score),
+            eval_tasks=c.eval.tasks,
+            eval_samples=c.eval.samples,
+            eval_greedy=c.eval.greedy,
         )
 
 
@@ -131,18 +137,28 @@ class Evidence:
     published: tuple[Publication, ...] = ()
     settings: tuple[Mapping[str, Any], ...] = ({},)
     """What decided the result of a training step under every configuration that the run had."""
+    snapshots: tuple[SnapshotHead, ...] = ()
+    """Of each checkpoint with a copy of the ledger."""
+    held_out: int = 0
+    """How many held-out tasks the source has."""
+    completed: tuple[str, ...] = ()
+    """Names of the checkpoints that the learner reported as complete, in that order."""
 
 
 def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     """Read every witness. Raises RunError or ConfigError if one cannot be read at all.
 
-    The ledger is read last: on a live run it then holds everything that the others recorded.
+    The ledger is read behind what follows it: on a live run it then holds everything that the others recorded. What
+    actors announce is read behind the ledger.
     """
-    acks = [read_acks(path) for path in sorted(run.acks.glob("*.jsonl"))]
+    told, completed = read_logs(run.acks), read_completed(run.path / "events.jsonl")
     lists = [done for path in complete(run.checkpoints) if (done := _list(path)) is not None]
+    snapshots = tuple(head for path in complete(run.checkpoints) if (head := _head(path)) is not None)
     published = read_publications(run.path / "events.jsonl")
     source = open_source(config)
     ledger = read_ledger(run.ledger(config))
+    # Again: what is announced is written before the ledger has it.
+    acks = [told.get(actor, AckLines(actor, [], [], [])).until(log) for actor, log in read_logs(run.acks).items()]
     ledger = replace(ledger, in_checkpoints=stored_in_checkpoints(run, ledger, lists))
     sizes = GroupSizes(source, config.learner.group_size)
 
@@ -154,9 +170,21 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     curriculum = open_curriculum(config, source)
     bounds = Bounds.of(config)
     configs = (*run.earlier_configs(), config)
-    rules = tuple(Bounds.of(each) for each in configs)
-    settings = tuple(resuming.settings(each) for each in configs)
-    return Evidence(ledger, acks, lists, task_of, curriculum, payloads.read, bounds, rules, published, settings)
+    return Evidence(
+        ledger,
+        acks,
+        lists,
+        task_of,
+        curriculum,
+        payloads.read,
+        bounds,
+        rules=tuple(Bounds.of(each) for each in configs),
+        published=published,
+        settings=tuple(resuming.settings(each) for each in configs),
+        snapshots=snapshots,
+        held_out=source.held_out_size,
+        completed=completed,
+    )
 
 
 def stored_in_checkpoints(
@@ -174,23 +202,10 @@ def stored_in_checkpoints(
     return frozenset(found)
 
 
-def read_acks(path: Path) -> AckLines:
-    """An actor's log. An unfinished last line is not read: a power cut ended it, or it is being written."""
-    acks: list[Ack] = []
-    missing: list[int] = []
-    unreadable: list[int] = []
-    expected = 0
-    for number, line in enumerate(path.read_text(errors="replace").split("\n")[:-1], 1):
-        try:
-            fields = json.loads(line)
-            n = int(fields.pop("n"))
-            acks.append(Ack(**fields))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            unreadable.append(number)
-            n = expected
-        missing.extend(range(expected, n))
-        expected = n + 1
-    return AckLines(path.stem, acks, missing, unreadable)
+def read_completed(path: Path) -> tuple[str, ...]:
+    """Names of the checkpoints that the learner reported as complete, in that order."""
+    named = (str(event["path"]) for event in _events(path) if event.get("kind") == "checkpoint" and "path" in event)
+    return tuple(name.rpartition("/")[2] for name in named)
 
 
 def read_publications(path: Path) -> tuple[Publication, ...]:
@@ -199,14 +214,36 @@ def read_publications(path: Path) -> tuple[Publication, ...]:
     A learner that resumes may publish a version again, with the same digest: with another one a branch begins.
     """
     found: dict[Publication, None] = {}
-    for line in path.read_text(errors="replace").split("\n")[:-1] if path.exists() else ():
+    for event in _events(path):
         try:
-            event = json.loads(line)
             if event["kind"] == "published" and event["role"] == "learner":
                 found[Publication(int(event["branch"]), int(event["step"]), str(event["digest"]))] = None
         except (ValueError, TypeError, KeyError):
-            continue  # a killed launcher leaves part of a line
+            continue
     return tuple(found)
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """What the launcher wrote."""
+    for line in path.read_text(errors="replace").split("\n")[:-1] if path.exists() else ():
+        with suppress(ValueError):  # a killed launcher leaves part of a line
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+
+def _head(path: Path) -> SnapshotHead | None:
+    """None: a checkpoint without the buffer's part, or one that a live learner removed."""
+    copy = path / "buffer" / "ledger.sqlite"
+    try:
+        if not copy.is_file():
+            return None
+        state = read_list(path)[0]
+        return SnapshotHead(path.name, state.branch, state.batch, *read_head(copy))
+    except RunError:
+        if path.exists():
+            raise
+        return None
 
 
 def _list(path: Path) -> LearnerList | None:

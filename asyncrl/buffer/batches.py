@@ -228,7 +228,7 @@ class Batches:
         on_branch = "SELECT version, digest FROM published WHERE branch = ?"
         before = dict(self._ledger.db.read(on_branch, (branch,)))
         if before.get(version, digest) == digest:
-            history.publish(version, digest)
+            history.publish(version, digest, self._ledger.attempts)
         else:
             self._redone_otherwise(current, version, before, digest)
         return history.branch

@@ -38,7 +38,7 @@ from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
-from asyncrl.trajectory import Lease, Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -71,6 +71,7 @@ class Buffer:
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
         """Branch and version of each actor's weights when it last asked for tickets."""
+        self._logs: dict[str, LogHead] = {}
         self._sweep_due = False
         self._snapshot: Snapshot | None = None
         self._checkpointed: tuple[int, int, Path] | None = None
@@ -131,6 +132,12 @@ class Buffer:
     def renew(self, now: float, actor: str, leases: Sequence[Lease]) -> list[Lease]:
         """Returns the leases that this actor no longer holds."""
         return self.leases.renew(now, actor, leases)
+
+    def logged(self, actor: str, head: LogHead) -> None:
+        """The log of an actor has reached this line."""
+        if self._logs.get(actor) != head:
+            self._logs[actor] = head
+            self.database.write("INSERT OR REPLACE INTO logs VALUES (?, ?, ?)", (actor, head.line, head.digest))
 
     def accept(self, trajectory: Trajectory, record: Frame) -> PutOutcome:
         """The first valid put of (branch, group, index) wins. Raises Refused."""

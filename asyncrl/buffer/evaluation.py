@@ -25,6 +25,11 @@ _TASKS_PER_SET = 1 << 20
 RESTARTS = 2
 
 
+def place_of(group: int) -> tuple[int, int]:
+    """Serial of the set and number of the task, from the group number of a ticket."""
+    return divmod(group - FIRST_NUMBER, _TASKS_PER_SET)
+
+
 class EvalSets:
     def __init__(
         self, database: Database, rules: Rules, source: TaskSource, leases: Leases, made: tuple[int, int]
@@ -134,7 +139,7 @@ class EvalSets:
         self._begin(self._label, version)
 
     def receive(self, trajectory: Trajectory, digest: str) -> PutOutcome:
-        serial, task = divmod(trajectory.id.group - FIRST_NUMBER, _TASKS_PER_SET)
+        serial, task = place_of(trajectory.id.group)
         index = trajectory.id.index
         stored = list(
             self._db.read(
@@ -167,7 +172,7 @@ class EvalSets:
             return False
         self._last_failure = detail
         self._leases.remove(id.group, id.index)
-        key = (divmod(id.group - FIRST_NUMBER, _TASKS_PER_SET)[1], id.index)
+        key = (place_of(id.group)[1], id.index)
         self._failures[key] = self._failures.get(key, 0) + 1
         if self._failures[key] > self._rules.env_retries:
             self._record(*key, "", 0.0, None, "")

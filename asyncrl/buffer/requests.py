@@ -111,6 +111,8 @@ class Requests:
 
     def _renew(self, request: messages.TicketsRequest) -> None:
         self._buffer.renew(self._clock(), request.actor, request.leased)
+        if request.logged is not None:
+            self._buffer.logged(request.actor, request.logged)
 
     def on_tickets(self, request: messages.TicketsRequest, _: Sequence[Frame], at_once: bool) -> Answer | None:
         tickets, why = self._buffer.issue(self._clock(), request.actor, request.held, request.credits)

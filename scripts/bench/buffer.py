@@ -54,7 +54,7 @@ from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory, TurnRecord
+from asyncrl.trajectory import CONTEXT, LogHead, Row, Ticket, TicketId, Trajectory, TurnRecord
 from asyncrl.wire import unpack
 
 ROOT = Path(__file__).parents[2]
@@ -179,7 +179,7 @@ def trajectories(tokens: int, mb: float) -> int:
     return max(batch, round(min(mb * 1e6 / (13 * tokens), 20_000) / batch) * batch)
 
 
-def trajectory(ticket: Ticket | TicketId, tokens: int) -> Trajectory:
+def trajectory(ticket: Ticket | TicketId, tokens: int, actor: str = "bench") -> Trajectory:
     mask = np.arange(tokens) % 4 > 0
     row = Row(
         np.arange(tokens, dtype=np.int32),
@@ -191,8 +191,9 @@ def trajectory(ticket: Ticket | TicketId, tokens: int) -> Trajectory:
         (ticket, 0, "") if isinstance(ticket, TicketId) else (ticket.id, ticket.attempt, ticket.task["id"])
     )
     turn = TurnRecord(0.01, 1.5, 0.25, int((~mask).sum()), int(mask.sum()))
-    about = ("train", "bench", str(task), "bench", (row,), id.index % 2, {}, 1, "done")
-    return Trajectory(id, attempt, *about, turn_records=(turn,))
+    about = ("train", actor, str(task), "bench", (row,), id.index % 2, {}, 1, "done")
+    line = LogHead(id.group * GROUP + id.index, "0" * 32)
+    return Trajectory(id, attempt, *about, turn_records=(turn,), logged=line)
 
 
 def config(fsync: str, capacity: int, **learner: int) -> Config:
@@ -269,7 +270,7 @@ def produce(address: Endpoint, producers: int, tokens: int, n: int, pipe: Connec
         parts = [tickets[i : i + TOGETHER] for i in range(0, wanted, TOGETHER)]
         header = messages.PutRequest()
         frames = [
-            [codec.encode_request(header, n), *(to_record(trajectory(ticket, tokens)) for ticket in part)]
+            [codec.encode_request(header, n), *(to_record(trajectory(ticket, tokens, name)) for ticket in part)]
             for n, part in enumerate(parts)
         ]
         sender = Link(zmq.Context.instance(), zmq.DEALER, address).socket
@@ -310,7 +311,7 @@ def latency(path: Path, fsync: str, per_s: int = 200, seconds: int = 5, tokens: 
 
     async def steady(address: Endpoint) -> list[float]:
         client = AsyncBufferClient(address, identity="actor-0", deadline_s=60)
-        made = [trajectory(t, tokens) for t in (await client.tickets("actor-0", (0, 0), n, [], 30)).tickets]
+        made = [trajectory(t, tokens, "actor-0") for t in (await client.tickets("actor-0", (0, 0), n, [], 30)).tickets]
         found: list[float] = []
 
         async def one(t: Trajectory, at: float) -> None:

@@ -20,7 +20,7 @@ from asyncrl.buffer.client import BufferTimeout, TicketReply
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
-from asyncrl.trajectory import Lease, Row, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
@@ -47,7 +47,13 @@ class FakeBuffer:
         return {}
 
     async def tickets(
-        self, actor: str, held: tuple[int, int], credits: int, leased: Sequence[Lease], wait_s: float
+        self,
+        actor: str,
+        held: tuple[int, int],
+        credits: int,
+        leased: Sequence[Lease],
+        wait_s: float,
+        logged: LogHead | None = None,
     ) -> TicketReply:
         self.credits.append(credits)
         self.held.append(held)
@@ -163,7 +169,8 @@ class Stage:
         self.actor = Actor("actor-0", self.config, components)
 
     def acknowledged(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.acks.read_text().splitlines()]
+        lines = (json.loads(line) for line in self.acks.read_text().splitlines())
+        return [line for line in lines if "group" in line]
 
 
 def act(scenario: Callable[[], Awaitable[None]]) -> None:

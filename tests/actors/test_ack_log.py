@@ -1,21 +1,77 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from asyncrl.actors.ack_log import AckLog
+from asyncrl.audit.actor_logs import read_acks
+from asyncrl.buffer.record import from_record, to_record
+from asyncrl.trajectory import LogHead
+from tests.buffer.tickets.test_prefixes import prefix
 from tests.learner.tiny import random_trajectory
+
+MADE = random_trajectory(0, 0, np.random.default_rng(0), rows=2, versions=(3, 5))
 
 
 def test_a_line_that_a_power_cut_left_half_is_cut_off_and_numbers_go_on(tmp_path: Path) -> None:
-    path, trajectory = tmp_path / "acks" / "actor-0.jsonl", random_trajectory(0, 0, np.random.default_rng(0))
+    path = tmp_path / "acks" / "actor-0.jsonl"
     for _ in range(2):
         log = AckLog(path)
-        log.write(trajectory)
+        log.write(MADE)
         log.close()
         with path.open("a") as file:
             file.write('{"n": 7, "bra')
     AckLog(path).close()
     assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_the_audit_reads_what_was_announced_and_the_same_heads(tmp_path: Path) -> None:
+    path = tmp_path / "actor-0.jsonl"
+    log = AckLog(path)
+    first = log.announce(MADE)
+    log.write(first)
+    log.close()
+    log = AckLog(path)  # the actor starts again
+    log.hand_back((MADE.id, 1), prefix())
+    second = log.announce(MADE)
+    assert log.head == second.logged
+    log.close()
+    found = read_acks(path)
+    assert (found.missing, found.unreadable, len(found.acks), len(found.prefixes)) == ([], [], 1, 1)
+    for made in (first, second):
+        assert made.logged is not None
+        assert found.heads[made.logged.line] == made.logged.digest
+        line = found.puts[made.logged.line]
+        assert (line.digest, line.reward, line.tokens) == (MADE.digest(), MADE.reward, MADE.num_tokens)
+        assert sum(count for _, count in line.versions) == MADE.num_policy_tokens
+        assert (line.versions[0][0], line.versions[-1][0]) == (MADE.oldest_version, MADE.newest_version)
+        assert from_record(to_record(made)).logged == made.logged
+        assert made.digest() == MADE.digest()
+
+
+def test_a_line_is_on_the_disk_before_its_trajectory_is_put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[bytes] = []
+    path = tmp_path / "actor-0.jsonl"
+    monkeypatch.setattr("os.fdatasync", lambda _: flushed.append(path.read_bytes()))
+    log = AckLog(path, flush=True)
+    made = asyncio.run(log.announced(MADE))
+    assert flushed == [path.read_bytes()]
+    log.write(made)
+    assert log.head == made.logged, "the acknowledgement is not on the disk yet, so it may get lost"
+    asyncio.run(log.flush())
+    asyncio.run(log.flush())
+    assert log.head is not None
+    assert (log.head.line, len(flushed)) == (1, 2)
+    log.close()
+
+
+def test_a_log_without_lines_has_no_head(tmp_path: Path) -> None:
+    log = AckLog(tmp_path / "actor-0.jsonl")
+    assert log.head is None
+    log.write(MADE)
+    assert isinstance(log.head, LogHead)
+    log.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.ledger import schema
+from asyncrl.buffer.ledger.chain import Chain
 
 PER_COLUMN = 3
 """Rows of which a column is changed."""
@@ -25,6 +26,10 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "counters.name": ("duplicate", "late", "lost"),
 }
 """Values of a column, where they are not just any."""
+
+
+CHAIN = "commits"
+"""The table of the chain over the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,18 @@ def apply(mutation: Mutation, ledger: Path, folder: Path) -> bool:
             assert db.execute(statement, values).rowcount == 1, mutation
         return True
     return False
+
+
+def mend(folder: Path) -> None:
+    """Writes the chain of commits anew, so that it gives the tables as they are now."""
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("DELETE FROM commits")
+        chain = Chain(db)
+        for table in dict.fromkeys(column.table for column in columns()):
+            for row in db.execute(f"SELECT * FROM {table}").fetchall() if table != CHAIN else ():
+                chain.note(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        chain.seal()
 
 
 def _changed(

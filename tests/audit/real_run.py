@@ -54,7 +54,7 @@ def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
             played = 0
             while not over.is_set():
                 held = (0, int(client.status()["published"] or 0))
-                for ticket in client.tickets(name, held, 4, [], wait_s=0.2).tickets:
+                for ticket in client.tickets(name, held, 4, [], 0.2, acks.head).tickets:
                     versions = (ticket.min_version[1], held[1])
                     made = random_trajectory(
                         ticket.id.group, ticket.id.index, rng, rows=1 + played % 2, versions=versions
@@ -62,6 +62,7 @@ def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
                     made = replace(made, attempt=ticket.attempt, actor=name, task_id=str(ticket.task["id"]))
                     # Unequal rewards in every group: every step changes the weights.
                     made = replace(made, reward=float(ticket.id.index % 2))
+                    made = acks.announce(made)
                     if client.put(made) != "late":
                         acks.write(made)
                     played += 1

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.actors.ack_log import AckLog
+from asyncrl.audit.actor_logs import read_logs
+from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
-from asyncrl.audit.witnesses import Ack, AckLines, Bounds, Evidence, LearnerList, Publication
+from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.selection import zero_variance
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
@@ -31,9 +34,10 @@ class Simulated:
 
     def __init__(self, folder: Path, on_step_end: Any = None, **rules: Any) -> None:
         self.folder, self.rules, self.on_step_end = folder, rules, on_step_end
-        self.acks: list[Ack] = []
+        self.log = AckLog(folder / "acks" / "actor-0.jsonl")
         self.done: list[Done] = []
         self.lists: list[LearnerList] = []
+        self.snapshots: list[SnapshotHead] = []
         self.now = 0.0
         self.buffer = self.open()
         self.incarnation = learner(self.buffer)
@@ -54,8 +58,15 @@ class Simulated:
     def put(self, ticket: Ticket, reward: float | None = None) -> None:
         versions = (ticket.min_version[1], self.buffer.ledger.history.published or 0)
         made = trajectory(ticket, versions, float(ticket.id.index) if reward is None else reward)
+        made = self.log.announce(made)
         if put(self.buffer, made) != "late" and ticket.kind == "train":
-            self.acks.append(Ack(made.id.branch, made.id.group, made.id.index, made.attempt, made.digest()))
+            self.log.write(made)
+            self.buffer.logged("actor-0", self.log.head)
+
+    def hand_back(self, ticket: Ticket) -> None:
+        lease, sampled = (ticket.id, ticket.attempt), prefix()
+        self.log.hand_back(lease, sampled)
+        self.buffer.release("actor-0", [lease], prefixes={0: sampled})
 
     def step(self, outcome: Any = "applied") -> None:
         b = len(self.done)
@@ -90,6 +101,8 @@ class Simulated:
         path.mkdir(exist_ok=True)
         self.buffer.checkpointed(self.now, self.incarnation, history.version, len(self.done), path)
         self.lists.append(LearnerList(path.name, history.branch, len(self.done), [*self.done]))
+        head = read_head(path / "buffer" / "ledger.sqlite")
+        self.snapshots.append(SnapshotHead(path.name, history.branch, len(self.done), *head))
 
     def evaluate(self) -> None:
         history = self.buffer.ledger.history
@@ -102,7 +115,7 @@ class Simulated:
         self.buffer.commit(self.now)
         self.buffer.database.close()
         r: dict[str, Any] = {"max_uses": 1, "over_age": "drop", "mask_min_kept": 0.5} | RULES | self.rules
-        taken = ("filters", "filter_max_ratio", "env_retries", "requeue")
+        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_tasks", "eval_samples", "eval_greedy")
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
             **{name: r[name] for name in taken if name in r},
@@ -117,7 +130,7 @@ class Simulated:
         assert ADDED not in ledger.added or self.on_step_end
         return Evidence(
             ledger,
-            [AckLines("actor-0", self.acks, [], [])],
+            [*read_logs(self.folder / "acks").values()],
             self.lists,
             task,
             FakeCurriculum(),
@@ -125,16 +138,18 @@ class Simulated:
             bounds,
             (bounds,),
             tuple(self.published),
+            tuple(self.snapshots),
+            FakeSource().held_out_size,
         )
 
 
-def killed(folder: Path) -> Simulated:
-    """Processes were killed, attempts failed or were handed back, a filter dropped groups, a step was refused."""
+def interrupted(folder: Path) -> Simulated:
+    """The buffer was opened again, attempts failed or were handed back, a filter dropped groups, a step was refused."""
     run = Simulated(folder, more, filters=(zero_variance,), filter_max_ratio=1.0, env_retries=0, eval_tasks=2)
     first = run.issue(8)
     run.put(first[0])
     run.put(first[0])
-    run.buffer.release("actor-0", [(first[1].id, first[1].attempt)], prefixes={0: prefix()})
+    run.hand_back(first[1])
     run.buffer.fail("actor-0", first[2].id, first[2].attempt, "env_error", "away")
     for ticket in first[4:]:
         run.put(ticket, 1.0 if ticket.id.group == 2 else None)
@@ -201,7 +216,7 @@ def used_twice(folder: Path) -> Simulated:
 
 
 KINDS: dict[str, Callable[[Path], Simulated]] = {
-    "killed": killed,
+    "interrupted": interrupted,
     "forked": forked,
     "wait": awaited,
     "max_uses 2": used_twice,

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from asyncrl.audit.actor_logs import Ack, AckLines
 from asyncrl.audit.checks.accounting import equation, staleness, uses
+from asyncrl.audit.checks.chain import chain
 from asyncrl.audit.checks.curriculum import curriculum
 from asyncrl.audit.checks.draws import draws
 from asyncrl.audit.checks.drops import drops
@@ -25,7 +27,7 @@ from asyncrl.audit.checks.references import rows
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.summary import account
-from asyncrl.audit.witnesses import Ack, AckLines, Bounds
+from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.snapshot import restore
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
@@ -42,6 +44,7 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> 
     yield from staleness(ledger, bounds)
     yield from drops(ledger, (bounds,))
     yield from history(ledger, [], [])
+    yield from chain(ledger, [])
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
     files = PayloadFiles(folder / "payloads")
     yield from payloads(ledger, files.read)

@@ -11,19 +11,9 @@ import pytest
 
 from asyncrl.audit.command import audit
 from asyncrl.audit.ledger import read_ledger
-from asyncrl.buffer.client import BufferClient
+from tests.audit.killed_run import train
 from tests.audit.real_run import fake_actor
 from tests.buffer.processes import BufferProcess
-
-
-def train(client: BufferClient, incarnation: int, over: threading.Event) -> None:
-    b = 0
-    while not over.is_set():
-        reply = client.batch(incarnation, b, 0, 1, wait_s=0.2)
-        if reply.state == "ready":
-            version = client.finished(incarnation, b, "applied")
-            client.published(incarnation, 0, version, f"digest-{version}")
-            b += 1
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation, staleness, uses
+from asyncrl.audit.checks.announced import ANNOUNCED, announced
+from asyncrl.audit.checks.chain import CHAIN, chain
 from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
 from asyncrl.audit.checks.draws import DRAWS, draws
 from asyncrl.audit.checks.drops import DROPS, drops
+from asyncrl.audit.checks.evaluations import EVALUATIONS, evaluations
 from asyncrl.audit.checks.history import HISTORY, history
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
@@ -38,13 +41,16 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     ),
     "equation": (EQUATION, lambda e: equation(e.ledger)),
     "drops": (DROPS, lambda e: drops(e.ledger, e.rules)),
-    "history": (HISTORY, lambda e: history(e.ledger, e.lists, e.published)),
+    "history": (HISTORY, lambda e: history(e.ledger, e.lists, e.published, e.completed)),
     "settings": (SETTINGS, lambda e: settings(e.ledger, e.settings)),
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),
     "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
+    "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),
+    "evaluations": (EVALUATIONS, lambda e: evaluations(e.ledger, e.rules, e.held_out)),
+    "chain": (CHAIN, lambda e: chain(e.ledger, e.snapshots)),
 }
 """By name: the checks, and how they are applied to the evidence."""
 

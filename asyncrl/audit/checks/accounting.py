@@ -95,8 +95,8 @@ def only_the_last_is_open(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
 
 
 def batches_are_full(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
-    """A batch holds `learner.groups_per_step` groups of the ledger, each once."""
-    for batch in _numbered(ledger):
+    """A batch, also one that was left, holds `learner.groups_per_step` groups of the ledger, each once."""
+    for batch in (*_numbered(ledger), *(batch for batch in ledger.batches if batch.released)):
         for number, times in Counter(batch.groups).items():
             if times > 1:
                 yield f"batch {batch.b} holds group {number} {times} times"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import LearnerList, Publication
 
-Said = tuple[Sequence[LearnerList], Sequence[Publication]]
-"""What the learner wrote into its checkpoints, and what it reported as published."""
+Said = tuple[Sequence[LearnerList], Sequence[Publication], Sequence[str]]
+"""What the learner wrote into its checkpoints, what it reported as published, and the checkpoints that it completed."""
 
 
-def history(ledger: LedgerRows, lists: Sequence[LearnerList], published: Sequence[Publication]) -> Iterator[str]:
-    return apply(HISTORY, ledger, (lists, published))
+def history(
+    ledger: LedgerRows, lists: Sequence[LearnerList], published: Sequence[Publication], completed: Sequence[str] = ()
+) -> Iterator[str]:
+    return apply(HISTORY, ledger, (lists, published, completed))
 
 
 def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
@@ -149,16 +153,32 @@ def publications_follow(ledger: LedgerRows, said: Said) -> Iterator[str]:
             yield f"the learner published version {p.version} of branch {p.branch} as {p.digest}, not {was}"
 
 
+def attempts_are_in_order(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """Attempts are numbered in the order of their issue, without gaps."""
+    serials = [row["serial"] for row in ledger.tables["attempts"]]
+    if sorted(serials) != list(range(len(serials))):
+        yield f"{len(serials)} attempts are recorded, and their serials are not 0 to {len(serials) - 1}"
+    for key, attempts in ledger.attempts.items():
+        if (of_ticket := [a.serial for a in attempts]) != sorted(of_ticket):
+            yield f"the attempts at trajectory {ledger.name(*key)} were not issued in their order: {of_ticket}"
+
+
 def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """The oldest version that an attempt may have was published on its branch, or is that of the prefix it goes on."""
-    prefixes = {(p["grp"], p["idx"], p["oldest"]) for p in ledger.tables["prefixes"]}
-    for (number, index), attempts in ledger.attempts.items():
-        group = ledger.groups.get(number)
-        for a in attempts if group is not None else ():
-            published = (group.branch, a.min_version) in ledger.published if group is not None else True
-            if not published and (number, index, a.min_version) not in prefixes:
-                name = ledger.name(number, index)
-                yield f"attempt {a.attempt} at trajectory {name} was lent for version {a.min_version}, never published"
+    """The oldest version that an attempt may have was the published one, or is older, that of the prefix it goes on."""
+    published = sorted((row["attempts"], row["branch"], row["version"]) for row in ledger.tables["published"])
+    latest = [version for _, version in accumulate(((b, v) for _, b, v in published), max)]
+    begins = [n for n, _, _ in published]
+    prefixes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for p in ledger.tables["prefixes"]:
+        prefixes[p["grp"], p["idx"]].append(p["oldest"])
+    for key, attempts in ledger.attempts.items():
+        for a in attempts:
+            place = bisect.bisect_right(begins, a.serial)
+            current = latest[place - 1] if place else None
+            allowed = {current} | {min(oldest, current or 0) for oldest in prefixes[key]}
+            if a.min_version not in allowed:
+                name = ledger.name(*key)
+                yield f"attempt {a.attempt} at trajectory {name} was lent for version {a.min_version}, not {current}"
 
 
 def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
@@ -207,6 +227,14 @@ def checkpoints_are_in_the_ledger(ledger: LedgerRows, said: Said) -> Iterator[st
             yield f"{done_list.checkpoint} at batch {done_list.batch} of branch {done_list.branch} was never announced"
 
 
+def the_newest_checkpoint_is_there(_: LedgerRows, said: Said) -> Iterator[str]:
+    """The last checkpoint that the learner reported as complete is there, or a newer one."""
+    named = re.fullmatch(r"step-(\d+)(?:-b(\d+)-br(\d+))?", said[2][-1]) if said[2] else None
+    place = (int(named[3] or 0), int(named[2] or named[1])) if named else (0, -1)
+    if place > max(((each.branch, each.batch) for each in said[0]), default=(0, -1)):
+        yield f"the learner reported {said[2][-1]} as complete, and neither it nor a newer checkpoint is there"
+
+
 def _before(ledger: LedgerRows, branch: int, b: int) -> int | None:
     """The version that batch b is trained on, seen from `branch`; None: it was not reached."""
     batch = ledger.batch_of(branch, b - 1) if b > 0 else None
@@ -228,9 +256,11 @@ HISTORY: tuple[Check, ...] = (
     curriculum_states_follow,
     groups_have_the_state_of_their_draw,
     publications_follow,
+    attempts_are_in_order,
     attempts_were_lent_with_published_weights,
     attempts_end_once,
     failures_have_a_reason,
     counters_cover_the_attempts,
     checkpoints_are_in_the_ledger,
+    the_newest_checkpoint_is_there,
 )

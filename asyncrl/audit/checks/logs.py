@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.audit.actor_logs import Ack, AckLines
 from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
-from asyncrl.audit.witnesses import Ack, AckLines, LearnerList
+from asyncrl.audit.witnesses import LearnerList
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 
 

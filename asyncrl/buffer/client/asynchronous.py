@@ -17,7 +17,7 @@ from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Request, TicketReply
 from asyncrl.buffer.record import to_record
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import Lease, Row, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -62,9 +62,15 @@ class AsyncBufferClient:
         return await self._ask(messages.HelloRequest(role, self._identity))
 
     async def tickets(
-        self, actor: str, held: tuple[int, int], credits: int, leased: Sequence[Lease], wait_s: float
+        self,
+        actor: str,
+        held: tuple[int, int],
+        credits: int,
+        leased: Sequence[Lease],
+        wait_s: float,
+        logged: LogHead | None = None,
     ) -> TicketReply:
-        return await self._ask(messages.TicketsRequest(actor, held, credits, leased, wait_s))
+        return await self._ask(messages.TicketsRequest(actor, held, credits, leased, wait_s, logged))
 
     async def put(self, trajectory: Trajectory) -> PutOutcome:
         outcome: asyncio.Future[PutOutcome] = asyncio.get_running_loop().create_future()

@@ -19,7 +19,7 @@ from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutcome, Request, Start, TicketReply
 from asyncrl.buffer.record import to_record
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.trajectory import Lease, Row, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -42,11 +42,17 @@ class BlockingBuffer(ABC):
         return self.ask(messages.HelloRequest(role, self.identity))
 
     def tickets(
-        self, actor: str, held: tuple[int, int], credits: int, leased: Sequence[Lease], wait_s: float
+        self,
+        actor: str,
+        held: tuple[int, int],
+        credits: int,
+        leased: Sequence[Lease],
+        wait_s: float,
+        logged: LogHead | None = None,
     ) -> TicketReply:
         """At most `credits` tickets for an actor that holds weights (branch, version), after at most `wait_s`.
-        The leases in `leased` are renewed."""
-        return self.ask(messages.TicketsRequest(actor, held, credits, leased, wait_s))
+        The leases in `leased` are renewed. `logged`: how far the actor's log is."""
+        return self.ask(messages.TicketsRequest(actor, held, credits, leased, wait_s, logged))
 
     def renew(self, actor: str, leases: Sequence[Lease]) -> list[Lease]:
         """Renews leases for a full term. Returns those that were revoked: abort these episodes."""

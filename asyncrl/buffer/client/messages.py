@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from asyncrl.trajectory import Attempt, Branch, Count, Lease, Ticket, TicketId, Trajectory
+from asyncrl.trajectory import Attempt, Branch, Count, Lease, LogHead, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 
 T = TypeVar("T")
@@ -174,6 +174,8 @@ class TicketsRequest(Request[TicketReply], frozen=True):
     credits: Annotated[int, _up_to("credits")]
     leased: _Leases
     wait_s: _Seconds
+    logged: LogHead | None = None
+    """How far the actor's log is."""
 
 
 class RenewRequest(Request[list[Lease]], frozen=True):

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 from asyncrl.buffer.client.errors import BufferTimeout
 from asyncrl.buffer.client.messages import Head, TicketReply
-from asyncrl.trajectory import Lease, Row, TicketId, Trajectory
+from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,13 @@ class Buffer(Protocol):
 
     async def hello(self, role: str) -> Head: ...
     async def tickets(
-        self, actor: str, held: tuple[int, int], credits: int, leased: Sequence[Lease], wait_s: float
+        self,
+        actor: str,
+        held: tuple[int, int],
+        credits: int,
+        leased: Sequence[Lease],
+        wait_s: float,
+        logged: LogHead | None = None,
     ) -> TicketReply: ...
     async def put(self, trajectory: Trajectory) -> Literal["stored", "duplicate", "late"]: ...
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None: ...

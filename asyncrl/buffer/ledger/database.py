@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from asyncrl.buffer.ledger import schema
+from asyncrl.buffer.ledger.chain import Chain
 from asyncrl.buffer.ledger.payloads import Payloads
 from asyncrl.errors import ConfigError, RunError
 
@@ -76,6 +77,7 @@ class Database:
         try:
             self._db = sqlite3.connect(self.path, isolation_level=None, cached_statements=256)
             self._prepare()
+            self._chain = Chain(self._db)
             self.payloads = Payloads(folder / "payloads", flush=fsync == "commit")
         except (sqlite3.Error, OSError) as error:
             os.close(self._lock)
@@ -106,7 +108,9 @@ class Database:
             if not self.dirty:
                 self._db.execute("BEGIN IMMEDIATE")
                 self.dirty = True
-            return self._db.execute(sql, values).lastrowid or 0
+            row = self._db.execute(sql, values).lastrowid or 0
+            self._chain.note(sql, values)
+            return row
         except sqlite3.IntegrityError:
             raise
         except sqlite3.Error as error:
@@ -126,6 +130,7 @@ class Database:
         try:
             if self.dirty:
                 self.payloads.write(flush=self.fsync == "commit")
+                self._chain.seal()
                 self._db.execute("COMMIT")
                 self.dirty = False
                 self._unflushed = self.fsync == "interval"

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.buffer.ledger.payloads import Location
-from asyncrl.trajectory import CONTEXT, Trajectory
+from asyncrl.trajectory import CONTEXT, LogHead, Trajectory
 
 State = Literal["in_flight", "waiting", "assigned", "trained", "dropped"]
 Reason = Literal["stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"]
@@ -31,6 +31,8 @@ class Received:
     reward: float
     env: str
     stop_reason: str
+    logged: LogHead | None = None
+    """Its line in its actor's log."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, versions: VersionCounts, digest: str, location: Location) -> Received:
@@ -45,6 +47,7 @@ class Received:
             trajectory.reward,
             trajectory.env,
             trajectory.stop_reason,
+            trajectory.logged,
         )
 
     @property

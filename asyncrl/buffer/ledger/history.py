@@ -96,10 +96,11 @@ class History:
         self._current().caused = True
         self._db.write("UPDATE incarnations SET caused = 1 WHERE incarnation = ?", (self._current().incarnation,))
 
-    def publish(self, version: int, digest: str) -> None:
-        """A repeat changes nothing; another digest is one for `Batches.published`."""
-        values = (self.branch, version, digest, self._db.wall_clock())
-        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?, ?)", values)
+    def publish(self, version: int, digest: str, attempts: int) -> None:
+        """A repeat changes nothing; another digest is one for `Batches.published`. `attempts`: how many were issued
+        before."""
+        values = (self.branch, version, digest, self._db.wall_clock(), attempts)
+        self._db.write("INSERT OR IGNORE INTO published VALUES (?, ?, ?, ?, ?)", values)
         self._load_published()
 
     def fix(self, b: int, version: int, groups: Sequence[int], first_uses: int) -> Batch:

@@ -37,6 +37,8 @@ class Ledger:
         self._next_number: int = one(database, "SELECT coalesce(max(number), -1) + 1 FROM groups")
         self.next_draw = int(database.get("next_draw") or 0)
         """Index of the first draw that was never made."""
+        self.attempts: int = one(database, "SELECT count(*) FROM attempts")
+        """How many were issued."""
         self.unmeasured = Unmeasured(database, lambda number: self.live.get(number) or self._load(number))
 
     # Groups
@@ -71,9 +73,10 @@ class Ledger:
         attempt = group.attempts[index]
         group.attempts[index] += 1
         self.db.write(
-            "INSERT INTO attempts(grp, idx, attempt, actor, min_version, issued_at) VALUES (?, ?, ?, ?, ?, ?)",
-            (group.number, index, attempt, actor, min_version, self.db.wall_clock()),
+            "INSERT INTO attempts(grp, idx, attempt, actor, min_version, issued_at, serial) VALUES (?,?,?,?,?,?,?)",
+            (group.number, index, attempt, actor, min_version, self.db.wall_clock(), self.attempts),
         )
+        self.attempts += 1
         return attempt
 
     def end_attempt(self, number: int, index: int, attempt: int, how: str, detail: str | None = None) -> None:
@@ -112,10 +115,9 @@ class Ledger:
         self.bias.generated(lost, -1)
         group.store(index, None)
         self.unmeasured.discard(group)
-        self.db.write("DELETE FROM trajectories WHERE grp = ? AND idx = ?", (group.number, index))
-        self.db.write(
-            "UPDATE attempts SET ended = 'lost' WHERE grp = ? AND idx = ? AND ended = 'stored'", (group.number, index)
-        )
+        at = group.number, index
+        self.db.write("DELETE FROM trajectories WHERE grp = ? AND idx = ?", at)
+        self.db.write("UPDATE attempts SET ended = 'lost' WHERE grp = ? AND idx = ? AND ended = 'stored'", at)
         self.bump("lost")
 
     def drop(self, group: Group, reason: Reason, put_back: bool = False) -> None:
@@ -222,8 +224,7 @@ class Ledger:
 
     def _end(self, group: Group, state: State, reason: Reason | None, ended_batch: int | None = None) -> None:
         self._move(group, state, reason)
-        end = len(self.history.line) if ended_batch is None else ended_batch
-        ended = (end, self.db.wall_clock(), group.number)
+        ended = (len(self.history.line) if ended_batch is None else ended_batch, self.db.wall_clock(), group.number)
         self.db.write("UPDATE groups SET ended_batch = ?, ended_at = ? WHERE number = ?", ended)
         del self.live[group.number]
 

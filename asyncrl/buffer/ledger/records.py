@@ -11,13 +11,14 @@ from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group, Received
 from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.trajectory import LogHead
 
 _GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured"
 _TRAJECTORY = (
     "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, "
-    "reward, env, stop_reason"
+    "reward, env, stop_reason, line, head"
 )
-_INSERT_TRAJECTORY = f"INSERT INTO trajectories({_TRAJECTORY}, received_at) VALUES ({', '.join('?' * 17)})"
+_INSERT_TRAJECTORY = f"INSERT INTO trajectories({_TRAJECTORY}, received_at) VALUES ({', '.join('?' * 19)})"
 
 
 def insert_group(db: Database, g: Group) -> None:
@@ -31,7 +32,8 @@ def insert_trajectory(db: Database, number: int, index: int, r: Received) -> Non
     versions = struct.pack(f"<{2 * len(r.versions)}q", *chain.from_iterable(r.versions))
     identity = (number, index, r.attempt, r.actor, r.digest, at.segment, at.start, at.bytes, at.checksum, versions)
     totals = (r.tokens, r.policy_tokens, r.turns, r.reward, r.env, r.stop_reason)
-    db.write(_INSERT_TRAJECTORY, (*identity, *totals, db.wall_clock()))
+    logged = (None, None) if r.logged is None else (r.logged.line, r.logged.digest)
+    db.write(_INSERT_TRAJECTORY, (*identity, *totals, *logged, db.wall_clock()))
 
 
 def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[int, Group]:
@@ -49,7 +51,7 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     for number, idx, attempt, actor, digest, *rest in db.read(
         f"SELECT {_TRAJECTORY} FROM groups g JOIN trajectories ON grp = number WHERE {where}", values
     ):
-        segment, start, size, checksum, versions, tokens, _, turns, reward, env, stop_reason = rest
+        segment, start, size, checksum, versions, tokens, _, turns, reward, env, stop_reason, line, head = rest
         pairs = iter(struct.unpack(f"<{len(versions) // 8}q", versions))
         received = Received(
             attempt=attempt,
@@ -62,6 +64,7 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
             reward=reward,
             env=env,
             stop_reason=stop_reason,
+            logged=None if line is None else LogHead(line, head),
         )
         groups[number].store(idx, received)
     return groups

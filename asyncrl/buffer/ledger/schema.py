@@ -20,8 +20,8 @@ READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003"}
 def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
-    >>> print(refusal(4))
-    it has version 4 of the tables, this asyncrl reads 6: finish the run with asyncrl 0.1.0 at commit e37eb93.
+    >>> print(refusal(5))
+    it has version 5 of the tables, this asyncrl reads 6: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -70,6 +70,7 @@ CREATE TABLE attempts (
     detail TEXT,
     issued_at REAL NOT NULL,
     ended_at REAL,                  -- NULL while leased
+    serial INTEGER NOT NULL,        -- 0, 1, 2 ... in the order of issue
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
 CREATE TABLE prefixes (             -- what an interrupted attempt at the first turn had sampled (tickets/prefixes)
@@ -103,6 +104,8 @@ CREATE TABLE trajectories (
     env TEXT NOT NULL,
     stop_reason TEXT NOT NULL,
     received_at REAL NOT NULL,
+    line INTEGER,                   -- its number in the actor's log; NULL: its actor keeps none
+    head TEXT,                      -- of that log, up to this line
     PRIMARY KEY (grp, idx)
 ) WITHOUT ROWID;
 CREATE TABLE batches (
@@ -158,6 +161,7 @@ CREATE TABLE published (
     version INTEGER NOT NULL,
     digest TEXT NOT NULL,
     at REAL NOT NULL,
+    attempts INTEGER NOT NULL,      -- issued before: the next one may have tokens of this version or later
     PRIMARY KEY (branch, version)
 ) WITHOUT ROWID;
 CREATE TABLE checkpoints (
@@ -193,5 +197,15 @@ CREATE TABLE counters (
     value INTEGER NOT NULL,
     PRIMARY KEY (branch, name)
 ) WITHOUT ROWID;
+CREATE TABLE logs (                 -- how far each actor's log was when it last asked for tickets
+    actor TEXT PRIMARY KEY,
+    line INTEGER NOT NULL,          -- the number of its last line
+    head TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE commits (              -- the chain over all changes of the other tables (chain.py)
+    seq INTEGER PRIMARY KEY,
+    changes BLOB NOT NULL,
+    head TEXT NOT NULL
+);
 CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """

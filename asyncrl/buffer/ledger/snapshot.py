@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.buffer.ledger import schema
+from asyncrl.buffer.ledger.chain import Chain
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.errors import RunError
 
@@ -156,10 +157,16 @@ def _copy(source: Path, folder: Path, checkpoint: str) -> None:
         except OSError:
             shutil.copy2(segment, folder / "payloads" / segment.name)
     shutil.copy2(source / "ledger.sqlite", unfinished)
-    with sqlite3.connect(unfinished) as db:
-        db.execute("INSERT OR REPLACE INTO kv VALUES ('restored', ?)", (checkpoint,))
-        db.execute(RECLAIMED, (_place(source.parent)[1],))
-    db.close()
+    with closing(sqlite3.connect(unfinished)) as db, db:
+        chain = Chain(db)
+        changes: tuple[tuple[str, tuple[object, ...]], ...] = (
+            ("INSERT OR REPLACE INTO kv VALUES (?, ?)", ("restored", checkpoint)),
+            (RECLAIMED, (_place(source.parent)[1],)),
+        )
+        for change in changes:
+            db.execute(*change)
+            chain.note(*change)
+        chain.seal()
     unfinished.rename(folder / "ledger.sqlite")  # last: a ledger that exists is complete
 
 
