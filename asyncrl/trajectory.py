@@ -150,7 +150,7 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class LogHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far the log of an actor was: the number of a line, and a digest of everything up to it."""
 
-    line: Count
+    line: Annotated[int, msgspec.Meta(ge=0, le=2**48 - 1)]
     digest: Annotated[str, msgspec.Meta(max_length=64)]
 
 

@@ -31,6 +31,8 @@ SECTIONS: dict[str, Any] = {
     "learner": {
         "groups_per_step": 2,
         "group_size": 2,
+        "ranks": 1,
+        "backend": "torch",
         "steps": STEPS,
         "lr": 1e-3,
         "checkpoint_every": 2,

@@ -31,7 +31,7 @@ LEASE = [{"branch": 0, "group": 0, "index": 0}, 0]
 WHO = {"n": 1, "actor": "actor-0"}
 REQUIRED: dict[str, dict[str, Any]] = {
     "hello": {"role": "actor", "who": "actor-0"},
-    "tickets": {"held": [0, 0], "credits": 1, "leased": [], "wait_s": 0.0},
+    "tickets": {"held": [0, 0], "credits": 1, "leased": [], "wait_s": 0.0, "logged": [0, "d"]},
     "renew": {"leases": []},
     "put": {},
     "fail": {"id": LEASE[0], "attempt": 0, "reason": "x", "detail": "x"},
@@ -63,8 +63,9 @@ def bounds(node: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         case inspect.IntType() | inspect.FloatType():
             yield place, node.ge, node.le
         case inspect.StructType() | inspect.DataclassType():
-            for field in node.fields:
-                yield from bounds(field.type, (*place, field.encode_name))
+            array = getattr(node, "array_like", False)
+            for index, field in enumerate(node.fields):
+                yield from bounds(field.type, (*place, index if array else field.encode_name))
         case inspect.TupleType():
             for index, each in enumerate(node.item_types):
                 yield from bounds(each, (*place, index))
