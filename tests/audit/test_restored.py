@@ -39,8 +39,11 @@ def named(run: RunFolder) -> set[str]:
 
 @pytest.fixture
 def restored(run: RunFolder) -> RunFolder:
-    """The host of its buffer is gone, and the newest checkpoint but one is the newest that there is."""
-    shutil.rmtree(complete(run.checkpoints)[-1])
+    """The host of its buffer is gone, and the newest checkpoint but one is the newest that was completed."""
+    newest = complete(run.checkpoints)[-1]
+    shutil.rmtree(newest)
+    events = (run.path / "events.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "events.jsonl").write_text("".join(line for line in events if newest.name not in line))
     shutil.rmtree(run.buffer)
     restore(run.checkpoints, run.buffer)
     return run
