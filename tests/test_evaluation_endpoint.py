@@ -202,7 +202,7 @@ def test_the_actors_own_endpoint_measures_what_the_checkpoint_does(own_endpoint:
         assert evaluated("--config", str(config), way, where, "--out", str(tmp_path / "out.json")) == 0
         told[way] = json.loads((tmp_path / "out.json").read_text())["greedy"]["all"]
     assert told["--endpoint"]["episodes"] == 24
-    assert told["--checkpoint"]["share"] > 0.5
+    assert told["--checkpoint"]["share"] > 0.2
     assert told["--endpoint"]["share"] == pytest.approx(told["--checkpoint"]["share"], abs=1.5 / 24)
 
 

@@ -13,7 +13,7 @@ UNREADABLE = "asyncrl_unreadable"
 """Key of a task that the source could not give: its value says why. The actor fails every attempt at it."""
 MEMBERS = {
     "task": "a method `task(index)`",
-    "held_out": "a method `held_out(index)`",
+    "held_out": "a method `held_out(index)`",  # which a source without held-out tasks may lack
     "train_size": "an attribute `train_size`, a number or None",
     "held_out_size": "an attribute `held_out_size`, a number",
 }
@@ -21,7 +21,8 @@ MEMBERS = {
 
 def check_members(source: Any, field: str, name: str) -> None:
     """Raises ConfigError unless `source`, which `field` names, has the members of a task source."""
-    missing = [what for member, what in MEMBERS.items() if not hasattr(source, member)]
+    unused = {"held_out"} if getattr(source, "held_out_size", None) == 0 else set()
+    missing = [what for member, what in MEMBERS.items() if member not in unused and not hasattr(source, member)]
     if missing:
         raise ConfigError(
             f"{field} is {name!r}, which made a {type(source).__name__} without {' and '.join(missing)}: add it "

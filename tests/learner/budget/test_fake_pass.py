@@ -87,4 +87,4 @@ def test_the_arithmetic_is_that_of_a_count_by_hand() -> None:
     # The recomputation of a layer ends before its last product, whose result nothing needs.
     again = 2 * 28 * (layer - hidden * inner) * tokens + 28 * rows * heads * 2 * 2 * d * length * (length + 1) / 2
     assert checkpointed.flops == pytest.approx(linear + attention + again, rel=0.02)
-    assert checkpointed.activations < 0.2 * found.activations
+    assert checkpointed.activations < 0.25 * found.activations
