@@ -20,7 +20,7 @@ One YAML file with one section per part; any field can be set on the command lin
 ```
 asyncrl launch --config configs/quickstart.yaml --buffer.max-staleness 4 --learner.lr 5e-4
 asyncrl launch --config configs/quickstart.yaml --dry-run   # checks everything, says where each value comes from
-asyncrl launch --help                                       # this page, in the terminal
+asyncrl launch --help-all                                       # this page, in the terminal
 ```
 
 An unknown key, a wrong type or an impossible combination ends with one sentence that names the field, its value and the

@@ -217,6 +217,7 @@ def test_what_a_role_said_last_is_handed_over(run: RunFolder) -> None:
     friend.close()
 
 
+@pytest.mark.system
 def test_more_peers_than_files_are_refused_with_the_reason(start: Callable[..., Buffer]) -> None:
     buffer = start(96, 96)
     buffer.step()

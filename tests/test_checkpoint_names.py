@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,15 @@ def test_published_and_exported_names_are_the_checkpoint_s(family: str, loaded: 
     assert set(places(model)) <= tied | {n for n, _ in model.named_buffers()}
 
 
-def test_experts_are_published_from_shards_and_scored() -> None:
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A backend without ranks begins a process group of its own, which is none of the next test's."""
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_experts_are_published_from_shards() -> None:
     model = made("qwen3_moe")
     backend = Fsdp2Backend(tiny_config(backend="fsdp2"), model, device="cpu")
     names = [name for name, _ in backend.weights()]

@@ -16,7 +16,7 @@ from asyncrl.model import QUICKSTART
 from tests.trained import ROOT, train
 
 PAGE = ROOT / "docs" / "how-to" / "use-the-model.md"
-FOLDER = "runs/NAME/checkpoints/step-000080/hf"
+FOLDER = "runs/NAME/checkpoints/step-000100/hf"
 
 pytestmark = pytest.mark.system
 

@@ -21,6 +21,8 @@ from asyncrl.launch.placement.plan import on_this_machine
 from asyncrl.learner.budget import memory
 from tests.learner.budget.test_fake_pass import OF_30M, qwen3
 
+pytestmark = pytest.mark.system
+
 CONFIGS = sorted(p for p in (Path(__file__).parents[3] / "configs").glob("*.yaml") if "engine: vllm" in p.read_text())
 SHAPES: dict[str, Qwen3Config] = {
     "Qwen/Qwen3-0.6B": qwen3(

@@ -15,6 +15,9 @@ from asyncrl.model import QUICKSTART
 from tests.learner.budget.allocator import peak_of
 
 
+pytestmark = pytest.mark.system
+
+
 def qwen3(**sizes: Any) -> Qwen3Config:
     return Qwen3Config(**{"head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True} | sizes)
 
