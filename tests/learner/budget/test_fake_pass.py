@@ -14,7 +14,6 @@ from asyncrl.learner.budget.fake_pass import cost_of_pass, fullest
 from asyncrl.model import QUICKSTART
 from tests.learner.budget.allocator import peak_of
 
-
 pytestmark = pytest.mark.system
 
 
