@@ -1,4 +1,4 @@
-"""The page "How do I use what I trained": its code, run on a model that was just trained, knows nothing of asyncrl."""
+"""The page "Use the trained model": its code, run on a model that was just trained, knows nothing of asyncrl."""
 
 from __future__ import annotations
 
