@@ -138,8 +138,8 @@ class Simulated:
             bounds,
             (bounds,),
             tuple(self.published),
-            tuple(self.snapshots),
-            FakeSource().held_out_size,
+            snapshots=tuple(self.snapshots),
+            held_out=FakeSource().held_out_size,
         )
 
 

@@ -253,7 +253,7 @@ def test_a_peer_that_never_reads_costs_nobody_else(start: Start) -> None:
 
 @pytest.mark.system
 def test_a_full_disk_ends_the_run_and_nothing_acknowledged_is_lost(start: Start) -> None:
-    buffer = start(max_file_bytes=600_000, learner={"groups_per_step": 16})
+    buffer = start(max_file_bytes=600_000, learner={"groups_per_step": 16}, env={"max_tokens": 6000})
     buffer.learner()
     actor = buffer.client("actor-0", deadline_s=8.0)
     acknowledged = []
