@@ -8,6 +8,8 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +20,7 @@ import psutil
 import pytest
 import zmq
 
+from asyncrl.acceptor import AcceptorProcess
 from asyncrl.buffer.client import BufferClient
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.config import Config
@@ -26,6 +29,7 @@ from asyncrl.sockets import Link, Listener
 from tests.buffer.fakes import trajectory
 
 STRANGERS = 2000
+ZMTP = b"\xff"
 CONFIG = {
     "launch": {"host": "127.0.0.1"},
     "learner": {"groups_per_step": 2, "group_size": 2, "steps": 100_000},
@@ -173,6 +177,106 @@ def test_an_acceptor_that_is_killed_is_started_again_at_the_same_address(start: 
     assert "is started again" in buffer.log.read_text()
 
 
+class Role:
+    """A plain socket in the place of ZeroMQ's, behind a real acceptor process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.acceptor = AcceptorProcess("role", "127.0.0.1", folder)
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(self.acceptor.path))
+        self._listening.listen()
+        self._listening.settimeout(20.0)
+        self.acceptor.open()
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self.acceptor._process is not None
+        return self.acceptor._process
+
+    def peer(self) -> socket.socket:
+        host, port = self.acceptor.address.removeprefix("tcp://").split(":")
+        return socket.create_connection((host, int(port)), timeout=20.0)
+
+    def accept(self) -> socket.socket:
+        taken = self._listening.accept()[0]
+        taken.settimeout(20.0)
+        return taken
+
+    def connection(self) -> tuple[socket.socket, socket.socket]:
+        """(the peer's end, the role's end)"""
+        peer = self.peer()
+        peer.send(ZMTP)
+        role = self.accept()
+        assert role.recv(1) == ZMTP
+        return peer, role
+
+    def close(self) -> None:
+        self._listening.close()
+        self.acceptor.close()
+
+
+@pytest.fixture
+def role() -> Iterator[Role]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        made = Role(Path(folder))
+        yield made
+        made.close()
+
+
+@contextlib.contextmanager
+def no_file_is_free() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, before[1]))
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    try:
+        yield
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_an_acceptor_that_cannot_be_started_again_is_tried_until_it_can(
+    role: Role, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before, the thread that starts it ended with the first error, and nothing took connections any more."""
+    killed = role.process
+    with no_file_is_free():
+        killed.kill()
+        until(lambda: "Too many open files" in caplog.text, "it is said")
+        time.sleep(0.5)
+        assert role.process is killed
+    assert caplog.text.count("Too many open files") == 1
+    peer, there = role.connection()
+    there.send(b"hello")
+    assert peer.recv(5) == b"hello"
+    peer.close()
+    there.close()
+
+
+def test_an_acceptor_that_is_started_while_its_role_closes_is_ended_too(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, start, closing = threading.Event(), role.acceptor._start, role.acceptor._closing
+
+    def late() -> subprocess.Popen[str]:
+        starts.set()
+        assert closing.wait(20.0)
+        return start()
+
+    monkeypatch.setattr(role.acceptor, "_start", late)
+    killed = role.process
+    killed.kill()
+    assert starts.wait(20.0)
+    role.close()
+    until(lambda: not role.acceptor._thread.is_alive(), "the thread ends")
+    assert role.process is not killed
+    assert role.process.wait(20.0) == 0, "it ended by itself, and was not killed"
+
+
 def test_an_acceptor_ends_with_its_role_and_leaves_no_folder(start: Callable[..., Buffer]) -> None:
     buffer = start()
     buffer.step()
@@ -229,23 +333,13 @@ def test_more_peers_than_files_are_refused_with_the_reason(start: Callable[..., 
 
 
 def test_a_ledger_that_may_open_no_file_blames_the_limit_not_the_disk(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     database = Database(tmp_path / "a")
     database.set("x", "y")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, before[1]))
-    taken = []
-    with contextlib.suppress(OSError):
-        while True:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
-    try:
+    with no_file_is_free():
         for refused in (lambda: database.commit(float("inf")), lambda: Database(tmp_path / "b")):
             with pytest.raises(LedgerFailed, match=r"limit of \d+ open files and sockets; the disk is not.*ulimit -n"):
                 refused()
-    finally:
-        for file in taken:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        database.close()
+    database.close()
 
 
 def test_the_endpoint_of_a_host_without_the_launch_s_folder_has_one_of_its_own(run: RunFolder) -> None:
