@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -275,6 +277,32 @@ def test_an_acceptor_that_is_started_while_its_role_closes_is_ended_too(
     until(lambda: not role.acceptor._thread.is_alive(), "the thread ends")
     assert role.process is not killed
     assert role.process.wait(20.0) == 0, "it ended by itself, and was not killed"
+
+
+@contextlib.contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Events that come meanwhile are handled at once, in their order."""
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it stops")
+    yield
+    process.send_signal(signal.SIGCONT)
+
+
+def test_an_event_of_a_closed_connection_does_not_close_the_next_one_with_its_file(role: Role) -> None:
+    broken, there = role.connection()
+    with stopped(role.process):
+        broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        broken.close()  # with a reset, at which both files of the connection are closed
+        peers = [role.peer() for _ in range(4)]  # the first two get their numbers
+        there.send(b"hello")
+    for peer in peers:
+        time.sleep(0.1)
+        peer.send(ZMTP)
+        taken = role.accept()
+        assert taken.recv(1) == ZMTP
+        taken.close()
+        peer.close()
+    there.close()
 
 
 def test_an_acceptor_ends_with_its_role_and_leaves_no_folder(start: Callable[..., Buffer]) -> None:

@@ -105,6 +105,8 @@ class Acceptor:
                     self._write(end)
                 if event & ~select.EPOLLOUT and not end.ended:
                     self._read(end)
+            except BlockingIOError:  # the event was of a connection that is closed; this one has its file's number
+                return
             except OSError:  # the connection broke
                 self._close(end.pair)
 
