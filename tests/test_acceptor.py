@@ -23,6 +23,7 @@ import pytest
 import zmq
 
 from asyncrl.acceptor import AcceptorProcess
+from asyncrl.acceptor.__main__ import READY
 from asyncrl.buffer.client import BufferClient
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.config import Config
@@ -210,6 +211,8 @@ class Role:
         peer.send(ZMTP)
         role = self.accept()
         assert role.recv(1) == ZMTP
+        role.send(READY)  # it is admitted
+        assert peer.recv(len(READY)) == READY
         return peer, role
 
     def close(self) -> None:
@@ -279,6 +282,24 @@ def test_an_acceptor_that_is_started_while_its_role_closes_is_ended_too(
     assert role.process.wait(20.0) == 0, "it ended by itself, and was not killed"
 
 
+def fill(end: socket.socket, most: int) -> bytes:
+    """What `end` sent, until it can send no more at once."""
+    end.setblocking(False)
+    data, sent = os.urandom(most), 0
+    with contextlib.suppress(BlockingIOError):
+        while sent < most:
+            sent += end.send(data[sent : sent + (1 << 16)])
+            time.sleep(0.002)
+    return data[:sent]
+
+
+def read_all(end: socket.socket) -> bytes:
+    data = bytearray()
+    while part := end.recv(1 << 16):
+        data += part
+    return bytes(data)
+
+
 @contextlib.contextmanager
 def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
     """Events that come meanwhile are handled at once, in their order."""
@@ -288,13 +309,24 @@ def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
     process.send_signal(signal.SIGCONT)
 
 
-def test_an_event_of_a_closed_connection_does_not_close_the_next_one_with_its_file(role: Role) -> None:
+@pytest.mark.parametrize("clogged", [False, True])
+def test_an_event_of_a_closed_connection_does_not_close_the_next_one_with_its_file(role: Role, clogged: bool) -> None:
+    """`clogged`: the event says that more can be written. Before, it ended the process."""
     broken, there = role.connection()
+    process = role.process
+    if clogged:
+        fill(there, 64 << 20)
+        fill(broken, 64 << 20)
     with stopped(role.process):
         broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         broken.close()  # with a reset, at which both files of the connection are closed
         peers = [role.peer() for _ in range(4)]  # the first two get their numbers
-        there.send(b"hello")
+        if clogged:
+            with contextlib.suppress(BlockingIOError):
+                while there.recv(1 << 20):
+                    pass
+        else:
+            there.send(b"hello")
     for peer in peers:
         time.sleep(0.1)
         peer.send(ZMTP)
@@ -303,6 +335,33 @@ def test_an_event_of_a_closed_connection_does_not_close_the_next_one_with_its_fi
         taken.close()
         peer.close()
     there.close()
+    assert role.process is process
+    assert process.poll() is None
+
+
+def test_an_acceptor_that_waits_for_a_slow_reader_uses_no_processor(role: Role) -> None:
+    """Before, it took a whole core until the peer had read."""
+    peer, there = role.connection()
+    assert len(fill(there, 64 << 20)) < 64 << 20
+    there.close()
+    time.sleep(0.5)
+    acceptor = psutil.Process(role.process.pid)
+    before, began = sum(acceptor.cpu_times()[:2]), time.monotonic()
+    time.sleep(1.0)
+    assert sum(acceptor.cpu_times()[:2]) - before < 0.1 * (time.monotonic() - began)
+    peer.close()
+
+
+@pytest.mark.parametrize("slow", ["peer", "role"])
+def test_what_was_sent_before_the_end_arrives_whole_at_a_slow_reader(role: Role, slow: str) -> None:
+    """Before, what had been read since replaced what the peer had not taken yet."""
+    peer, there = role.connection()
+    reader, writer = (peer, there) if slow == "peer" else (there, peer)
+    sent = fill(writer, 64 << 20)
+    writer.close()
+    time.sleep(0.5)
+    assert read_all(reader) == sent
+    reader.close()
 
 
 def test_an_acceptor_ends_with_its_role_and_leaves_no_folder(start: Callable[..., Buffer]) -> None:
