@@ -32,7 +32,8 @@ class UserError:
 
 def user_error(error: BaseException) -> UserError:
     """Describes `error`. The file and line are those of the innermost call in the user's code; without one, of asyncrl
-    or a library."""
+    or a library. The words can be sent: half a surrogate pair, which may stand in a text or in the name of a file, is a
+    question mark."""
     try:
         text = str(error)
     except BaseException as raised:  # the text of a foreign exception is foreign code, too
@@ -41,7 +42,16 @@ def user_error(error: BaseException) -> UserError:
     frame = _frame(error)
     where = f" ({_shown(frame.filename)}, line {frame.lineno}, in {frame.name})" if frame else ""
     place = f"{type(error).__name__} at {frame.filename}:{frame.lineno}" if frame else type(error).__name__
-    return UserError(words + where, Cause(place, is_outage(error)))
+    return UserError(sendable(words + where), Cause(sendable(place), is_outage(error)))
+
+
+def sendable(text: str) -> str:
+    """`text` with a question mark for each half of a surrogate pair, which no message can carry.
+
+    >>> sendable("no tool \\ud800")
+    'no tool ?'
+    """
+    return text.encode(errors="replace").decode()
 
 
 def is_outage(error: BaseException | None) -> bool:

@@ -99,3 +99,11 @@ def test_an_outage_below_another_error_is_found() -> None:
     assert is_outage(raised.value)
     assert "RuntimeError: my tool failed (" in user_error(raised.value).text
     assert not is_outage(EnvFailed("x"))
+
+
+def test_a_file_whose_name_is_not_utf8_can_be_sent() -> None:
+    with pytest.raises(ValueError, match="boom") as raised:
+        exec(compile("raise ValueError('boom')", "/none/\udc80.py", "exec"))
+    described = user_error(raised.value)
+    assert described.text == "ValueError: boom (/none/?.py, line 1, in <module>)"
+    assert described.cause.place == "ValueError at /none/?.py:1"

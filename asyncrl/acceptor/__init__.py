@@ -81,7 +81,30 @@ class AcceptorProcess:
             if self._closing.wait(_AGAIN_S):
                 return
             log.warning("%s: the process that takes connections ended with %s; it is started again", self._name, code)
-            self._process = self._start()
+            if not self._start_again():
+                return
+
+    def _start_again(self) -> bool:
+        """Starts another process as soon as this host can; False if the role closes before."""
+        process, told = None, ""
+        while process is None:
+            try:
+                process = self._start()
+            except OSError as error:
+                if told != str(error):
+                    told = str(error)
+                    log.error(
+                        "%s: the process that takes connections cannot be started: %s; nobody can connect until it "
+                        "can, which is tried every %s s",
+                        self._name, told, _AGAIN_S,
+                    )  # fmt: skip
+                if self._closing.wait(_AGAIN_S):
+                    return False
+        self._process = process
+        if self._closing.is_set():  # `close` may have seen the process before this one
+            assert process.stdin is not None
+            process.stdin.close()
+        return True
 
 
 def _short_folder() -> str:

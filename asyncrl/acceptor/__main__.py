@@ -48,9 +48,8 @@ class End:
     socket: socket.socket
     pair: Pair
     unsent: bytes | memoryview = b""
-    ended: bool = False
-    """It sends no more."""
     mask: int = 0
+    """The events that are waited for."""
 
 
 @dataclass(eq=False, slots=True)
@@ -101,10 +100,13 @@ class Acceptor:
             self._leave()
         elif (end := self._ends.get(file)) is not None:
             try:
-                if event & select.EPOLLOUT:
+                # The event may be of a connection that was closed just before this one got its file's number.
+                if event & end.mask & select.EPOLLOUT:
                     self._write(end)
-                if event & ~select.EPOLLOUT and not end.ended:
+                if event & ~select.EPOLLOUT and end.mask & select.EPOLLIN:
                     self._read(end)
+            except BlockingIOError:
+                return
             except OSError:  # the connection broke
                 self._close(end.pair)
 
@@ -166,15 +168,12 @@ class Acceptor:
     def _read(self, end: End) -> None:
         pair = end.pair
         data = end.socket.recv(CHUNK_BYTES)
-        if pair.role is None and (not data or not self._open(pair, data[0])):
+        # An end is read only while the other has all: with its end nothing is left to hand over.
+        if not data or (pair.role is None and not self._open(pair, data[0])):
             self._close(pair)
             return
         other = pair.role if end is pair.peer else pair.peer
         assert other is not None
-        if not data:
-            end.ended = True
-            self._settle(pair)
-            return
         if pair.head is not None and end is pair.role:
             self._look(pair, data)
         sent = _send(other.socket, data)
@@ -211,19 +210,24 @@ class Acceptor:
             self._settle(end.pair)
 
     def _settle(self, pair: Pair) -> None:
-        """Reads from an end while the other takes all; closes both once one has ended and the other has all of it."""
+        """Reads from an end only while the other takes all."""
         peer, role = pair.peer, pair.role
         assert peer is not None
         assert role is not None
-        if (peer.ended and not role.unsent) or (role.ended and not peer.unsent):
-            self._close(pair)
-            return
         for end, other in ((peer, role), (role, peer)):
-            reading = 0 if other.unsent or end.ended else select.EPOLLIN
-            mask = reading | (select.EPOLLOUT if end.unsent else 0)
-            if mask != end.mask:
-                end.mask = mask
-                self._epoll.modify(end.socket, mask)
+            reading = 0 if other.unsent else select.EPOLLIN
+            self._wait_for(end, reading | (select.EPOLLOUT if end.unsent else 0))
+
+    def _wait_for(self, end: End, mask: int) -> None:
+        if mask == end.mask:
+            return
+        if not mask:  # a registered socket reports EPOLLHUP and EPOLLERR under any mask, again and again
+            self._epoll.unregister(end.socket)
+        elif not end.mask:
+            self._epoll.register(end.socket, mask)
+        else:
+            self._epoll.modify(end.socket, mask)
+        end.mask = mask
 
     def _close(self, pair: Pair) -> None:
         for end in (pair.peer, pair.role):

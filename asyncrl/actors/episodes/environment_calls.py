@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
 from asyncrl.redaction import redact
-from asyncrl.user_errors import Cause, UserError, user_error
+from asyncrl.user_errors import Cause, UserError, sendable, user_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,8 +27,8 @@ class EpisodeFailed(Exception):
 
     def __init__(self, reason: str, detail: str, cause: Cause | None = None) -> None:
         """`cause` None: of an `env_error`, its text."""
-        # An error may quote the policy, including half a surrogate pair, which no message can carry.
-        detail = redact(detail)[:_DETAIL_CHARS].encode(errors="replace").decode()
+        # An error may quote the policy, including half a surrogate pair.
+        detail = sendable(redact(detail)[:_DETAIL_CHARS])
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
         self.cause = Cause(detail) if cause is None and reason == "env_error" else cause

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncrl.actors.endpoint.protocols.protocol import Asked, Histories, Json, Protocol, server_sent
-from asyncrl.actors.endpoint.protocols.reading import json_object, objects, refuse, text_at
+from asyncrl.actors.endpoint.protocols.reading import json_object, objects, refuse, single, text_at
 from asyncrl.actors.endpoint.requests import BadRequest, chat_of
 from asyncrl.data.base import Message
 
@@ -54,7 +54,8 @@ def read(raw: bytes, histories: Histories) -> Asked:
         "response_format": (config.get("format") if isinstance(config, dict) else None) or sent.get("output_format"),
     }
     fields = {name: value for name, value in sent.items() if name not in _TRANSLATED} | translated
-    return Asked(chat_of({name: value for name, value in fields.items() if value is not None}, _NAMES), sent)
+    chat = single(chat_of({name: value for name, value in fields.items() if value is not None}, _NAMES))
+    return Asked(chat, sent)
 
 
 def _messages(message: Json, at: str) -> Iterator[Message]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.actors.endpoint.content import UnreadableContent, text_of
 from asyncrl.actors.endpoint.protocols.protocol import Json
-from asyncrl.actors.endpoint.requests import BadRequest, unreadable
+from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, unreadable
 
 
 def json_object(raw: bytes) -> Json:
@@ -37,6 +37,17 @@ def refuse(sent: Json, fields: Iterable[str]) -> None:
             raise BadRequest(
                 f"{name} is not served by this endpoint. Leave it out.", param=name, code="unsupported_value"
             )
+
+
+def single(chat: ChatBody) -> ChatBody:
+    """`chat`, for a protocol whose reply has one choice. Raises BadRequest if it asks for several."""
+    if chat.sampling().n > 1:
+        raise BadRequest(
+            f"n is {chat.n}; a reply of this protocol has one choice. Leave n out, and send a request for each choice, "
+            "or use /v1/chat/completions.",
+            param="n", code="unsupported_value",
+        )  # fmt: skip
+    return chat
 
 
 def text_at(content: Any, field: str, first: int = 0) -> str:

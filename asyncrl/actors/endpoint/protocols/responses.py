@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncrl.actors.endpoint.protocols.protocol import Asked, Histories, Json, Protocol, server_sent
-from asyncrl.actors.endpoint.protocols.reading import json_object, objects, refuse, text_at
+from asyncrl.actors.endpoint.protocols.reading import json_object, objects, refuse, single, text_at
 from asyncrl.actors.endpoint.replies import error_json
 from asyncrl.actors.endpoint.requests import BadRequest, chat_of
 from asyncrl.data.base import Message
@@ -43,7 +43,7 @@ def read(raw: bytes, histories: Histories) -> Asked:
         "logprobs": True if isinstance(include, list) and _LOGPROBS in include else None,
     }
     fields = {name: value for name, value in sent.items() if name not in _TRANSLATED} | translated
-    chat = chat_of({name: value for name, value in fields.items() if value is not None}, _NAMES)
+    chat = single(chat_of({name: value for name, value in fields.items() if value is not None}, _NAMES))
     return Asked(chat, sent, chat.messages[len(first) :])
 
 

@@ -23,7 +23,7 @@ from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.plugins import resolve
 from asyncrl.process.parent import end_with_parent
-from asyncrl.user_errors import user_error
+from asyncrl.user_errors import sendable, user_error
 
 LENGTH = 4
 """Bytes of the length before each message."""
@@ -100,7 +100,7 @@ class _Host:
         except asyncio.CancelledError:
             reply = message({"n": n, "error": "it was cancelled"})
         except SystemExit as error:
-            reply = message({"n": n, "error": f"it called sys.exit({error.code!r})"})
+            reply = message({"n": n, "error": sendable(f"it called sys.exit({error.code!r})"[:_ERROR_CHARS])})
         except BaseException as error:  # here, too, it costs its episode only
             described = user_error(error)
             cause = [described.cause.place, described.cause.outage]

@@ -120,6 +120,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [USER], "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"messages": [USER], "stop_sequences": 7}, "stop_sequences.str"),
         ({"messages": [USER], "top_k": 5}, "top_k"),
+        ({"messages": [USER], "n": 2}, "n"),
         ({"messages": [USER], "system": [IMAGE]}, "system[0].image"),
     ],
 )  # fmt: skip
@@ -135,7 +136,7 @@ def test_what_is_not_served_is_refused_by_its_own_name_and_in_anthropics_form(
             "invalid_request_error",
             param,
         )
-        await create(client, [USER])
+        await create(client, [USER], n=1)
         return 0.0
 
     assert played(agent, saying("82<|im_end|>")).turns == 1

@@ -137,6 +137,8 @@ def test_two_replies_in_a_row_are_two_messages() -> None:
         ({"input": "fox", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "fox", "top_logprobs": 3}, "top_logprobs"),
         ({"input": 7}, "input"),
+        ({"input": "fox", "extra_body": {"n": 2}}, "n"),
+        ({"input": "fox", "extra_body": {"n": "2"}}, "n"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_its_own_name(options: dict[str, Any], param: str) -> None:
@@ -144,7 +146,7 @@ def test_what_is_not_served_is_refused_by_its_own_name(options: dict[str, Any], 
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(model="policy", **options)
         assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
-        await client.responses.create(model="policy", input="fox")
+        await client.responses.create(model="policy", input="fox", extra_body={"n": 1})
         return 0.0
 
     assert played(agent, saying("82<|im_end|>")).turns == 1

@@ -35,6 +35,10 @@ class HostedCounter:
             time.sleep(1000)  # noqa: ASYNC251
         if what == "raise":
             raise ValueError("boom")
+        if what == "half a pair":
+            raise ValueError("no tool \ud800")
+        if what == "half a pair at the exit":
+            raise SystemExit(Unprintable())
         if str(what).startswith("raise "):
             raise getattr(builtins, str(what).partition(" ")[2])
         if what == "garbage":
@@ -53,6 +57,11 @@ class HostedCounter:
 
     async def close(self) -> None:
         return None
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        return "\ud800"
 
 
 def add(a: int, b: int) -> Any:

@@ -119,6 +119,27 @@ def test_what_it_raises_is_told_alike(workers: str) -> None:
 
 
 @pytest.mark.parametrize("workers", ["async", "threads", "processes"])
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("half a pair", "environment.step: ValueError: no tool ? ("),
+        ("half a pair at the exit", "it called sys.exit(?)"),
+    ],
+)
+def test_half_a_surrogate_pair_in_an_error_is_a_question_mark(workers: str, what: str, told: str) -> None:
+    """Before, a worker could not send such an answer, so that the call missed its deadline and counted as an outage."""
+
+    async def scenario(play: Play) -> None:
+        with pytest.raises(EpisodeFailed) as failed:
+            await one(play, what=what)
+        assert told in failed.value.detail
+        assert failed.value.cause is not None
+        assert not failed.value.cause.outage
+
+    stage(config(workers, count=1, call_s=2.0), scenario)
+
+
+@pytest.mark.parametrize("workers", ["async", "threads", "processes"])
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "GeneratorExit", "SystemExit", "BaseException"])
 def test_whatever_it_raises_costs_its_episode_only(workers: str, error: str) -> None:
     async def scenario(play: Play) -> None:
