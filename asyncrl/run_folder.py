@@ -247,6 +247,8 @@ class RunFolder:
         may live."""
         if self.copied_from is None:
             self.remove_temporary()
+        for within in (self.private, self._shm_within):  # what lies in a copy is its own, whatever `run.json` names
+            shutil.rmtree(within, ignore_errors=True)
         sockets = tempfile.mkdtemp(prefix="asyncrl-", dir=_short_folder())
         host = self.load_config().launch.host
         if host:
@@ -272,9 +274,13 @@ class RunFolder:
         memory = Path("/dev/shm")
         if memory.is_dir() and os.access(memory, os.W_OK):
             return Path(tempfile.mkdtemp(prefix=f"asyncrl-{os.getuid()}-", dir=memory))
-        folder = self.path / "shm"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+        self._shm_within.mkdir(mode=0o700)
+        return self._shm_within
+
+    @property
+    def _shm_within(self) -> Path:
+        """The folder of published weights where the machine has no shared memory."""
+        return self.path / "shm"
 
     def _write(self, record: Mapping[str, Any]) -> None:
         replace(self.path / "run.json", json.dumps(record, indent=2) + "\n")
