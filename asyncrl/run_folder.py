@@ -187,9 +187,7 @@ class RunFolder:
     def load_config(self) -> Config:
         """Its secrets are hidden in what this process writes from now on. Raises RunError for a damaged config, and for
         one written by an incompatible version of the code."""
-        config = _load(self.config)
-        redaction.hide(config.model_dump(mode="json"))
-        return config
+        return _load(self.config)
 
     def save_config(self, config: Config) -> None:
         """Writes the config, readable by its owner only if it holds a secret. One that differs from it stays under
@@ -202,7 +200,8 @@ class RunFolder:
         replace(self.config, text, mode=0o600 if any(redaction.given_in_clear(values)) else None)
 
     def earlier_configs(self) -> list[Config]:
-        """The configs with which the run was continued before, oldest first. Raises RunError, as `load_config`."""
+        """The configs with which the run was continued before, oldest first; hides secrets and raises RunError, as
+        `load_config`."""
         return [_load(path) for path in sorted(self.configs.glob("*.yaml"))]
 
     def inherit_configs(self, run: RunFolder) -> None:
@@ -247,6 +246,8 @@ class RunFolder:
         may live."""
         if self.copied_from is None:
             self.remove_temporary()
+        for within in (self.private, self._shm_within):  # what lies in a copy is its own, whatever `run.json` names
+            shutil.rmtree(within, ignore_errors=True)
         sockets = tempfile.mkdtemp(prefix="asyncrl-", dir=_short_folder())
         host = self.load_config().launch.host
         if host:
@@ -272,20 +273,27 @@ class RunFolder:
         memory = Path("/dev/shm")
         if memory.is_dir() and os.access(memory, os.W_OK):
             return Path(tempfile.mkdtemp(prefix=f"asyncrl-{os.getuid()}-", dir=memory))
-        folder = self.path / "shm"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+        self._shm_within.mkdir(mode=0o700)
+        return self._shm_within
+
+    @property
+    def _shm_within(self) -> Path:
+        """The folder of published weights where the machine has no shared memory."""
+        return self.path / "shm"
 
     def _write(self, record: Mapping[str, Any]) -> None:
         replace(self.path / "run.json", json.dumps(record, indent=2) + "\n")
 
 
 def _load(path: Path) -> Config:
+    """Hides the config's secrets. Raises RunError."""
     try:
-        return Config.model_validate(yaml.safe_load(path.read_text()))
+        config = Config.model_validate(yaml.safe_load(path.read_text()))
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{path} cannot be read: {reason:.300} Correct it, or use the asyncrl that wrote it.") from error
+    redaction.hide(config.model_dump(mode="json"))
+    return config
 
 
 def replace(path: Path, text: str, mode: int | None = None) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.redaction import redact
 from asyncrl.run_folder import SOCKET_PATH_BYTES, RunFolder, replace
 
 
@@ -120,3 +121,13 @@ def test_a_config_that_another_one_replaces_is_kept(run: RunFolder, tmp_path: Pa
     fork.inherit_configs(run)
     assert fork.earlier_configs() == [first, second]
     fork.remove_temporary()
+
+
+def test_secrets_of_an_earlier_config_are_hidden(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that stood in the clear is replaced by the name of a variable with the next `--resume`."""
+    for value in ("sk-clear-of-before", "${A_NAME}"):
+        run.save_config(Config.model_validate({"env": {"options": {"api_key": value}}}))
+    monkeypatch.setattr("asyncrl.redaction._hidden", set())  # of another process, such as that of `asyncrl audit`
+    assert run.load_config().env.options == {"api_key": "${A_NAME}"}
+    assert len(run.earlier_configs()) == 2
+    assert redact("refused: sk-clear-of-before") == "refused: [secret]"

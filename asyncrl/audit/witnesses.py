@@ -21,7 +21,7 @@ from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
-from asyncrl.buffer.ledger.snapshot import stored
+from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
@@ -198,7 +198,7 @@ def stored_in_checkpoints(
     for each in lists if ledger.restored_at(-1) is not None else ():
         at = ledger.restored_at(each.branch)
         if at is None or each.batch <= at[0]:
-            found |= stored(run.checkpoints / each.checkpoint)
+            found.update(read_witnessed(run.checkpoints / each.checkpoint).trajectories)
     return frozenset(found)
 
 

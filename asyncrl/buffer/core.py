@@ -26,6 +26,7 @@ from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalSets
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.payloads import PayloadLost
+from asyncrl.buffer.ledger.records import furthest
 from asyncrl.buffer.ledger.snapshot import Snapshot
 from asyncrl.buffer.limits import Limits
 from asyncrl.buffer.retention import Retention
@@ -67,7 +68,7 @@ class Buffer:
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
         self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses)
         self.evals = EvalSets(database, rules, source, self.leases, self._made())
-        self.limits = Limits.of(rules, self.ledger.history.recorded_version, self.evals.total)
+        self.limits = Limits.of(rules, furthest(database), self.evals.total)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
         """Branch and version of each actor's weights when it last asked for tickets."""

@@ -33,9 +33,10 @@ class Limits:
     """The largest value of each number, and the largest number of entries of each list."""
 
     version: int
-    """`learner.steps`, or what the ledger has reached with more."""
+    """`learner.steps`, or what the ledger has reached with more, on whatever branch."""
     batch: int
-    """Batch numbers: each step may be preceded by `learner.max_skipped` skipped ones."""
+    """Batch numbers: from what the ledger has reached, each step may be preceded by `learner.max_skipped` skipped
+    ones."""
     credits: int
     """Tickets that one actor may ask for: its slots, or all that can be issued at once."""
     ranks: int
@@ -46,13 +47,13 @@ class Limits:
     """Tokens of one row: `env.max_tokens`, and one answer that ran over it."""
 
     @classmethod
-    def of(cls, rules: Rules, reached: int, eval_tickets: int) -> Limits:
-        """`reached`: the version in the ledger."""
-        version = max(rules.steps, reached) + 1
+    def of(cls, rules: Rules, reached: tuple[int, int], eval_tickets: int) -> Limits:
+        """`reached`: the largest batch number and version in the ledger (`furthest`)."""
+        version = max(rules.steps, reached[1]) + 1
         credits = max(rules.slots, rules.capacity + eval_tickets)
         return cls(
             version=version,
-            batch=version * (rules.max_skipped + 1) + 1,
+            batch=reached[0] + version * (rules.max_skipped + 1) + 1,
             credits=credits,
             ranks=rules.ranks,
             leases=4 * credits,

@@ -73,6 +73,30 @@ def test_a_copy_of_a_run_that_has_ended_is_a_run_of_its_own(live: RunFolder, mon
     live.remove_temporary()
 
 
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_copy_of_a_run_over_several_hosts_has_keys_and_weights_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_memory: bool
+) -> None:
+    """`private`, and without shared memory the weights too, lie in the run's folder and are copied with it."""
+    if not shared_memory:
+        monkeypatch.setattr("asyncrl.run_folder.os.access", lambda *_: False)
+    config = Config.model_validate({"launch": {"host": "127.0.0.1"}, "eval": {"tasks": 0}})
+    run = RunFolder.create(tmp_path / "run", config)
+    (run.private / "buffer").write_text("tcp://127.0.0.1:1")
+    (run.shm / "latest").write_text("of the original")
+    keys = (run.private / "keys").read_text()
+    copy = copy_of(run)
+    copy.open()
+    assert [path.name for path in copy.private.iterdir()] == ["keys"]
+    assert (copy.private / "keys").read_text() != keys
+    assert copy.private.stat().st_mode & 0o777 == 0o700
+    assert not (copy.shm / "latest").exists()
+    assert (run.private / "keys").read_text() == keys, "the original's stay"
+    assert (run.shm / "latest").is_file()
+    copy.remove_temporary()
+    run.remove_temporary()
+
+
 def test_a_live_run_that_was_moved_is_no_copy(live: RunFolder) -> None:
     moved = RunFolder(live.path.rename(live.path.with_name("moved")))
     assert moved.copied_from is None

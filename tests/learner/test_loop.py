@@ -129,6 +129,17 @@ def test_resuming_equals_never_having_stopped_bit_for_bit(tmp_path: Path, learne
     assert all(torch.equal(whole[n], resumed[n]) for n in whole)
 
 
+def test_a_resume_with_other_threads_says_nothing_of_redone_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is redone: `learner.threads` and `learner.ranks` are settings, and the buffer begins a branch instead."""
+    buffer = FakeBuffer(steps=4)
+    played(tmp_path, buffer)
+    _, reporter = played(tmp_path, buffer, resume=True, config=a_config(threads=2))
+    assert reporter.of("resumed")
+    assert "redone" not in caplog.text
+
+
 def test_a_death_before_the_first_checkpoint_begins_again(tmp_path: Path) -> None:
     buffer = FakeBuffer(steps=4)
 

@@ -214,8 +214,10 @@ class ReleaseRequest(Request[None], frozen=True):
 
 
 class StartRequest(Request[Start], frozen=True):
-    batch: _Batch
-    version: _Version
+    """Where a learner would begin. Its numbers are only compared: a checkpoint may be of a history that is lost."""
+
+    batch: _Number
+    version: _Number
     branch: Branch | None = None
     fresh: bool = False
     caused: bool = False

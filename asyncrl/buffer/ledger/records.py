@@ -115,6 +115,13 @@ def read_line(db: Database) -> list[Batch]:
     ]
 
 
+def furthest(db: Database) -> tuple[int, int]:
+    """The largest batch number and version that a learner of this run has reached, on a branch that was left too."""
+    rows = "SELECT b + 1 AS batch, version + 1 AS version FROM batches UNION ALL SELECT batch, version FROM checkpoints"
+    batch, version = next(iter(db.read(f"SELECT ifnull(max(batch), 0), ifnull(max(version), 0) FROM ({rows})")))
+    return batch, version
+
+
 def read_incarnations(db: Database) -> list[Incarnation]:
     columns = "incarnation, branch, next_batch, version, holds, caused, settings"
     return [Incarnation(*row) for row in db.read(f"SELECT {columns} FROM incarnations ORDER BY incarnation")]

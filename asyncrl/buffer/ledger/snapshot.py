@@ -20,7 +20,6 @@ from pathlib import Path
 from asyncrl.buffer.ledger import schema
 from asyncrl.buffer.ledger.chain import Chain
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
-from asyncrl.errors import RunError
 
 log = logging.getLogger(__name__)
 
@@ -171,20 +170,6 @@ def _copy(source: Path, folder: Path, checkpoint: str) -> None:
 
 
 _UNREADABLE = (-1, -1)
-
-
-def stored(checkpoint: Path) -> set[tuple[int, int, int, str]]:
-    """(branch, group, index, digest) of every trajectory in the ledger of a checkpoint; empty if it has none. Raises
-    RunError if it cannot be read."""
-    path = checkpoint / "buffer" / "ledger.sqlite"
-    rows = "SELECT g.branch, t.grp, t.idx, t.digest FROM trajectories t JOIN groups g ON g.number = t.grp"
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-            return {(branch, group, index, str(digest)) for branch, group, index, digest in db.execute(rows)}
-    except sqlite3.Error as error:
-        if not path.exists():
-            return set()
-        raise RunError(f"{path} cannot be read: {error}. Take another checkpoint, or move this one away.") from error
 
 
 def _place(checkpoint: Path) -> tuple[int, int]:

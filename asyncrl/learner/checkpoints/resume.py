@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.buffer.client import BufferRefused, Start
-from asyncrl.config.learner import LearnerConfig
-from asyncrl.learner.checkpoints.checkpoints import State, complete, read_list
+from asyncrl.learner.checkpoints.checkpoints import complete, read_list
 from asyncrl.learner.checkpoints.saving import Saving
 from asyncrl.learner.publication import Publication
 from asyncrl.learner.session import Session
@@ -47,7 +46,7 @@ def start(
     publication.published = at.published
     session.reporter.waiting(None)
     if checkpoint is not None:
-        warn_of_other_rounding(saving.load(checkpoint), session.config.learner)
+        saving.load(checkpoint)
         session.reporter.event("resumed", step=session.version, checkpoint=str(checkpoint))
     origin = checkpoint or f"the model at model.path ({session.config.model.path})"
     point = (session.incarnation, session.version, session.batch)
@@ -73,11 +72,3 @@ def begin(checkpoints: Path, ask: Ask, *, resume: bool, fresh: Path | None) -> t
                 raise
             log.warning("%s is passed over: %s", path, error)
     return None, ask(0, 0, None, False)
-
-
-def warn_of_other_rounding(state: State, learner: LearnerConfig) -> None:
-    """Warns that redone steps may differ in the last bits."""
-    for name in ("threads", "ranks"):
-        now, was = getattr(learner, name), getattr(state, name)
-        if now != was:
-            log.warning("learner.%s is %d and was %d: redone steps may differ in the last bits", name, now, was)

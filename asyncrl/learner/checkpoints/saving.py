@@ -43,14 +43,13 @@ class Saving:
     def due(self) -> bool:
         return self._session.batch - self._saved >= self._session.config.learner.checkpoint_every
 
-    def load(self, checkpoint: Path) -> State:
+    def load(self, checkpoint: Path) -> None:
         """Puts the session and every rank where the checkpoint was."""
         session = self._session
         state, self.done = read(checkpoint)
         session.ranks.order(Order("load", str(checkpoint)))
         self._trainer.load(checkpoint)
         session.version, session.batch, self._saved = state.version, state.batch, state.batch
-        return state
 
     def record(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
         """Adds batch `b` to the list that the next checkpoint holds."""

@@ -14,7 +14,8 @@ import pytest
 import zmq
 
 from asyncrl.buffer.client import BufferRefused, messages
-from asyncrl.buffer.client.messages import REQUESTS
+from asyncrl.buffer.client.messages import REQUESTS, Start
+from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.held import HeldRequest, HeldRequests
 from asyncrl.buffer.limits import DECLARED, Limits
 from asyncrl.buffer.loop import Service
@@ -23,10 +24,10 @@ from asyncrl.buffer.requests import Answer, Handler
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import TicketId
 from asyncrl.wire import WireError, pack, unpack
-from tests.buffer.fakes import open_buffer, rules, trajectory
+from tests.buffer.fakes import learner, open_buffer, play, reopen, rules, step, trajectory
 from tests.buffer.processes import BufferProcess
 
-LIMITS = Limits.of(rules(), 0, 8)
+LIMITS = Limits.of(rules(), (0, 0), 8)
 LEASE = [{"branch": 0, "group": 0, "index": 0}, 0]
 WHO = {"n": 1, "actor": "actor-0"}
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -173,6 +174,60 @@ def test_a_row_that_no_episode_has_is_refused_at_its_put(tmp_path: Path) -> None
         said.append(unpack(service.outbox.replies.pop()[1][0])["reply"][0]["code"])
     assert said == ["unknown_ticket", "malformed"]
     service.close()
+    buffer.database.close()
+
+
+def start_of(buffer: Buffer, batch: int, version: int, branch: int) -> Start:
+    """A learner offers a checkpoint in a message."""
+    offered: Any = buffer.limits.decode([header("start", batch=batch, version=version, branch=branch)])
+    return buffer.start(offered.batch, offered.version, offered.branch)
+
+
+def test_a_resume_offers_checkpoints_of_a_branch_that_was_left_and_passes_over_them(tmp_path: Path) -> None:
+    """`--fresh` at version 1 with fewer steps was killed before the first checkpoint of the new branch."""
+    buffer = open_buffer(tmp_path)
+    incarnation = learner(buffer)
+    for b in range(5):
+        play(buffer)
+        step(buffer, incarnation, b)
+    buffer = reopen(buffer, tmp_path, steps=2)
+    assert buffer.start(1, 1, 0, fresh=True).branch == 1
+    buffer = reopen(buffer, tmp_path, steps=2)
+    with pytest.raises(Refused) as refused:
+        start_of(buffer, 5, 5, 0)
+    assert refused.value.code == "unknown_checkpoint"
+    held = buffer.limits.decode([header("tickets", held=[0, 5])])
+    assert held.op == "tickets", "an actor may still hold the weights of the branch that was left"
+    assert start_of(buffer, 1, 1, 0).batch == 1
+    buffer.database.close()
+
+
+def test_a_checkpoint_that_the_ledger_never_had_is_unknown_to_it(tmp_path: Path) -> None:
+    """The ledger was restored from an older checkpoint, because that in the newest is damaged."""
+    buffer = open_buffer(tmp_path, steps=2)
+    with pytest.raises(Refused) as refused:
+        start_of(buffer, 80, 80, 0)
+    assert refused.value.code == "unknown_checkpoint"
+    buffer.database.close()
+
+
+def test_batches_that_were_skipped_stay_within_the_bound_when_fewer_may_be(tmp_path: Path) -> None:
+    """`learner.max_skipped` is lowered with a resume."""
+    buffer = open_buffer(tmp_path, steps=2, max_skipped=7)
+    incarnation = learner(buffer)
+    for b in range(7):
+        play(buffer)
+        assert buffer.batch(0, incarnation, b).state == "ready"
+        buffer.finished(incarnation, b, "guard")
+    play(buffer)
+    step(buffer, incarnation, 7)
+    buffer = reopen(buffer, tmp_path, steps=2, max_skipped=0)
+    at = start_of(buffer, 8, 1, 0)
+    for b in (8, 9):
+        for op in ("batch", "finished"):
+            asked: Any = buffer.limits.decode([header(op, incarnation=at.incarnation, b=b)])
+            assert asked.b == b
+    buffer.limits.decode([header("checkpointed", incarnation=at.incarnation, batch=9, version=2)])
     buffer.database.close()
 
 

@@ -1,0 +1,53 @@
+"""What the ledger in a checkpoint holds of that which actors wrote down themselves (`acks/<actor>.jsonl`)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncrl.buffer.ledger import schema
+from asyncrl.errors import RunError
+
+_STORED = "SELECT g.branch, t.grp, t.idx, t.digest FROM trajectories t JOIN groups g ON g.number = t.grp"
+_RESULTS = "SELECT serial, task, idx, digest FROM eval_results"
+_PREFIXES = "SELECT grp, idx, attempt, digest FROM prefixes"
+_LINES = (
+    "SELECT actor, max(line) FROM (SELECT actor, line FROM logs UNION ALL SELECT actor, line FROM trajectories) "
+    "WHERE line IS NOT NULL GROUP BY actor"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Witnessed:
+    trajectories: Collection[tuple[int, int, int, str]] = frozenset()
+    """(branch, group, index, digest)."""
+    results: Collection[tuple[int, int, int, str]] = frozenset()
+    """(serial of the evaluation, task, index, digest)."""
+    prefixes: Collection[tuple[int, int, int, str]] = frozenset()
+    """(group, index, attempt, digest)."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """By actor: the number of the last line of its log that the ledger names, as the line of a trajectory or as how far
+    the log was."""
+
+
+def read_witnessed(checkpoint: Path) -> Witnessed:
+    """Empty if the checkpoint has no ledger. Raises RunError if it cannot be read."""
+    path = checkpoint / "buffer" / "ledger.sqlite"
+    if not path.exists():
+        return Witnessed()
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+            version = int(db.execute("PRAGMA user_version").fetchone()[0])
+            if version != schema.VERSION:
+                raise RunError(f"{path} cannot be read: {schema.refusal(version)}")
+            return Witnessed(
+                frozenset(db.execute(_STORED)),
+                frozenset(db.execute(_RESULTS)),
+                frozenset(db.execute(_PREFIXES)),
+                dict(db.execute(_LINES)),
+            )
+    except sqlite3.Error as error:
+        raise RunError(f"{path} cannot be read: {error}. Take another checkpoint, or move this one away.") from error
