@@ -8,6 +8,14 @@ import time
 from asyncrl import Environment, ToolEnvironment, Turn
 
 
+class Fine(Environment):
+    async def reset(self, task):
+        return [{"role": "user", "content": task["prompt"]}]
+
+    async def step(self, message):
+        return Turn(done=True, reward=1.0)
+
+
 class NoMethods:
     pass
 
@@ -48,6 +56,12 @@ class BadInit(NeedsColumn):
         raise ValueError("no service at home")
 
 
+class Keyed(Fine):
+    def __init__(self, api_key, since, urls):
+        if (api_key, since, urls) != ("key-of-mine", "2026-05-17", ["http://service/v1"]):
+            raise ValueError(f"no service for {api_key} since {since} at {urls}")
+
+
 class Untyped(ToolEnvironment):
     def __init__(self):
         super().__init__((untyped,), "exact_match")
@@ -65,14 +79,6 @@ class NoSuper(ToolEnvironment):
 class Exits(NeedsColumn):
     async def reset(self, task):
         raise SystemExit(1)
-
-
-class Fine(Environment):
-    async def reset(self, task):
-        return [{"role": "user", "content": task["prompt"]}]
-
-    async def step(self, message):
-        return Turn(done=True, reward=1.0)
 
 
 async def swapped(client, task): ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,23 @@ def test_a_row_that_raises_is_a_warning() -> None:
 def test_the_trial_of_reset_can_be_left_out() -> None:
     config = Config.model_validate({**env("NeedsColumn"), "launch": {"try_reset": False}})
     assert prepare(config).warnings == ()
+
+
+def test_the_trial_of_reset_resolves_references_as_an_actor_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = env("Keyed")
+    keyed["env"]["options"] = {"api_key": "${MY_KEY}", "since": datetime.date(2026, 5, 17), "urls": ["${MY_URL}/v1"]}
+    monkeypatch.setenv("MY_KEY", "key-of-mine")
+    monkeypatch.setenv("MY_URL", "http://service")
+    assert prepare(Config.model_validate(keyed)).warnings == ()
+    monkeypatch.setenv("MY_KEY", "another-key")
+    with pytest.raises(ConfigError, match=r"no service for \[secret\] since 2026-05-17") as told:
+        prepare(Config.model_validate(keyed))
+    assert "another-key" not in str(told.value)
+    monkeypatch.delenv("MY_URL")
+    with pytest.raises(
+        ConfigError, match=r"env\.options: an option names \$\{MY_URL\}, and this process's environment"
+    ):
+        prepare(Config.model_validate(keyed))
 
 
 def test_the_checks_load_no_torch() -> None:

@@ -3,7 +3,9 @@
     launcher ── recipe and tasks, msgpack, stdin ──> python -m asyncrl.launch.checks.first_reset FD
              <── {"failed": detail} per task ── FD    makes the environment, resets it, reads its tools, closes it
 
-What the environment prints goes to the launcher's stderr. The process and all that it started are killed at the end.
+The recipe's options are those of the run's configuration file: texts, numbers, lists and mappings, and references to
+environment variables, which the new process resolves as an actor does. What the environment prints goes to the
+launcher's stderr. The process and its process group are killed at the end.
 """
 
 from __future__ import annotations
@@ -22,18 +24,23 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
+from asyncrl.redaction import hide, redact, redact_tracebacks, resolved
 from asyncrl.wire import pack, unpack
 
 START_S = 120.0
 """Seconds for the user's imports and constructors, on a busy machine."""
+MOST = 60_000
+"""Bytes of the answer: fewer than a pipe holds, so that writing them never blocks."""
+_CHARS = MOST // 12 - 10  # JSON writes a character as twelve bytes at most
 
 
 def check_reset(config: Config, tasks: Sequence[Task]) -> None:
     """Raises ConfigError when the reset of one of `tasks` fails in each of `1 + env.retries` attempts."""
     env = config.env
     recipe = {
-        "name": env.name, "options": env.options, "path": sys.path, "call_s": env.call_s, "attempts": 1 + env.retries,
-        "max_reward": env.max_reward, "tasks": [dict(task) for task in tasks],
+        "name": env.name, "options": json.dumps(config.model_dump(mode="json")["env"]["options"]), "path": sys.path,
+        "call_s": env.call_s, "attempts": 1 + env.retries, "max_reward": env.max_reward,
+        "tasks": [dict(task) for task in tasks],
     }  # fmt: skip
     deadline_s = START_S + len(tasks) * (2 * env.call_s)
     failed = _run(pack(recipe), deadline_s)
@@ -72,11 +79,19 @@ def _run(recipe: bytes, deadline_s: float) -> str | None:
 
 def main(fd: int) -> None:
     os.set_inheritable(fd, False)
+    redact_tracebacks()
     data = sys.stdin.buffer.read()
     recipe = unpack(data, len(data))
     sys.path[:] = recipe["path"]
-    failed = asyncio.run(_first_failure(recipe))
-    os.write(fd, json.dumps({"failed": failed}).encode())
+    options = json.loads(recipe["options"])
+    hide(options)
+    try:
+        recipe["options"] = resolved(options)
+    except ValueError as error:
+        failed = f"env.options: {error}"
+    else:
+        failed = asyncio.run(_first_failure(recipe))
+    os.write(fd, json.dumps({"failed": redact(failed)[:_CHARS]}).encode())
     # Threads of the environment may not end.
     os._exit(0)
 
