@@ -3,7 +3,9 @@
 # ruff: noqa: F401
 # mypy: ignore-errors
 import asyncio
+import os
 import time
+from pathlib import Path
 
 from asyncrl import Environment, ToolEnvironment, Turn
 
@@ -60,6 +62,25 @@ class Keyed(Fine):
     def __init__(self, api_key, since, urls):
         if (api_key, since, urls) != ("key-of-mine", "2026-05-17", ["http://service/v1"]):
             raise ValueError(f"no service for {api_key} since {since} at {urls}")
+
+
+class Forks(Fine):
+    """Leaves a child with every open file of its parent, in a session of its own or in the parent's."""
+
+    def __init__(self, session):
+        self.session = session
+
+    async def reset(self, task):
+        if os.fork() == 0:
+            if self.session:
+                os.setsid()
+            Path("writing").write_text(str(os.getpid()))
+            Path("writing").rename("child")
+            time.sleep(300)
+            os._exit(0)
+        while not Path("child").exists():
+            time.sleep(0.01)
+        return await super().reset(task)
 
 
 class Untyped(ToolEnvironment):

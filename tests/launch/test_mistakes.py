@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.api import prepare
+from tests.launch.fakes import running
+from tests.waiting import until
 
 MISTAKES = Path(__file__).parent / "mistakes.py"
 
@@ -129,6 +134,18 @@ def test_the_trial_of_reset_resolves_references_as_an_actor_does(monkeypatch: py
         ConfigError, match=r"env\.options: an option names \$\{MY_URL\}, and this process's environment"
     ):
         prepare(Config.model_validate(keyed))
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["of its group", "of a session of its own"])
+def test_the_trial_of_reset_waits_for_no_child_that_the_environment_forked(session: bool, here: Path) -> None:
+    forks = {"env": {"name": "mistakes.py:Forks", "options": {"session": session}}}
+    try:
+        assert prepare(Config.model_validate(forks)).warnings == ()
+        child = int((here / "child").read_text())
+        assert session or until(lambda: not running(child)), "it was left behind"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((here / "child").read_text()), signal.SIGKILL)
 
 
 def test_the_checks_load_no_torch() -> None:

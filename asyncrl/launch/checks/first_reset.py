@@ -57,24 +57,26 @@ def _run(recipe: bytes, deadline_s: float) -> str | None:
     """Why a reset failed, empty if none did; None: it did not end in time."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "asyncrl.launch.checks.first_reset", str(writing)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=sys.__stderr__, pass_fds=[writing], start_new_session=True
-    )
-    os.close(writing)
-    try:
-        process.communicate(recipe, timeout=deadline_s)
-        with os.fdopen(reading) as result:
-            text = result.read()
-        if not text:
-            return f"its process ended with exit code {process.returncode}"
-        return str(json.loads(text)["failed"])
-    except subprocess.TimeoutExpired:
-        os.close(reading)
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with os.fdopen(reading, "rb", buffering=0) as result:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=sys.__stderr__, pass_fds=[writing], start_new_session=True
+        )
+        os.close(writing)
+        try:
+            process.communicate(recipe, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        # The answer was written before the process ended. The end of the pipe is not awaited: a child that the
+        # environment forked, and that left the process group, still holds it.
+        os.set_blocking(reading, False)
+        text = result.read(MOST)
+    if not text:
+        return f"its process ended with exit code {process.returncode}"
+    return str(json.loads(text)["failed"])
 
 
 def main(fd: int) -> None:
