@@ -1,6 +1,5 @@
 """Mistakes of a user in environments, agents, scores and sources: tests/launch/test_mistakes.py makes each."""
 
-# ruff: noqa: F401
 # mypy: ignore-errors
 import asyncio
 import os
@@ -71,16 +70,20 @@ class Forks(Fine):
         self.session = session
 
     async def reset(self, task):
-        if os.fork() == 0:
-            if self.session:
-                os.setsid()
-            Path("writing").write_text(str(os.getpid()))
-            Path("writing").rename("child")
-            time.sleep(300)
-            os._exit(0)
-        while not Path("child").exists():
-            time.sleep(0.01)
+        fork(self.session)
         return await super().reset(task)
+
+
+def fork(session):
+    if os.fork() == 0:
+        if session:
+            os.setsid()
+        Path("writing").write_text(str(os.getpid()))
+        Path("writing").rename("child")
+        time.sleep(300)
+        os._exit(0)
+    while not Path("child").exists():
+        time.sleep(0.01)
 
 
 class Untyped(ToolEnvironment):

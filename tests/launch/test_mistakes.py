@@ -17,6 +17,7 @@ import pytest
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.api import prepare
+from asyncrl.launch.checks import first_reset
 from tests.launch.fakes import running
 from tests.waiting import until
 
@@ -146,6 +147,14 @@ def test_the_trial_of_reset_waits_for_no_child_that_the_environment_forked(sessi
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int((here / "child").read_text()), signal.SIGKILL)
+
+
+def test_the_trial_of_reset_has_the_time_of_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(first_reset, "_run", lambda recipe, deadline_s: given.append(deadline_s) or "")
+    config = Config.model_validate({"env": {"call_s": 50.0, "retries": 3}})
+    first_reset.check_reset(config, [{"id": "a", "prompt": ""}, {"id": "b", "prompt": ""}])
+    assert given == [first_reset.START_S + 2 * 4 * (50.0 + 50.0)]  # tasks, attempts, reset and close
 
 
 def test_the_checks_load_no_torch() -> None:

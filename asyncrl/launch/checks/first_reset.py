@@ -36,16 +36,16 @@ _CHARS = MOST // 12 - 10  # JSON writes a character as twelve bytes at most
 
 def check_reset(config: Config, tasks: Sequence[Task]) -> None:
     """Raises ConfigError when the reset of one of `tasks` fails in each of `1 + env.retries` attempts."""
-    env = config.env
+    env, attempts = config.env, 1 + config.env.retries
     recipe = {
         "name": env.name, "options": json.dumps(config.model_dump(mode="json")["env"]["options"]), "path": sys.path,
-        "call_s": env.call_s, "attempts": 1 + env.retries, "max_reward": env.max_reward,
+        "call_s": env.call_s, "attempts": attempts, "max_reward": env.max_reward,
         "tasks": [dict(task) for task in tasks],
     }  # fmt: skip
-    deadline_s = START_S + len(tasks) * (2 * env.call_s)
+    deadline_s = START_S + len(tasks) * attempts * (2 * env.call_s)
     failed = _run(pack(recipe), deadline_s)
     if failed is None:
-        failed = f"its reset blocked for more than {deadline_s:.0f} s"
+        failed = f"it blocked for more than {deadline_s:.0f} s"
     if failed:
         raise ConfigError(
             f"env.name is {env.name!r}, and a reset was tried: {failed}. Correct it; launch.try_reset false leaves "
