@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig, T5Config
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -113,6 +113,27 @@ def test_a_start_refuses_warns_or_is_not_checked(monkeypatch: pytest.MonkeyPatch
     assert not any("warning" in line for line in fits)
     assert "GiB" in fits[2]
     assert "GiB" in fits[3]
+
+
+MOE = Qwen3MoeConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shapes", [T5Config(), PretrainedConfig(), MOE], ids=["T5", "none", "MoE"])
+def test_a_model_that_cannot_be_computed_without_data_starts_all_the_same(
+    shapes: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
+    monkeypatch.setattr(memory, "model_config", lambda config: shapes)
+    monkeypatch.setattr(report, "card_here", lambda: CARDS["h100-80gb"])
+    shown = report.before_start(small())
+    (said,) = [line for line in shown if line.startswith("memory is not checked: ")]
+    assert f"a {type(shapes).__name__}, and its training step cannot be computed without data (" in said
+    with pytest.raises(ConfigError, match="cannot be computed without data"):
+        report.planned(small(), memory=True)
 
 
 def test_an_engine_without_room_for_one_row_is_refused() -> None:
