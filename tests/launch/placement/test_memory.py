@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PretrainedConfig, Qwen3Config, Qwen3MoeConfig, T5Config
+from transformers import PretrainedConfig, Qwen3Config, T5Config
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -19,7 +20,7 @@ from asyncrl.launch.placement.engine_memory import bytes_of_token, memory_of_eng
 from asyncrl.launch.placement.memory import REFUSE, WARN, Budget, budget, details, refuse_or_warn
 from asyncrl.launch.placement.plan import on_this_machine
 from asyncrl.learner.budget import memory
-from tests.learner.budget.test_fake_pass import OF_30M, qwen3
+from tests.learner.budget.test_fake_pass import OF_30M, OF_EXPERTS, qwen3
 
 pytestmark = pytest.mark.system
 
@@ -115,13 +116,14 @@ def test_a_start_refuses_warns_or_is_not_checked(monkeypatch: pytest.MonkeyPatch
     assert "GiB" in fits[3]
 
 
-MOE = Qwen3MoeConfig(
-    vocab_size=512, hidden_size=64, intermediate_size=128, moe_intermediate_size=32, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
-)  # fmt: skip
+def eager() -> PretrainedConfig:
+    """A mixture of experts that loops over those that any token meets: only data tell which."""
+    shapes = copy.deepcopy(OF_EXPERTS)
+    shapes._experts_implementation = "eager"
+    return shapes
 
 
-@pytest.mark.parametrize("shapes", [T5Config(), PretrainedConfig(), MOE], ids=["T5", "none", "MoE"])
+@pytest.mark.parametrize("shapes", [T5Config(), PretrainedConfig(), eager()], ids=["T5", "none", "eager MoE"])
 def test_a_model_that_cannot_be_computed_without_data_starts_all_the_same(
     shapes: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
