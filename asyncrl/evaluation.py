@@ -28,9 +28,11 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import chatter, player
 from asyncrl.actors.rendering.build import build_renderer
+from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
-from asyncrl.data.base import Task
+from asyncrl.data.base import Task, TaskSource
+from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.trajectory import Ticket, TicketId, succeeded
 
@@ -156,7 +158,7 @@ async def play_held_out(config: Config, model: Path | Endpoint, console: Console
             "held-out tasks in data.options."
         )
     samples, per_task = config.eval.samples, config.eval.samples + config.eval.greedy
-    tasks = [source.held_out(number) for number in range(min(config.eval.tasks, source.held_out_size))]
+    tasks = [_held_out(source, number) for number in range(min(config.eval.tasks, source.held_out_size))]
     episodes = [(number, index) for number in range(len(tasks)) for index in range(per_task)]
     slots = asyncio.Semaphore(config.actors.most_slots)
     async with by_checkpoint(config) if isinstance(model, Path) else by_endpoint(config, model) as play:
@@ -172,6 +174,13 @@ async def play_held_out(config: Config, model: Path | Endpoint, console: Console
             results = await asyncio.gather(*(one(number, index) for number, index in episodes))
     at = list(zip(episodes, results, strict=True))
     return [p for (_, index), p in at if index < samples], [p for (_, index), p in at if index >= samples]
+
+
+def _held_out(source: TaskSource, number: int) -> Task:
+    """One that the source cannot give fails in the player, as in a run. Raises RunError for one that no ticket can
+    carry."""
+    place = f"held-out task {number}"
+    return checked_task(readable(lambda: source.held_out(number), place), place)
 
 
 async def _played(config: Config, play: Plays, console: Console, number: int, task: Task, index: int) -> Outcome | None:

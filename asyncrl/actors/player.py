@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
@@ -28,6 +28,7 @@ from asyncrl.redaction import resolved
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
+R = TypeVar("R")
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
 """Plays one episode. Raises EpisodeFailed, and what the engine raises (EngineDied)."""
 
@@ -77,10 +78,10 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))
 
 
-def _of_readable(play: Play) -> Play:
+def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[Ticket, Progress], Awaitable[R]]:
     """Like `play`, but raises EpisodeFailed for a task that its source could not give."""
 
-    async def play_readable(ticket: Ticket, progress: Progress) -> Trajectory:
+    async def play_readable(ticket: Ticket, progress: Progress) -> R:
         if problem := ticket.task.get(UNREADABLE):
             raise EpisodeFailed("env_error", str(problem))
         return await play(ticket, progress)
@@ -128,7 +129,7 @@ async def chatter(
         async def play_chat(ticket: Ticket, progress: Progress) -> ChatResult:
             return await chat(ticket, make_env, served, limits_of(ticket.task))
 
-        yield play_chat
+        yield _of_readable(play_chat)
 
 
 def environment(config: Config) -> Callable[[], Env]:

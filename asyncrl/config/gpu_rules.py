@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from asyncrl.config.tree import Tree
 
 KINDS = ("actor", "learner", "buffer", "weights")
 """Kinds of roles."""
+SGLANG_SPLIT = ("tp_size", "tensor_parallel_size", "tp")
+"""Names of one option of a SGLang server."""
 
 
 def of_gpus(c: Tree) -> list[str]:
@@ -23,14 +26,32 @@ def of_gpus(c: Tree) -> list[str]:
                 f"launch.gpus.{role} is {gpus:g}, and a rank of the learner computes on one GPU: set "
                 "launch.gpus.learner 1, which is for each rank, and learner.ranks to the number of GPUs."
             )
-    parallel = c.actors.engine_options.get("tensor_parallel", 1)
-    actor = c.launch.gpus.get("actor")
-    if actor is not None and parallel != 1 and actor != parallel:
+    actor, parallel = c.launch.gpus.get("actor"), engine_gpus(c)
+    if actor is not None and parallel > 1 and actor != parallel:
         problems.append(
-            f"launch.gpus.actor is {actor:g} and actors.engine_options.tensor_parallel {parallel}: an actor needs as "
-            "many GPUs as its model is split over; leave the former out, or give the same."
+            f"launch.gpus.actor is {actor:g} and {_split(c)[0]} {parallel}: an actor needs as many GPUs as its model "
+            "is split over; leave the former out, or give the same."
         )
     return problems
+
+
+def engine_gpus(c: Tree) -> int:
+    """GPUs that the engine of one actor computes on: none for `hf`, and none for servers that run elsewhere."""
+    if c.actors.engine in ("hf", "vllm_server") or c.actors.engine_options.get("urls"):
+        return 0
+    parallel = str(_split(c)[1])
+    return max(1, int(parallel)) if parallel.isdecimal() else 1
+
+
+def _split(c: Tree) -> tuple[str, Any]:
+    """The field that says over how many GPUs the engine splits the model, and its value."""
+    options = c.actors.engine_options
+    if c.actors.engine != "sglang":
+        return "actors.engine_options.tensor_parallel", options.get("tensor_parallel", 1)
+    given = options.get("args")
+    args = given if isinstance(given, dict) else {}
+    name = next((name for name in SGLANG_SPLIT if name in args), SGLANG_SPLIT[0])
+    return f"actors.engine_options.args.{name}", args.get(name, 1)
 
 
 def quantization(c: Tree) -> str:

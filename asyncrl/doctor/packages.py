@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from asyncrl.config import Config
 from asyncrl.doctor.finding import Finding
+from asyncrl.errors import ConfigError
+from asyncrl.launch.checks.installed import check_engine
 
 SMI_S = 20.0
-ENGINES: Mapping[str, tuple[str, str]] = {
-    "vllm": ("vllm", "pip install 'asyncrl[vllm]' (on a CPU: docs/how-to/engines.md)"),
-    "vllm_server": ("httpx", "pip install 'asyncrl[vllm-server]'"),
-    "sglang": ("httpx", "pip install 'asyncrl[sglang]'"),
-}
-"""By `actors.engine`: the module that it needs, and how to get it. `hf` needs what asyncrl needs anyway."""
+ENGINES: Mapping[str, str] = {"vllm": "vllm", "vllm_server": "httpx", "sglang": "httpx"}
+"""By `actors.engine`: the module that it needs. `hf` needs what asyncrl needs anyway."""
 
 
 def look(config: Config) -> Iterator[Finding]:
@@ -26,9 +24,7 @@ def look(config: Config) -> Iterator[Finding]:
     torch, gpus = _version("torch"), _gpus()
     yield packages({name: _version(name) for name in ("torch", "transformers", "asyncrl")})
     yield from gpu(gpus, torch, _devices() if gpus and torch else 0)
-    yield engines(
-        config.actors.engine, [name for name, (module, _) in ENGINES.items() if importlib.util.find_spec(module)]
-    )
+    yield engines(config, [name for name, module in ENGINES.items() if importlib.util.find_spec(module)])
 
 
 def python(version: Sequence[int], executable: str) -> Finding:
@@ -58,12 +54,15 @@ def gpu(gpus: Sequence[str] | None, torch: str | None, devices: int) -> Iterator
         yield Finding("ok", "gpus", "; ".join(gpus))
 
 
-def engines(chosen: str, there: Sequence[str]) -> Finding:
-    if chosen in ENGINES and chosen not in there:
-        module, remedy = ENGINES[chosen]
-        text = f"actors.engine is {chosen}, and the package {module} is not installed: {remedy}."
-        return Finding("mend", "engines", text)
-    return Finding("ok", "engines", f"{', '.join(['hf', *there])}; this configuration takes {chosen}")
+def engines(config: Config, there: Sequence[str]) -> Finding:
+    """Judged as a launch does. `there`: the engines besides `hf` whose package is installed."""
+    try:
+        check_engine(config)
+    except ConfigError as error:
+        return Finding("mend", "engines", str(error))
+    where = ", on nodes of the Ray cluster" if config.launch.backend == "ray" else ""
+    text = f"{', '.join(['hf', *there])}; this configuration takes {config.actors.engine}{where}"
+    return Finding("ok", "engines", text)
 
 
 def _version(name: str) -> str | None:

@@ -1,7 +1,8 @@
 """The actors of a live run: `asyncrl actors` names them, the launcher starts and stops them.
 
     asyncrl actors add|remove ──> RUN/actors.json: the names ──> the launcher, at every turn of its loop:
-                                                                  starts new ones, stops those no longer named
+                                                                  starts new ones, stops those no longer named,
+                                                                  strikes out those that cannot start
 
 An actor that joins fetches the newest weights and takes tickets. One that leaves finishes what it can within
 `actors.drain_s` and returns its other tickets; the leases of one that vanishes lapse. The learner waits for neither.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,14 +38,17 @@ class Membership:
         self._names = Actors(run)
         self.leaving: dict[str, float] = {}
         """Actors that were asked to leave, and when each of them is killed."""
+        self._refused: set[str] = set()
+        """Actors that could not start, and that the file still names."""
 
     def begin(self) -> None:
         self._names.begin(name for name in self._table.names if name.startswith("actor-"))
 
     def apply(self, now: float) -> None:
-        """Raises RunError when an actor cannot be started."""
         if (wanted := self._names.changed()) is not None:
             self._change(wanted, now)
+        if self._refused and self._names.strike(self._refused):
+            self._refused.clear()
         for name, deadline in list(self.leaving.items()):
             process = self._table.processes[name]
             if process.ended() is not None:
@@ -56,21 +60,32 @@ class Membership:
 
     def _change(self, wanted: Sequence[str], now: float) -> None:
         for name in wanted:
-            if name not in self._table:
-                self._collector.event("joins", text=name)
-                self._table.join(actor(self._run, self._config, name))
+            if name not in self._table and name not in self._refused:
+                self._join(name)
         for name, process in self._table.processes.items():
             if process.role.kind == "actor" and name not in (*wanted, *self.leaving):
                 self.leaving[name] = now + self._config.launch.stop_s + self._config.actors.drain_s
                 self._collector.event("leaves", text=name)
                 process.stop()
 
+    def _join(self, name: str) -> None:
+        """Starts an actor; the run goes on without one that cannot be started."""
+        try:
+            self._table.join(actor(self._run, self._config, name))
+        except (ConfigError, RunError) as error:
+            if name in self._table:  # its process runs, and the run folder cannot be written
+                raise
+            self._refused.add(name)
+            self._collector.event("cannot_join", why=f"{name}: {error}")
+        else:
+            self._collector.event("joins", text=name)
+
 
 class Actors:
     """The names in the file, and whether they have changed."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._file = _file(run)
+        self._file, self._lock = _file(run), _lock(run)
         self._seen = (0, 0)
 
     def begin(self, names: Iterable[str]) -> None:
@@ -86,6 +101,16 @@ class Actors:
         self._seen = now
         return _read(self._file)
 
+    def strike(self, names: Collection[str]) -> bool:
+        """Takes `names` out of the file; False while a command holds it, which the launcher does not wait for."""
+        with self._lock.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            replace(self._file, json.dumps(sorted(set(_read(self._file)) - set(names))) + "\n")
+        return True
+
     def _mark(self) -> tuple[int, int]:
         """Identifies the file's state: files that replace each other within a tick of the clock differ in the inode."""
         stat = self._file.stat()
@@ -97,7 +122,7 @@ def add(run: RunFolder, count: int) -> list[str]:
     if count < 1:
         raise ConfigError(f"actors add is {count}: expected how many more, 1 or above.")
     file = _file(_live(run))
-    with (run.path / ".actors.lock").open("w") as lock:
+    with _lock(run).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         names = _read(file)
         new = fresh_names(names, (path.stem for path in run.acks.glob("actor-*.jsonl")), count)
@@ -108,7 +133,7 @@ def add(run: RunFolder, count: int) -> list[str]:
 def remove(run: RunFolder, names: Sequence[str]) -> None:
     """Asks the named actors to leave. Raises ConfigError for an unknown name."""
     file = _file(_live(run))
-    with (run.path / ".actors.lock").open("w") as lock:
+    with _lock(run).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         current = _read(file)
         if unknown := set(names) - set(current):
@@ -140,6 +165,10 @@ def _live(run: RunFolder) -> RunFolder:
 
 def _file(run: RunFolder) -> Path:
     return run.path / "actors.json"
+
+
+def _lock(run: RunFolder) -> Path:
+    return run.path / ".actors.lock"
 
 
 def _read(file: Path) -> list[str]:

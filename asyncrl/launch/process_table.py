@@ -43,9 +43,15 @@ class ProcessTable:
             self._start(name)
 
     def join(self, role: Role) -> None:
-        """Adds a role to the run and starts it. Raises RunError when it cannot be started."""
+        """Adds a role to the run and starts it. Raises RunError when it cannot be started, and ConfigError when this
+        machine has no room for it; without a process the table is as it was."""
         self._add(role)
-        self._start(role.name)
+        try:
+            self._start(role.name)
+        finally:
+            if role.name not in self.processes:
+                del self._roles[role.name], self._budgets[role.name]
+                self._backend.forget(role.name)
 
     def remove(self, name: str) -> None:
         """Forgets a role whose process has ended and is not started again."""

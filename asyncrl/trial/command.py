@@ -21,7 +21,8 @@ from asyncrl.actors.rendering.template import Renderer, TemplateRenderer
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source, ticket_seed
 from asyncrl.config import Config
-from asyncrl.data.base import Task
+from asyncrl.data.base import Task, TaskSource
+from asyncrl.data.checked import readable
 from asyncrl.evaluation import Endpoint, Plays, by_checkpoint, by_endpoint
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.trial.findings import LOST, Group, Limits, findings
@@ -67,7 +68,13 @@ def first_tasks(config: Config, count: int) -> list[Task]:
     source = open_source(config)
     curriculum = open_curriculum(config, source)
     drawn = [curriculum.draw(number) for number in range(count)]
-    return [checked_task(source.task(index), f"task {index}") for index in drawn]
+    return [_task(source, index) for index in drawn]
+
+
+def _task(source: TaskSource, index: int) -> Task:
+    """One that the source cannot give fails in the player, as in a run."""
+    place = f"task {index}"
+    return checked_task(readable(lambda: source.task(index), place), place)
 
 
 async def _played(

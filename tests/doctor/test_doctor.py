@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,11 @@ from tests.cli.test_cli import call
 
 GB = 1 << 30
 NOW = 1_800_000_000.0
+RAY = {"launch": {"backend": "ray", "host": "auto"}, "weights": {"channel": "zmq"}}
+
+
+def of(engine: str, **sections: Any) -> Config:
+    return Config.model_validate({"actors": {"engine": engine}, **sections})
 
 
 @pytest.mark.parametrize(
@@ -49,9 +55,11 @@ NOW = 1_800_000_000.0
         (packages.python((3, 11, 7), "/bin/python"), "ok", "3.11.7"),
         (packages.python((3, 9, 0), "/bin/python"), "mend", "3.11 or newer"),
         (packages.packages({"torch": None, "transformers": "5"}), "mend", "torch not installed"),
-        (packages.engines("vllm", ["sglang"]), "mend", "the package vllm is not installed"),
-        (packages.engines("hf", []), "ok", "takes hf"),
-        (packages.engines("mine.py:Engine", []), "ok", "takes mine.py:Engine"),
+        (packages.engines(of("vllm"), ["sglang"]), "mend", "is 'vllm', which is not installed here: pip"),
+        (packages.engines(of("vllm", **RAY), []), "ok", "takes vllm, on nodes of the Ray cluster"),
+        (packages.engines(of("vlllm"), []), "mend", "is 'vlllm': expected one of hf, vllm"),
+        (packages.engines(of("hf"), []), "ok", "takes hf"),
+        (packages.engines(of("mine.py:Engine"), []), "ok", "takes mine.py:Engine"),
     ],
 )
 def test_each_judgement_names_the_remedy(finding: Finding, level: str, words: str) -> None:

@@ -1,11 +1,20 @@
 """Mistakes of a user in environments, agents, scores and sources: tests/launch/test_mistakes.py makes each."""
 
-# ruff: noqa: F401
 # mypy: ignore-errors
 import asyncio
+import os
 import time
+from pathlib import Path
 
 from asyncrl import Environment, ToolEnvironment, Turn
+
+
+class Fine(Environment):
+    async def reset(self, task):
+        return [{"role": "user", "content": task["prompt"]}]
+
+    async def step(self, message):
+        return Turn(done=True, reward=1.0)
 
 
 class NoMethods:
@@ -48,6 +57,35 @@ class BadInit(NeedsColumn):
         raise ValueError("no service at home")
 
 
+class Keyed(Fine):
+    def __init__(self, api_key, since, urls):
+        if (api_key, since, urls) != ("key-of-mine", "2026-05-17", ["http://service/v1"]):
+            raise ValueError(f"no service for {api_key} since {since} at {urls}")
+
+
+class Forks(Fine):
+    """Leaves a child with every open file of its parent, in a session of its own or in the parent's."""
+
+    def __init__(self, session):
+        self.session = session
+
+    async def reset(self, task):
+        fork(self.session)
+        return await super().reset(task)
+
+
+def fork(session):
+    if os.fork() == 0:
+        if session:
+            os.setsid()
+        Path("writing").write_text(str(os.getpid()))
+        Path("writing").rename("child")
+        time.sleep(300)
+        os._exit(0)
+    while not Path("child").exists():
+        time.sleep(0.01)
+
+
 class Untyped(ToolEnvironment):
     def __init__(self):
         super().__init__((untyped,), "exact_match")
@@ -65,14 +103,6 @@ class NoSuper(ToolEnvironment):
 class Exits(NeedsColumn):
     async def reset(self, task):
         raise SystemExit(1)
-
-
-class Fine(Environment):
-    async def reset(self, task):
-        return [{"role": "user", "content": task["prompt"]}]
-
-    async def step(self, message):
-        return Turn(done=True, reward=1.0)
 
 
 async def swapped(client, task): ...

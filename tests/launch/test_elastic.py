@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from asyncrl.audit.command import audit
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.launch.elastic import Actors, add, remove
+from asyncrl.launch import elastic
+from asyncrl.launch.backends.local import Local
+from asyncrl.launch.elastic import Actors, Membership, add, remove
+from asyncrl.launch.placement import machine
 from asyncrl.launch.preflight import living
-from asyncrl.launch.processes import alive, kill_all, of_run
+from asyncrl.launch.process_table import ProcessTable
+from asyncrl.launch.processes import Role, alive, kill_all, of_run
 from asyncrl.run_folder import RunFolder, replace
 from asyncrl.tracking.sinks.jsonl import by_step
+from tests.launch.fakes import fake
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +120,65 @@ def test_a_launch_begins_with_the_actors_of_its_config(tmp_path: Path) -> None:
     assert actors.changed() is None
     actors.begin(["actor-0"])
     assert (run.path / "actors.json").read_text() == '["actor-0"]\n'
+
+
+class FakeCollector:
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def event(self, kind: str, role: str = "launcher", **fields: Any) -> None:
+        self.events.append((kind, fields.get("text") or fields.get("why") or ""))
+
+    def exited(self, role: str, why: str = "") -> None:
+        self.events.append(("exit", f"{role}: {why}"))
+
+
+def test_an_actor_that_no_gpu_has_room_for_does_not_end_the_run(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(elastic, "actor", lambda run, config, name: fake(run, name, "stay"))
+    config = Config.model_validate({"launch": {"gpus": {"learner": 1, "actor": 1}}, "actors": {"count": 1}})
+    roles = [fake(run, name, "stay") for name in ("learner", "actor-0")]
+    collector: Any = FakeCollector()
+    run.note(processes={})
+    table = ProcessTable(run, roles, config.launch, Local(run, config), collector)
+    membership = Membership(run, config, table, collector)
+    membership.begin()
+    table.start_all()
+    names = run.path / "actors.json"
+    replace(names, '["actor-0", "actor-1"]')
+    with (run.path / ".actors.lock").open("w") as held:  # a command writes: the launcher does not wait for it
+        fcntl.flock(held, fcntl.LOCK_EX)
+        membership.apply(0.0)
+        membership.apply(0.0)
+    assert table.names == list(table.processes) == ["learner", "actor-0"]
+    ((kind, why),) = collector.events
+    assert kind == "cannot_join"
+    assert why.startswith("actor-1: actor-1 needs 1 GPU, and of the 2 of this machine none has room for it")
+    membership.apply(0.0)
+    assert names.read_text() == '["actor-0"]\n'
+    membership.apply(0.0)
+    replace(names, '["actor-1"]')  # GPUs of one that left are free
+    membership.apply(0.0)
+    assert collector.events[1][0] == "cannot_join"
+    assert until(lambda: membership.apply(0.0) or "actor-0" not in table)
+    assert names.read_text() == "[]\n"
+    replace(names, '["actor-1"]')
+    membership.apply(0.0)
+    assert list(table.processes) == ["learner", "actor-1"]
+    assert collector.events[-1] == ("joins", "actor-1")
+
+
+def test_an_actor_whose_process_cannot_be_started_is_forgotten(run: RunFolder, config: Config) -> None:
+    """A program that does not exist."""
+    collector: Any = FakeCollector()
+    run.note(processes={})
+    table = ProcessTable(run, [], config.launch, Local(run, config), collector)
+    with pytest.raises(RunError, match="actor-1 cannot be started"):
+        table.join(Role("actor-1", ("/no/such/program",)))
+    assert "actor-1" not in table

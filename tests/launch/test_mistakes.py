@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +17,9 @@ import pytest
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.api import prepare
+from asyncrl.launch.checks import first_reset
+from tests.launch.fakes import running
+from tests.waiting import until
 
 MISTAKES = Path(__file__).parent / "mistakes.py"
 
@@ -111,6 +118,43 @@ def test_a_row_that_raises_is_a_warning() -> None:
 def test_the_trial_of_reset_can_be_left_out() -> None:
     config = Config.model_validate({**env("NeedsColumn"), "launch": {"try_reset": False}})
     assert prepare(config).warnings == ()
+
+
+def test_the_trial_of_reset_resolves_references_as_an_actor_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = env("Keyed")
+    keyed["env"]["options"] = {"api_key": "${MY_KEY}", "since": datetime.date(2026, 5, 17), "urls": ["${MY_URL}/v1"]}
+    monkeypatch.setenv("MY_KEY", "key-of-mine")
+    monkeypatch.setenv("MY_URL", "http://service")
+    assert prepare(Config.model_validate(keyed)).warnings == ()
+    monkeypatch.setenv("MY_KEY", "another-key")
+    with pytest.raises(ConfigError, match=r"no service for \[secret\] since 2026-05-17") as told:
+        prepare(Config.model_validate(keyed))
+    assert "another-key" not in str(told.value)
+    monkeypatch.delenv("MY_URL")
+    with pytest.raises(
+        ConfigError, match=r"env\.options: an option names \$\{MY_URL\}, and this process's environment"
+    ):
+        prepare(Config.model_validate(keyed))
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["of its group", "of a session of its own"])
+def test_the_trial_of_reset_waits_for_no_child_that_the_environment_forked(session: bool, here: Path) -> None:
+    forks = {"env": {"name": "mistakes.py:Forks", "options": {"session": session}}}
+    try:
+        assert prepare(Config.model_validate(forks)).warnings == ()
+        child = int((here / "child").read_text())
+        assert session or until(lambda: not running(child)), "it was left behind"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((here / "child").read_text()), signal.SIGKILL)
+
+
+def test_the_trial_of_reset_has_the_time_of_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(first_reset, "_run", lambda recipe, deadline_s: given.append(deadline_s) or "")
+    config = Config.model_validate({"env": {"call_s": 50.0, "retries": 3}})
+    first_reset.check_reset(config, [{"id": "a", "prompt": ""}, {"id": "b", "prompt": ""}])
+    assert given == [first_reset.START_S + 2 * 4 * (50.0 + 50.0)]  # tasks, attempts, reset and close
 
 
 def test_the_checks_load_no_torch() -> None:

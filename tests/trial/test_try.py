@@ -137,3 +137,40 @@ def test_a_mistake_is_one_sentence(
     assert err.startswith("asyncrl: ")
     assert err.count("\n") == 1
     assert named in err
+
+
+ROWS = """
+class Rows:
+    train_size, held_out_size = 4, 2
+
+    def task(self, index):
+        if index == 1:
+            raise KeyError("answer")
+        return {"id": f"sum-{index}", "prompt": "1 + 1 = ?", "ground_truth": "2"}
+
+    held_out = task
+"""
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_row_that_raises_costs_that_row(
+    served: bool, here: Path, fake: FakeChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "rows.py").write_text(ROWS)
+    fake.busy = 0
+    given = ["--env.name", "single_turn", "--env.options.score", "exact_match", "--env.retries", "0"]
+    words = ["--config", "quickstart", "--data.source", "rows.py:Rows", "--data.options", "{}", *given]
+    url = ["--url", fake.url] if served else []
+    code, out, err = call(capsys, "try", *words, "--tasks", "4", "--episodes", "2", *url)
+    assert code == 0, err
+    assert "failed: env_error: data.source gave no task 1: KeyError: 'answer' (rows.py, line " in out
+    assert "2 of 8 episodes failed" in out
+    if not served:
+        return
+    code, out, err = call(capsys, "eval", *words, "--eval.tasks", "2", "--endpoint", fake.url)
+    assert code == 0, err
+    assert "held-out task 1, attempt 1: env_error: " in out
+    assert "gave no held-out task 1: " in out
+    assert "KeyError: 'answer'" in out
+    assert "1 failed in their environment" in out
+    assert all("1 + 1" in body["messages"][0]["content"] for body in fake.asked), "the broken row was asked"

@@ -3,7 +3,9 @@
     launcher ── recipe and tasks, msgpack, stdin ──> python -m asyncrl.launch.checks.first_reset FD
              <── {"failed": detail} per task ── FD    makes the environment, resets it, reads its tools, closes it
 
-What the environment prints goes to the launcher's stderr. The process and all that it started are killed at the end.
+The recipe's options are those of the run's configuration file: texts, numbers, lists and mappings, and references to
+environment variables, which the new process resolves as an actor does. What the environment prints goes to the
+launcher's stderr. The process and its process group are killed at the end.
 """
 
 from __future__ import annotations
@@ -22,23 +24,28 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
+from asyncrl.redaction import hide, redact, redact_tracebacks, resolved
 from asyncrl.wire import pack, unpack
 
 START_S = 120.0
 """Seconds for the user's imports and constructors, on a busy machine."""
+MOST = 60_000
+"""Bytes of the answer: fewer than a pipe holds, so that writing them never blocks."""
+_CHARS = MOST // 12 - 10  # JSON writes a character as twelve bytes at most
 
 
 def check_reset(config: Config, tasks: Sequence[Task]) -> None:
     """Raises ConfigError when the reset of one of `tasks` fails in each of `1 + env.retries` attempts."""
-    env = config.env
+    env, attempts = config.env, 1 + config.env.retries
     recipe = {
-        "name": env.name, "options": env.options, "path": sys.path, "call_s": env.call_s, "attempts": 1 + env.retries,
-        "max_reward": env.max_reward, "tasks": [dict(task) for task in tasks],
+        "name": env.name, "options": json.dumps(config.model_dump(mode="json")["env"]["options"]), "path": sys.path,
+        "call_s": env.call_s, "attempts": attempts, "max_reward": env.max_reward,
+        "tasks": [dict(task) for task in tasks],
     }  # fmt: skip
-    deadline_s = START_S + len(tasks) * (2 * env.call_s)
+    deadline_s = START_S + len(tasks) * attempts * (2 * env.call_s)
     failed = _run(pack(recipe), deadline_s)
     if failed is None:
-        failed = f"its reset blocked for more than {deadline_s:.0f} s"
+        failed = f"it blocked for more than {deadline_s:.0f} s"
     if failed:
         raise ConfigError(
             f"env.name is {env.name!r}, and a reset was tried: {failed}. Correct it; launch.try_reset false leaves "
@@ -50,33 +57,43 @@ def _run(recipe: bytes, deadline_s: float) -> str | None:
     """Why a reset failed, empty if none did; None: it did not end in time."""
     reading, writing = os.pipe()
     command = [sys.executable, "-m", "asyncrl.launch.checks.first_reset", str(writing)]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=sys.__stderr__, pass_fds=[writing], start_new_session=True
-    )
-    os.close(writing)
-    try:
-        process.communicate(recipe, timeout=deadline_s)
-        with os.fdopen(reading) as result:
-            text = result.read()
-        if not text:
-            return f"its process ended with exit code {process.returncode}"
-        return str(json.loads(text)["failed"])
-    except subprocess.TimeoutExpired:
-        os.close(reading)
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with os.fdopen(reading, "rb", buffering=0) as result:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=sys.__stderr__, pass_fds=[writing], start_new_session=True
+        )
+        os.close(writing)
+        try:
+            process.communicate(recipe, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        # The answer was written before the process ended. The end of the pipe is not awaited: a child that the
+        # environment forked, and that left the process group, still holds it.
+        os.set_blocking(reading, False)
+        text = result.read(MOST)
+    if not text:
+        return f"its process ended with exit code {process.returncode}"
+    return str(json.loads(text)["failed"])
 
 
 def main(fd: int) -> None:
     os.set_inheritable(fd, False)
+    redact_tracebacks()
     data = sys.stdin.buffer.read()
     recipe = unpack(data, len(data))
     sys.path[:] = recipe["path"]
-    failed = asyncio.run(_first_failure(recipe))
-    os.write(fd, json.dumps({"failed": failed}).encode())
+    options = json.loads(recipe["options"])
+    hide(options)
+    try:
+        recipe["options"] = resolved(options)
+    except ValueError as error:
+        failed = f"env.options: {error}"
+    else:
+        failed = asyncio.run(_first_failure(recipe))
+    os.write(fd, json.dumps({"failed": redact(failed)[:_CHARS]}).encode())
     # Threads of the environment may not end.
     os._exit(0)
 

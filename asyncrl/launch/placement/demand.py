@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from asyncrl.config import Config
+from asyncrl.config.gpu_rules import engine_gpus
 
 T = TypeVar("T")
 ON_DEVICE = ("cuda_ipc", "nccl")
@@ -34,18 +35,6 @@ def demand(role: str, config: Config) -> Demand:
         default = {"learner": 1.0, "actor": float(engine_gpus(config))}
         return Demand(role, default.get(role.partition("-")[0], 0.0))
     return Demand(role, gpus, named=True)
-
-
-def engine_gpus(config: Config) -> int:
-    """GPUs that the engine of one actor computes on: none for `hf`, and none for servers that run elsewhere."""
-    options = config.actors.engine_options
-    if config.actors.engine in ("hf", "vllm_server") or options.get("urls"):
-        return 0
-    if config.actors.engine == "sglang":
-        arguments = options.get("args") or {}
-        return int(arguments.get("tp_size", arguments.get("tp", 1)))
-    parallel = options.get("tensor_parallel", 1)
-    return parallel if isinstance(parallel, int) and parallel > 0 else 1
 
 
 def asks_for_gpus(config: Config) -> bool:

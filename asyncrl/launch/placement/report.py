@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.cards import Card, card_here, cards
 from asyncrl.launch.placement.demand import asks_for_gpus
 from asyncrl.launch.placement.machine import gpus_here
-from asyncrl.launch.placement.memory import budget, details, refuse_or_warn, with_memory
+from asyncrl.launch.placement.memory import Budget, budget, details, refuse_or_warn, with_memory
 from asyncrl.launch.placement.plan import (
     Placed,
     check_asked,
@@ -54,7 +55,7 @@ def planned(config: Config, *, memory: bool = False, gpu: str | None = None) -> 
         raise ConfigError("--memory: this machine has no GPU to compare with; name one, such as --gpu h100-80gb.")
     from asyncrl.learner.budget.memory import model_config
 
-    found = budget(config, model_config(config), chosen, placed)
+    found = _computed(config, model_config(config), chosen, placed)
     return [title, *lines(with_memory(placed, found)), *filter(None, [idle]), *details(config, found)]
 
 
@@ -87,8 +88,22 @@ def _checked(config: Config, here: Card, placed: Sequence[Placed]) -> list[str]:
     if config.learner.backend not in BUDGETED:
         return [*lines(placed), f"the memory of learner.backend {config.learner.backend} is not computed"]
     try:
-        shapes = model_config(config)
+        found = _computed(config, model_config(config), here, placed)
     except ConfigError as error:
         return [*lines(placed), f"memory is not checked: {error}"]
-    found = budget(config, shapes, here, placed)
     return [*lines(with_memory(placed, found)), *(f"warning: {said}" for said in refuse_or_warn(config, found))]
+
+
+def _computed(config: Config, model: Any, card: Card, placed: Sequence[Placed]) -> Budget:
+    """`model`: its transformers config. Raises ConfigError also for a model whose pass needs data: whose shapes depend
+    on values, or that is no causal language model."""
+    try:
+        return budget(config, model, card, placed)
+    except ConfigError:
+        raise
+    except Exception as error:  # the code of any model, on tensors without data
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, a {type(model).__name__}, and its training step cannot be computed "
+            f"without data ({reason:.200}); launch.memory_check off leaves the check out."
+        ) from error

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 BACKWARD_ATTENTION = 2.5
 """Arithmetic of attention's backward pass over that of its forward pass: five matrix products instead of two."""
+
+EXPERTS = torch.ops.aten._grouped_mm.default
+"""The matrix product of a mixture of experts: each row of the one with the matrix of its expert."""
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -28,7 +33,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = {tensor.untyped_storage()._cdata for tensor in present}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        made = _made(func, args, kwargs or {})
         self.flops += _flops(func, args, kwargs or {}, made)
         for tensor in tree_iter(made):
             if isinstance(tensor, Tensor):
@@ -50,8 +55,20 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.live -= size
 
 
+def _made(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result; of fake tensors, torch knows the shape of EXPERTS in bfloat16 only, though its kernels compute
+    others too."""
+    if func is not EXPERTS or not isinstance(args[0], FakeTensor):
+        return func(*args, **kwargs)
+    left, right, *rest = args
+    return func(left.bfloat16(), right.bfloat16(), *rest, **kwargs).to(left.dtype)
+
+
 def _flops(func: Any, args: Any, kwargs: Any, made: Any) -> float:
     packet = func._overloadpacket
+    if func is EXPERTS:  # each row meets one expert, whichever of the two has the rows
+        left, right = args[:2]
+        return float(2 * math.prod(left.shape[-2:]) * right.shape[-1])
     if "flash_attention" in packet.__name__ and "for_cpu" in packet.__name__:
         backward = packet.__name__.endswith("backward")
         query, key = args[1:3] if backward else args[:2]

@@ -24,6 +24,7 @@ REFRESH_S = 0.5
 SHOWN_EVENTS = {
     "restart",
     "joins",
+    "cannot_join",
     "leaves",
     "exit",
     "failing",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config
+from transformers import PretrainedConfig, Qwen3Config, T5Config
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -19,7 +20,7 @@ from asyncrl.launch.placement.engine_memory import bytes_of_token, memory_of_eng
 from asyncrl.launch.placement.memory import REFUSE, WARN, Budget, budget, details, refuse_or_warn
 from asyncrl.launch.placement.plan import on_this_machine
 from asyncrl.learner.budget import memory
-from tests.learner.budget.test_fake_pass import OF_30M, qwen3
+from tests.learner.budget.test_fake_pass import OF_30M, OF_EXPERTS, qwen3
 
 pytestmark = pytest.mark.system
 
@@ -113,6 +114,28 @@ def test_a_start_refuses_warns_or_is_not_checked(monkeypatch: pytest.MonkeyPatch
     assert not any("warning" in line for line in fits)
     assert "GiB" in fits[2]
     assert "GiB" in fits[3]
+
+
+def eager() -> PretrainedConfig:
+    """A mixture of experts that loops over those that any token meets: only data tell which."""
+    shapes = copy.deepcopy(OF_EXPERTS)
+    shapes._experts_implementation = "eager"
+    return shapes
+
+
+@pytest.mark.parametrize("shapes", [T5Config(), PretrainedConfig(), eager()], ids=["T5", "none", "eager MoE"])
+def test_a_model_that_cannot_be_computed_without_data_starts_all_the_same(
+    shapes: PretrainedConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "has_driver", lambda: True)
+    monkeypatch.setattr(memory, "model_config", lambda config: shapes)
+    monkeypatch.setattr(report, "card_here", lambda: CARDS["h100-80gb"])
+    shown = report.before_start(small())
+    (said,) = [line for line in shown if line.startswith("memory is not checked: ")]
+    assert f"a {type(shapes).__name__}, and its training step cannot be computed without data (" in said
+    with pytest.raises(ConfigError, match="cannot be computed without data"):
+        report.planned(small(), memory=True)
 
 
 def test_an_engine_without_room_for_one_row_is_refused() -> None:

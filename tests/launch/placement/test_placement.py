@@ -12,7 +12,7 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.launch.backends.local import Local
 from asyncrl.launch.placement import machine
-from asyncrl.launch.placement.demand import Demand
+from asyncrl.launch.placement.demand import Demand, demand
 from asyncrl.launch.placement.plan import Placed, fewest, lines, on_nodes, on_this_machine, unused
 from asyncrl.launch.placement.pool import GpuPool
 from asyncrl.launch.placement.report import before_start, planned
@@ -299,3 +299,24 @@ def test_a_rank_of_fsdp2_builds_on_the_gpu_that_it_is_shown(monkeypatch: pytest.
     monkeypatch.setattr(fsdp2.TorchBackend, "__init__", lambda self, config, model, device: built.append(device))
     fsdp2.Fsdp2Backend(config(ranks=2))
     assert built == ["cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("actors", "field", "gpus"),
+    [
+        ({"engine": "vllm", "engine_options": {"tensor_parallel": 2}}, "tensor_parallel 2", 2),
+        ({"engine": "sglang", "engine_options": {"args": {"tp_size": 4}}}, r"args\.tp_size 4", 4),
+        ({"engine": "sglang", "engine_options": {"args": {"tp": 4}}}, r"args\.tp 4", 4),
+        ({"engine": "sglang", "engine_options": {"args": {"tensor_parallel_size": 4}}}, "tensor_parallel_size 4", 4),
+        ({"engine": "sglang", "engine_options": {"tensor_parallel": 2}}, "", 1),
+        ({"engine": "sglang", "engine_options": {"args": "--tp 2"}}, "", 1),
+        ({"engine": "sglang", "engine_options": {"args": {"tp": "two"}}}, "", 1),
+        ({"engine": "sglang", "engine_options": {"urls": ["http://a:1"], "args": {"tp": 2}}}, "", 0),
+    ],
+)
+def test_the_rule_and_the_placement_read_the_same_option(actors: dict[str, Any], field: str, gpus: int) -> None:
+    assert demand("actor-0", Config.model_validate({"actors": actors})).gpus == gpus
+    if field:
+        with pytest.raises(ValueError, match=rf"launch\.gpus\.actor is 1 and .*{field}: an actor needs as many GPUs"):
+            Config.model_validate({"actors": actors, "launch": {"gpus": {"actor": 1}}})
+    Config.model_validate({"actors": actors, "launch": {"gpus": {"actor": gpus}}})

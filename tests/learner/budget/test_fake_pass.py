@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from asyncrl.config import Config
 from asyncrl.learner.backends.hf.torch import TorchBackend
@@ -30,6 +37,12 @@ OF_30M = qwen3(
     num_key_value_heads=4, head_dim=64, max_position_embeddings=2048,
 )  # fmt: skip
 
+OF_EXPERTS = Qwen3MoeConfig(
+    vocab_size=4096, hidden_size=256, intermediate_size=512, moe_intermediate_size=256, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8, num_experts_per_tok=2,
+    max_position_embeddings=2048, tie_word_embeddings=True,
+)  # fmt: skip
+
 
 def config(max_tokens: int, tokens: int, dtype: str = "float32", **learner: Any) -> Config:
     return Config.model_validate(
@@ -49,13 +62,16 @@ def config(max_tokens: int, tokens: int, dtype: str = "float32", **learner: Any)
         ("30M", config(512, 2048)),
         ("30M", config(512, 2048, activation_checkpointing=True)),
         ("30M", config(512, 1024, "bfloat16")),
+        ("experts", config(512, 2048)),
     ],
 )
 def test_the_predicted_peak_is_that_of_the_allocator(name: str, asked: Config) -> None:
-    shape: PretrainedConfig = OF_30M if name == "30M" else AutoConfig.from_pretrained(QUICKSTART)
+    shapes = {"30M": OF_30M, "experts": OF_EXPERTS}
+    shape: PretrainedConfig = shapes.get(name) or AutoConfig.from_pretrained(QUICKSTART)
     predicted = cost_of_pass(asked, shape)
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(OF_30M) if name == "30M" else None
+    made = {"30M": Qwen3ForCausalLM, "experts": Qwen3MoeForCausalLM}.get(name)
+    model = made(shape) if made is not None else None
     backend = TorchBackend(asked, model, device="cpu")
     part = fullest(asked, asked.learner.tokens_per_micro_batch)
     part.token_ids.remainder_(shape.vocab_size)
@@ -70,6 +86,21 @@ def test_the_predicted_peak_is_that_of_the_allocator(name: str, asked: Config) -
     weights = sum(x.nbytes for x in backend._model.parameters())
     total = 2 * weights + predicted.optimizer + predicted.activations
     assert total == pytest.approx(weights + measured, rel=0.1), (total, weights + measured)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("torch", "float32"), ("torch", "bfloat16"), ("fsdp2", "bfloat16")])
+def test_of_a_mixture_of_experts_those_that_a_token_meets_are_counted(backend: str, dtype: str) -> None:
+    rows, length, shape = 4, 512, OF_EXPERTS
+    hidden, heads, kv, d, vocabulary = 256, 4, 2, 64, 4096
+    layer = hidden * d * (heads + 2 * kv) + heads * d * hidden + hidden * shape.num_experts
+    layer += shape.num_experts_per_tok * 3 * hidden * shape.moe_intermediate_size
+    tokens = rows * length
+    linear = 6 * 4 * layer * tokens + 8 * vocabulary * hidden * (tokens - rows)
+    attention = 4 * rows * heads * (2 + 5) * 2 * d * length * (length + 1) / 2
+    found = cost_of_pass(config(length, tokens, dtype, backend=backend), shape)
+    assert found.flops == pytest.approx(linear + attention, rel=0.02)
+    with torch.device("meta"):
+        assert found.parameters == sum(p.numel() for p in Qwen3MoeForCausalLM(shape).parameters())
 
 
 def test_the_arithmetic_is_that_of_a_count_by_hand() -> None:
