@@ -1,1 +1,1 @@
-"""`asyncrl doctor`: looks at the machine, the packages and a configuration, and says what to mend."""
+"""`asyncrl doctor`: looks at the machine, the packages and a configuration, and says what to fix."""

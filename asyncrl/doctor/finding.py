@@ -8,8 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    level: Literal["ok", "note", "mend"]
-    """`note`: works, with a limit. `mend`: a run fails, or cannot start."""
+    level: Literal["ok", "note", "fix"]
+    """`note`: works, with a limit. `fix`: a run fails, or cannot start."""
     what: str
     text: str
 

@@ -48,7 +48,7 @@ def look(config: Config, weights: int) -> Iterator[Finding]:
 def system(platform: str, linux_calls: bool) -> Finding:
     if platform == "linux" and linux_calls:
         return Finding("ok", "system", "Linux")
-    return Finding("mend", "system", f"{platform}: asyncrl runs on Linux; use a Linux machine, a container or WSL 2.")
+    return Finding("fix", "system", f"{platform}: asyncrl runs on Linux; use a Linux machine, a container or WSL 2.")
 
 
 def processor(cores: int) -> Finding:
@@ -70,7 +70,7 @@ def shared_memory(free: int | None, weights: int) -> Finding:
     needed = VERSIONS_IN_MEMORY * weights
     if free < needed:
         return Finding(
-            "mend", "/dev/shm",
+            "fix", "/dev/shm",
             f"{free / _GB:.2f} GB free, and {VERSIONS_IN_MEMORY} versions of the weights take {needed / _GB:.2f} GB: "
             "enlarge it (docker run --shm-size, or mount -o remount,size=... /dev/shm).",
         )  # fmt: skip
@@ -81,7 +81,7 @@ def disk(folder: str, free: int | None, max_gb: float) -> Finding:
     if free is None or free >> 20 < MIN_FREE_MB:
         left = "cannot be read" if free is None else f"{free >> 20} MB free"
         text = f"launch.runs_dir {folder!r}: {left}, a run needs {MIN_FREE_MB} MB: free some, or name another folder."
-        return Finding("mend", "disk", text)
+        return Finding("fix", "disk", text)
     if free < max_gb * _GB:
         text = f"{free / _GB:.1f} GB free, less than buffer.max_disk_gb ({max_gb:g}): a long run may fill the disk."
         return Finding("note", "disk", text)
@@ -93,7 +93,7 @@ def ledger(folder: Path) -> Finding:
     try:
         refuse_network_filesystem(_existing(folder))
     except ConfigError as error:
-        return Finding("mend", "ledger", str(error))
+        return Finding("fix", "ledger", str(error))
     return Finding("ok", "ledger", "its folder is on no network filesystem")
 
 
@@ -106,7 +106,7 @@ def open_files(limit: int) -> Finding:
 
 def temporary(folder: str) -> Finding:
     if not os.access(folder, os.W_OK):
-        return Finding("mend", "sockets", f"{folder} cannot be written: set TMPDIR to a folder for sockets.")
+        return Finding("fix", "sockets", f"{folder} cannot be written: set TMPDIR to a folder for sockets.")
     if len(os.fsencode(folder)) >= SOCKET_PATH_BYTES - 40:
         return Finding("note", "sockets", f"{folder} is too long for a socket: /tmp is used instead.")
     return Finding("ok", "sockets", f"in {folder}")
@@ -122,7 +122,7 @@ def address(host: str) -> Finding:
                 pass
         except OSError as error:
             text = f"no port can be bound on {name} ({of}): {error.strerror or error}; give an address of this machine."
-            return Finding("mend", "ports", text)
+            return Finding("fix", "ports", text)
     return Finding("ok", "ports", "can be bound")
 
 
@@ -130,7 +130,7 @@ def clock(now: float, newest_file: float, synchronised: bool | None, several_hos
     """`newest_file`: the time of a file that exists, so that a clock before it is wrong."""
     if now < newest_file - 60:
         when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now))
-        return Finding("mend", "clock", f"says {when} UTC, before asyncrl was installed: set it.")
+        return Finding("fix", "clock", f"says {when} UTC, before asyncrl was installed: set it.")
     if synchronised is False and several_hosts:
         text = "is not synchronised, and launch.host means several hosts: their logs will not be in order; run NTP."
         return Finding("note", "clock", text)

@@ -35,7 +35,7 @@ def look(config: Config) -> Iterator[Finding]:
     try:
         preflight.check(config)
     except ConfigError as error:
-        yield Finding("mend", "config", str(error))
+        yield Finding("fix", "config", str(error))
         return
     yield Finding("ok", "config", "its names and numbers fit together")
     if folder(config) is None:
@@ -52,10 +52,10 @@ def template(config: Config) -> Finding:
         renderer = build_renderer(config)
         renderer.render_initial(_GREETING, [])
     except ConfigError as error:
-        return Finding("mend", "template", str(error))
+        return Finding("fix", "template", str(error))
     except Exception as error:  # a template may raise anything
         text = f"the chat template renders no user message ({type(error).__name__}: {error}): give the model another."
-        return Finding("mend", "template", " ".join(text.split()))
+        return Finding("fix", "template", " ".join(text.split()))
     if isinstance(renderer, TemplateRenderer) and (breaks := renderer.prefix_breaks()):
         text = f"changes earlier tokens at: {', '.join(breaks)}. There an episode becomes several rows."
         return Finding("note", "template", text)

@@ -30,13 +30,13 @@ def look(config: Config) -> Iterator[Finding]:
 def python(version: Sequence[int], executable: str) -> Finding:
     text = ".".join(map(str, version))
     if tuple(version) < (3, 11):
-        return Finding("mend", "python", f"{text}: asyncrl needs 3.11 or newer; make an environment with one.")
+        return Finding("fix", "python", f"{text}: asyncrl needs 3.11 or newer; make an environment with one.")
     return Finding("ok", "python", f"{text}, {executable}")
 
 
 def packages(versions: Mapping[str, str | None]) -> Finding:
     if missing := [name for name, version in versions.items() if version is None]:
-        return Finding("mend", "packages", f"{', '.join(missing)} not installed: pip install asyncrl again.")
+        return Finding("fix", "packages", f"{', '.join(missing)} not installed: pip install asyncrl again.")
     return Finding("ok", "packages", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
@@ -45,11 +45,11 @@ def gpu(gpus: Sequence[str] | None, torch: str | None, devices: int) -> Iterator
     if gpus is None:
         yield Finding("ok", "gpus", "none (no nvidia-smi): actors and learner run on the CPU")
     elif not gpus:
-        yield Finding("mend", "gpus", "nvidia-smi is there and lists none: is the driver loaded, or a device given?")
+        yield Finding("fix", "gpus", "nvidia-smi is there and lists none: is the driver loaded, or a device given?")
     elif devices < len(gpus):
         build = "a CPU build" if torch and "+cpu" in torch else "for another version of CUDA, or some are hidden"
         text = f"{'; '.join(gpus)}: torch {torch} sees {devices} of {len(gpus)}; it is {build}. Install torch for CUDA."
-        yield Finding("mend", "gpus", text)
+        yield Finding("fix", "gpus", text)
     else:
         yield Finding("ok", "gpus", "; ".join(gpus))
 
@@ -59,7 +59,7 @@ def engines(config: Config, there: Sequence[str]) -> Finding:
     try:
         check_engine(config)
     except ConfigError as error:
-        return Finding("mend", "engines", str(error))
+        return Finding("fix", "engines", str(error))
     where = ", on nodes of the Ray cluster" if config.launch.backend == "ray" else ""
     text = f"{', '.join(['hf', *there])}; this configuration takes {config.actors.engine}{where}"
     return Finding("ok", "engines", text)

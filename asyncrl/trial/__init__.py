@@ -1,1 +1,1 @@
-"""`asyncrl try`: a few training episodes with the initial model, without buffer and learner, and what they foretell."""
+"""`asyncrl try`: plays a few training episodes with the initial model, and says what would go wrong in training."""

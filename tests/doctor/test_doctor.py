@@ -29,35 +29,35 @@ def of(engine: str, **sections: Any) -> Config:
     ("finding", "level", "words"),
     [
         (machine.system("linux", True), "ok", "Linux"),
-        (machine.system("darwin", False), "mend", "runs on Linux"),
+        (machine.system("darwin", False), "fix", "runs on Linux"),
         (machine.processor(2), "ok", "2"),
         (machine.processor(1), "note", "share it"),
         (machine.memory(8 * GB), "ok", "8.0 GB"),
         (machine.memory(GB), "note", "close something"),
         (machine.shared_memory(GB, GB // 4), "ok", "1.0 GB"),
-        (machine.shared_memory(GB, GB), "mend", "--shm-size"),
+        (machine.shared_memory(GB, GB), "fix", "--shm-size"),
         (machine.shared_memory(None, GB), "note", "run folder"),
         (machine.disk("runs", 50 * GB, 20), "ok", "50.0 GB"),
         (machine.disk("runs", 10 * GB, 20), "note", "buffer.max_disk_gb (20)"),
-        (machine.disk("runs", GB // 100, 20), "mend", "name another folder"),
-        (machine.disk("runs", None, 20), "mend", "cannot be read"),
+        (machine.disk("runs", GB // 100, 20), "fix", "name another folder"),
+        (machine.disk("runs", None, 20), "fix", "cannot be read"),
         (machine.open_files(65536), "ok", "65536"),
         (machine.open_files(resource.RLIM_INFINITY), "ok", "without a limit"),
         (machine.open_files(1024), "note", "ulimit -H -n"),
-        (machine.temporary("/no/such/folder"), "mend", "TMPDIR"),
+        (machine.temporary("/no/such/folder"), "fix", "TMPDIR"),
         (machine.address(""), "ok", "can be bound"),
         (machine.address("127.0.0.1"), "ok", "can be bound"),
-        (machine.address("192.0.2.1"), "mend", "192.0.2.1 (launch.host)"),  # an address that no machine has
+        (machine.address("192.0.2.1"), "fix", "192.0.2.1 (launch.host)"),  # an address that no machine has
         (machine.clock(NOW, NOW - 9, True, True), "ok", "synchronised"),
-        (machine.clock(NOW, NOW + 3600, True, False), "mend", "2027-01-15 08:00 UTC"),
+        (machine.clock(NOW, NOW + 3600, True, False), "fix", "2027-01-15 08:00 UTC"),
         (machine.clock(NOW, NOW, False, True), "note", "run NTP"),
         (machine.clock(NOW, NOW, False, False), "ok", "not synchronised"),
         (packages.python((3, 11, 7), "/bin/python"), "ok", "3.11.7"),
-        (packages.python((3, 9, 0), "/bin/python"), "mend", "3.11 or newer"),
-        (packages.packages({"torch": None, "transformers": "5"}), "mend", "torch not installed"),
-        (packages.engines(of("vllm"), ["sglang"]), "mend", "is 'vllm', which is not installed here: pip"),
+        (packages.python((3, 9, 0), "/bin/python"), "fix", "3.11 or newer"),
+        (packages.packages({"torch": None, "transformers": "5"}), "fix", "torch not installed"),
+        (packages.engines(of("vllm"), ["sglang"]), "fix", "is 'vllm', which is not installed here: pip"),
         (packages.engines(of("vllm", **RAY), []), "ok", "takes vllm, on nodes of the Ray cluster"),
-        (packages.engines(of("vlllm"), []), "mend", "is 'vlllm': expected one of hf, vllm"),
+        (packages.engines(of("vlllm"), []), "fix", "is 'vlllm': expected one of hf, vllm"),
         (packages.engines(of("hf"), []), "ok", "takes hf"),
         (packages.engines(of("mine.py:Engine"), []), "ok", "takes mine.py:Engine"),
     ],
@@ -71,9 +71,9 @@ def test_each_judgement_names_the_remedy(finding: Finding, level: str, words: st
     ("gpus", "torch", "devices", "level", "words"),
     [
         (None, "2.13.0", 0, "ok", "none"),
-        ([], "2.13.0", 0, "mend", "driver"),
-        (["H100, 580, 81559 MiB"], "2.13.0+cpu", 0, "mend", "a CPU build"),
-        (["H100", "H100"], "2.13.0", 1, "mend", "sees 1 of 2"),
+        ([], "2.13.0", 0, "fix", "driver"),
+        (["H100, 580, 81559 MiB"], "2.13.0+cpu", 0, "fix", "a CPU build"),
+        (["H100", "H100"], "2.13.0", 1, "fix", "sees 1 of 2"),
         (["H100, 580, 81559 MiB"], "2.13.0", 1, "ok", "H100"),
     ],
 )
@@ -97,7 +97,7 @@ def templated(folder: Path, template: str) -> Config:
 def test_the_chat_template_is_rendered(tmp_path: Path) -> None:
     assert model.template(Config()).level == "ok"
     refusing = model.template(templated(tmp_path / "a", "{{ raise_exception('no users here') }}"))
-    assert refusing.level == "mend"
+    assert refusing.level == "fix"
     assert "no users here" in refusing.text
     # Earlier results are dropped.
     each = "{% if loop.last or m.role != 'tool' %}{{ m.role + m.content }}<|im_end|>{% endif %}"
@@ -131,5 +131,5 @@ def test_what_is_to_mend_stands_last_and_is_counted(
     code, out, _ = call(capsys, "doctor", "--config", "quickstart", *words)
     assert code == 1
     last = out.splitlines()
-    assert last[-1] == "2 to mend"
+    assert last[-1] == "2 to fix"
     assert [line.split()[1] for line in last[-3:-1]] == ["ports", "config"]
