@@ -117,7 +117,7 @@ def test_a_sound_machine_in_an_empty_folder(
         "python", "packages", "gpus", "engines", "system", "cores", "memory", "/dev/shm", "disk", "ledger",
         "open files", "sockets", "ports", "clock", "config", "model", "template",
     }  # fmt: skip
-    assert code == ("mend " in out)
+    assert code == ("fix " in out)
     assert list(tmp_path.iterdir()) == []
 
 
