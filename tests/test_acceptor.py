@@ -159,6 +159,17 @@ def test_2000_strangers_neither_end_the_buffer_nor_keep_peers_away(
         stranger.close()
 
 
+def test_what_a_role_said_last_reaches_a_slow_peer_that_still_speaks(role: Role) -> None:
+    """Before, its connection was closed as broken; peers of ZeroMQ speak every few seconds."""
+    peer, there = role.connection()
+    sent = fill(there, 64 << 20)
+    there.close()
+    peer.send(b"are you there?")
+    time.sleep(0.5)
+    assert read_all(peer) == sent
+    peer.close()
+
+
 def test_a_stranger_is_closed_soon(start: Callable[..., Buffer]) -> None:
     buffer = start()
     (stranger,) = buffer.connect(1)

@@ -260,10 +260,15 @@ class Acceptor:
 
 
 def _send(to: socket.socket, data: bytes | memoryview) -> int:
+    """The number of bytes that need not be sent again."""
     try:
         return to.send(data)
     except BlockingIOError:
         return 0
+    except BrokenPipeError:
+        if to.family != socket.AF_UNIX:
+            raise
+        return len(data)  # the role has closed, and what it said before is still to be read
 
 
 if __name__ == "__main__":
