@@ -109,7 +109,7 @@ def test_without_a_config_it_says_what_it_needs(capsys: pytest.CaptureFixture[st
     code, _, err = call(capsys, "launch")
     assert code == 2
     assert "asyncrl launch FILE.yaml" in sentence(err)
-    assert "quickstart.yaml" in err
+    assert "--config quickstart" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("command", ["launch", "eval", "chaos"])

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -24,7 +25,8 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
-from asyncrl.redaction import hide, redact, redact_tracebacks, resolved
+from asyncrl.process.logs import setup
+from asyncrl.redaction import hide, redact, resolved
 from asyncrl.wire import pack, unpack
 
 START_S = 120.0
@@ -81,7 +83,8 @@ def _run(recipe: bytes, deadline_s: float) -> str | None:
 
 def main(fd: int) -> None:
     os.set_inheritable(fd, False)
-    redact_tracebacks()
+    # What the environment logs goes to the terminal, without secrets.
+    setup("first reset").root.setLevel(logging.WARNING)
     data = sys.stdin.buffer.read()
     recipe = unpack(data, len(data))
     sys.path[:] = recipe["path"]
