@@ -77,7 +77,7 @@ def test_it_measures_what_the_checkpoint_itself_does(url: str, tmp_path: Path) -
     served = measured(tmp_path, CONFIG, "--endpoint", url)
     played = measured(tmp_path, CONFIG, "--checkpoint", str(CHECKPOINT))
     assert {found["all"]["failed"] for found in (served["greedy"], served["at temperature 1"])} == {0}
-    assert played["greedy"]["all"]["share"] > 0.8, "it calls tools: else nothing here is measured"
+    assert played["greedy"]["all"]["share"] > 0.2, "it calls tools: else nothing here is measured"
     assert served["greedy"]["all"]["share"] == pytest.approx(played["greedy"]["all"]["share"], abs=0.03)
     ours, theirs = played["at temperature 1"]["all"], served["at temperature 1"]["all"]
     assert ours["low"] < theirs["high"]
