@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-import signal
 import socket
-import struct
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,17 +17,17 @@ import psutil
 import pytest
 import zmq
 
-from asyncrl.acceptor import AcceptorProcess
-from asyncrl.acceptor.__main__ import READY
 from asyncrl.buffer.client import BufferClient
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Link, Listener
+from tests.acceptor.open_files import no_file_is_free
 from tests.buffer.fakes import trajectory
+from tests.waiting import until
 
 STRANGERS = 2000
-ZMTP = b"\xff"
+
 CONFIG = {
     "launch": {"host": "127.0.0.1"},
     "learner": {"groups_per_step": 2, "group_size": 2, "steps": 100_000},
@@ -118,13 +113,6 @@ def start(run: RunFolder) -> Iterator[Callable[[int, int], Buffer]]:
         buffer.close()
 
 
-def until(done: Callable[[], Any], what: str, within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 SAYS = {
     "nothing": b"",
     "that it speaks ZMTP": b"\xff" + bytes(8) + b"\x7f",
@@ -154,20 +142,11 @@ def test_2000_strangers_neither_end_the_buffer_nor_keep_peers_away(
     late.close()
     assert buffer.process.poll() is None
     assert psutil.Process(buffer.process.pid).num_fds() < 400
-    until(lambda: "did not show the run's keys, most of them from 127.0.0.1" in buffer.log.read_text(), "it is said")
+    assert until(lambda: "did not show the run's keys, most of them from 127.0.0.1" in buffer.log.read_text()), (
+        "it is said"
+    )
     for stranger in strangers:
         stranger.close()
-
-
-def test_what_a_role_said_last_reaches_a_slow_peer_that_still_speaks(role: Role) -> None:
-    """Before, its connection was closed as broken; peers of ZeroMQ speak every few seconds."""
-    peer, there = role.connection()
-    sent = fill(there, 64 << 20)
-    there.close()
-    peer.send(b"are you there?")
-    time.sleep(0.5)
-    assert read_all(peer) == sent
-    peer.close()
 
 
 def test_a_stranger_is_closed_soon(start: Callable[..., Buffer]) -> None:
@@ -191,190 +170,6 @@ def test_an_acceptor_that_is_killed_is_started_again_at_the_same_address(start: 
     assert "is started again" in buffer.log.read_text()
 
 
-class Role:
-    """A plain socket in the place of ZeroMQ's, behind a real acceptor process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.acceptor = AcceptorProcess("role", "127.0.0.1", folder)
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(self.acceptor.path))
-        self._listening.listen()
-        self._listening.settimeout(20.0)
-        self.acceptor.open()
-
-    @property
-    def process(self) -> subprocess.Popen[str]:
-        assert self.acceptor._process is not None
-        return self.acceptor._process
-
-    def peer(self) -> socket.socket:
-        host, port = self.acceptor.address.removeprefix("tcp://").split(":")
-        return socket.create_connection((host, int(port)), timeout=20.0)
-
-    def accept(self) -> socket.socket:
-        taken = self._listening.accept()[0]
-        taken.settimeout(20.0)
-        return taken
-
-    def connection(self) -> tuple[socket.socket, socket.socket]:
-        """(the peer's end, the role's end)"""
-        peer = self.peer()
-        peer.send(ZMTP)
-        role = self.accept()
-        assert role.recv(1) == ZMTP
-        role.send(READY)  # it is admitted
-        assert peer.recv(len(READY)) == READY
-        return peer, role
-
-    def close(self) -> None:
-        self._listening.close()
-        self.acceptor.close()
-
-
-@pytest.fixture
-def role() -> Iterator[Role]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        made = Role(Path(folder))
-        yield made
-        made.close()
-
-
-@contextlib.contextmanager
-def no_file_is_free() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 64, before[1]))
-    taken = []
-    with contextlib.suppress(OSError):
-        while True:
-            taken.append(os.open(os.devnull, os.O_RDONLY))
-    try:
-        yield
-    finally:
-        for file in taken:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_an_acceptor_that_cannot_be_started_again_is_tried_until_it_can(
-    role: Role, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Before, the thread that starts it ended with the first error, and nothing took connections any more."""
-    killed = role.process
-    with no_file_is_free():
-        killed.kill()
-        until(lambda: "Too many open files" in caplog.text, "it is said")
-        time.sleep(0.5)
-        assert role.process is killed
-    assert caplog.text.count("Too many open files") == 1
-    peer, there = role.connection()
-    there.send(b"hello")
-    assert peer.recv(5) == b"hello"
-    peer.close()
-    there.close()
-
-
-def test_an_acceptor_that_is_started_while_its_role_closes_is_ended_too(
-    role: Role, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts, start, closing = threading.Event(), role.acceptor._start, role.acceptor._closing
-
-    def late() -> subprocess.Popen[str]:
-        starts.set()
-        assert closing.wait(20.0)
-        return start()
-
-    monkeypatch.setattr(role.acceptor, "_start", late)
-    killed = role.process
-    killed.kill()
-    assert starts.wait(20.0)
-    role.close()
-    until(lambda: not role.acceptor._thread.is_alive(), "the thread ends")
-    assert role.process is not killed
-    assert role.process.wait(20.0) == 0, "it ended by itself, and was not killed"
-
-
-def fill(end: socket.socket, most: int) -> bytes:
-    """What `end` sent, until it can send no more at once."""
-    end.setblocking(False)
-    data, sent = os.urandom(most), 0
-    with contextlib.suppress(BlockingIOError):
-        while sent < most:
-            sent += end.send(data[sent : sent + (1 << 16)])
-            time.sleep(0.002)
-    return data[:sent]
-
-
-def read_all(end: socket.socket) -> bytes:
-    data = bytearray()
-    while part := end.recv(1 << 16):
-        data += part
-    return bytes(data)
-
-
-@contextlib.contextmanager
-def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Events that come meanwhile are handled at once, in their order."""
-    process.send_signal(signal.SIGSTOP)
-    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it stops")
-    yield
-    process.send_signal(signal.SIGCONT)
-
-
-@pytest.mark.parametrize("clogged", [False, True])
-def test_an_event_of_a_closed_connection_does_not_close_the_next_one_with_its_file(role: Role, clogged: bool) -> None:
-    """`clogged`: the event says that more can be written. Before, it ended the process."""
-    broken, there = role.connection()
-    process = role.process
-    if clogged:
-        fill(there, 64 << 20)
-        fill(broken, 64 << 20)
-    with stopped(role.process):
-        broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        broken.close()  # with a reset, at which both files of the connection are closed
-        peers = [role.peer() for _ in range(4)]  # the first two get their numbers
-        if clogged:
-            with contextlib.suppress(BlockingIOError):
-                while there.recv(1 << 20):
-                    pass
-        else:
-            there.send(b"hello")
-    for peer in peers:
-        time.sleep(0.1)
-        peer.send(ZMTP)
-        taken = role.accept()
-        assert taken.recv(1) == ZMTP
-        taken.close()
-        peer.close()
-    there.close()
-    assert role.process is process
-    assert process.poll() is None
-
-
-def test_an_acceptor_that_waits_for_a_slow_reader_uses_no_processor(role: Role) -> None:
-    """Before, it took a whole core until the peer had read."""
-    peer, there = role.connection()
-    assert len(fill(there, 64 << 20)) < 64 << 20
-    there.close()
-    time.sleep(0.5)
-    acceptor = psutil.Process(role.process.pid)
-    before, began = sum(acceptor.cpu_times()[:2]), time.monotonic()
-    time.sleep(1.0)
-    assert sum(acceptor.cpu_times()[:2]) - before < 0.1 * (time.monotonic() - began)
-    peer.close()
-
-
-@pytest.mark.parametrize("slow", ["peer", "role"])
-def test_what_was_sent_before_the_end_arrives_whole_at_a_slow_reader(role: Role, slow: str) -> None:
-    """Before, what had been read since replaced what the peer had not taken yet."""
-    peer, there = role.connection()
-    reader, writer = (peer, there) if slow == "peer" else (there, peer)
-    sent = fill(writer, 64 << 20)
-    writer.close()
-    time.sleep(0.5)
-    assert read_all(reader) == sent
-    reader.close()
-
-
 def test_an_acceptor_ends_with_its_role_and_leaves_no_folder(start: Callable[..., Buffer]) -> None:
     buffer = start()
     buffer.step()
@@ -384,7 +179,7 @@ def test_an_acceptor_ends_with_its_role_and_leaves_no_folder(start: Callable[...
     assert folder.parent == buffer.run.sockets
     buffer.process.kill()
     buffer.process.wait(10)
-    until(lambda: not acceptor.is_running() or acceptor.status() == psutil.STATUS_ZOMBIE, "the acceptor ends")
+    assert until(lambda: not acceptor.is_running() or acceptor.status() == psutil.STATUS_ZOMBIE), "the acceptor ends"
     assert not folder.exists()
 
 
@@ -424,7 +219,7 @@ def test_more_peers_than_files_are_refused_with_the_reason(start: Callable[..., 
     buffer = start(96, 96)
     buffer.step()
     peers = [buffer.client(f"peer-{i}") for i in range(40)]
-    until(lambda: "(ulimit -n): raise it" in buffer.log.read_text(), "the reason is said")
+    assert until(lambda: "(ulimit -n): raise it" in buffer.log.read_text()), "the reason is said"
     buffer.step()
     for peer in peers:
         peer.close()
