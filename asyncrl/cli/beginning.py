@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from asyncrl.cli.parsing import parse
+from asyncrl.cli.parsing import ServedModelOptions, parse
 from asyncrl.errors import ConfigError, RunError
 
 Arg = tyro.conf.arg
@@ -21,7 +21,7 @@ def try_(words: list[str]) -> int:
     """Plays a few training episodes without learner or buffer, and says what would go wrong in training."""
 
     @dataclass(frozen=True)
-    class Try:
+    class Try(ServedModelOptions):
         config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None
         tasks: Annotated[int, Arg(help="Number of tasks: those that a run would draw first.")] = 4
         episodes: Annotated[int, Arg(help="Episodes of each task; the first is printed in full.")] = 4
@@ -29,12 +29,6 @@ def try_(words: list[str]) -> int:
         url: Annotated[
             str | None,
             Arg(help="Instead of model.path: an OpenAI-compatible endpoint, with /v1.", metavar="URL"),
-        ] = None
-        served_name: Annotated[
-            str | None, Arg(help="Name of the endpoint's model; default: the one that it lists.", metavar="NAME")
-        ] = None
-        api_key_env: Annotated[
-            str | None, Arg(help="Environment variable that holds the endpoint's key.", metavar="NAME")
         ] = None
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
 

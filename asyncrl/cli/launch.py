@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from asyncrl.cli.parsing import parse
+from asyncrl.cli.parsing import ServedModelOptions, parse
 from asyncrl.errors import ConfigError
 
 Arg = tyro.conf.arg
@@ -95,19 +95,13 @@ def evaluate(words: list[str]) -> int:
     """Plays the held-out tasks with a checkpoint or a served model: success and reward with intervals, pass@k."""
 
     @dataclass(frozen=True)
-    class Eval:
+    class Eval(ServedModelOptions):
         checkpoint: Annotated[
             Path | None, Arg(help="A checkpoint of a run, or a Hugging Face folder.", metavar="FOLDER")
         ] = None
         endpoint: Annotated[
             str | None,
             Arg(help="Instead of a checkpoint: the URL of an OpenAI-compatible endpoint, with /v1.", metavar="URL"),
-        ] = None
-        served_name: Annotated[
-            str | None, Arg(help="Name of the endpoint's model; default: the one that it lists.", metavar="NAME")
-        ] = None
-        api_key_env: Annotated[
-            str | None, Arg(help="Environment variable that holds the endpoint's key.", metavar="NAME")
         ] = None
         out: Annotated[Path | None, Arg(help="Also write the figures to this file, as JSON.", metavar="FILE")] = None
         config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None

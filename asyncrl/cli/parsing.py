@@ -6,13 +6,26 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from asyncrl.errors import ConfigError
 
 HELP_ALL = "--help-all"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModelOptions:
+    """Options of the commands that can play with a model behind an endpoint."""
+
+    served_name: Annotated[
+        str | None,
+        tyro.conf.arg(help="Name of the endpoint's model; default: the one that it lists.", metavar="NAME"),
+    ] = None
+    api_key_env: Annotated[
+        str | None, tyro.conf.arg(help="Environment variable that holds the endpoint's key.", metavar="NAME")
+    ] = None
 
 
 def parse(

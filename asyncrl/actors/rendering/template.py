@@ -151,9 +151,10 @@ class TemplateRenderer:
     ) -> list[int] | None:
         try:
             base, full = self._base_and_full(messages_before, new_messages, tools)
-        except Exception:
+        except Exception as error:  # a chat template may raise anything
             # The policy's message may be one that its template refuses, for instance two calls at once (Llama:
             # TemplateError), or arguments that are not JSON (Qwen3-Coder: TypeError). The tail does not depend on it.
+            _warn_of_refused_message(type(error).__name__)
             plain: Message = {"role": "assistant", "content": "."}
             base, full = self._base_and_full([*messages_before[:-1], plain], new_messages, tools)
         stop = max(self._stops, key=base.rfind)
@@ -245,6 +246,15 @@ def _utf8(text: str) -> str:
 def _joined(messages: Sequence[Message]) -> str:
     """The messages as JSON, without the brackets."""
     return json.dumps(list(messages))[1:-1]
+
+
+@lru_cache(maxsize=64)
+def _warn_of_refused_message(kind: str) -> None:
+    """Warn once per kind of error: the cache remembers."""
+    log.warning(
+        "the chat template refuses a message of the policy (%s): only the messages behind it are rendered, and the "
+        "sampled tokens stay as they are (this warning comes once for each kind of error)", kind,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actors.rendering import template
 from asyncrl.actors.rendering.build import BridgedRenderer, build_renderer
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.config import Config
@@ -78,11 +79,15 @@ SINGLE_CALLS = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def test_what_the_template_cannot_write_is_still_followed_by_its_tail() -> None:
+def test_what_the_template_cannot_write_is_still_followed_by_its_tail(caplog: pytest.LogCaptureFixture) -> None:
+    template._warn_of_refused_message.cache_clear()
     tokenizer = build_tokenizer()
     tokenizer.chat_template = SINGLE_CALLS
     call = {"id": "call00000", "type": "function", "function": {"name": "lookup", "arguments": {}}}
     said = {"role": "assistant", "content": "", "tool_calls": [call, call]}
-    tail = TemplateRenderer(tokenizer).render_tail([USER, said], [{"role": "tool", "content": "41"}], [])
+    renderer = TemplateRenderer(tokenizer)
+    for _ in range(2):
+        tail = renderer.render_tail([USER, said], [{"role": "tool", "content": "41"}], [])
     assert tail is not None
+    assert caplog.text.count("refuses a message of the policy (TemplateError)") == 1
     assert TOKENIZER.decode(tail) == "\n<|im_start|>tool\n41<|im_end|>\n<|im_start|>assistant\n"

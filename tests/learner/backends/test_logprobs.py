@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.logprobs import selected_logprobs
-from tests.learner.live_bytes import LiveBytes
+from asyncrl.learner.budget.counting import Counter
 
 
 def naive(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ def test_peak_memory_does_not_grow_with_tokens_times_vocabulary(head_trains: boo
         hidden = torch.randn(tokens, width, requires_grad=True)
         weight = torch.randn(vocabulary, width, requires_grad=head_trains)
         targets = torch.randint(0, vocabulary, (tokens,))
-        with LiveBytes() as counted:
+        with Counter() as counted:
             logprobs, h = selected_logprobs(hidden, weight, targets, chunk=chunk)
             (logprobs.sum() + h.sum()).backward()
         assert (weight.grad is not None) == head_trains
@@ -65,7 +65,7 @@ def test_peak_memory_does_not_grow_with_tokens_times_vocabulary(head_trains: boo
     few, many = peak(512), peak(4096)
     assert many - few < 2 * (4096 - 512) * (width + 8) * 4, "what is kept of a token: its state, and a few numbers"
     assert many < 7 * chunk * vocabulary * 4
-    with LiveBytes() as counted:
+    with Counter() as counted:
         naive(
             *(x.detach() for x in (torch.randn(4096, width), torch.randn(vocabulary, width))),
             torch.zeros(4096).long(),
