@@ -26,7 +26,7 @@ from asyncrl.buffer.client.blocking import BlockingBuffer
 from asyncrl.buffer.client.messages import Request
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
-from asyncrl.buffer.requests import Answer, Requests
+from asyncrl.buffer.requests.handlers import Answer, Requests
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.config import Config

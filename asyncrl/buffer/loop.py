@@ -27,9 +27,9 @@ import zmq
 
 from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.held import HeldRequest, HeldRequests
-from asyncrl.buffer.outbox import Outbox
-from asyncrl.buffer.requests import Answer, Handler, Requests
+from asyncrl.buffer.requests.handlers import Answer, Handler, Requests
+from asyncrl.buffer.requests.held import HeldRequest, HeldRequests
+from asyncrl.buffer.requests.outbox import Outbox
 from asyncrl.buffer.rules import Refused
 from asyncrl.sockets import Endpoint, Listener, receive
 from asyncrl.wire import Frame, WireError

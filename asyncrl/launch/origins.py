@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from asyncrl.buffer.evaluation import place_of
+from asyncrl.buffer.ledger.witnessed import Witnessed, read_witnessed
 from asyncrl.config import Config
 from asyncrl.config.loading import Sourced, fields, load
 from asyncrl.config.resuming import FIELDS, differences, settings
 from asyncrl.errors import ConfigError
-from asyncrl.launch.forks import inherit
 from asyncrl.launch.preflight import check_disk, refuse_live
-from asyncrl.run_folder import RunFolder
+from asyncrl.run_folder import RunFolder, replace
 
 PLACE = ("launch.name", "launch.runs_dir")
 """Fields that say where the run folder is; a fork has its own."""
@@ -166,3 +169,49 @@ def _check_fixed(before: Config, config: Config, option: str, besides: tuple[str
                 f"{field} cannot change with {option}: it was {was!r}, now {now!r}, and {made} with the former. Leave "
                 "it out, or start a new run from the weights: --config FILE --model.path RUN/checkpoints/STEP/hf."
             )
+
+
+def inherit(run: RunFolder, source: RunFolder, checkpoint: Path) -> None:
+    """Gives the folder of a fork the checkpoint, ledger included, and the witnesses of what that ledger holds.
+
+    Whatever is killed on the way, `fresh` says that it is a fork. Raises RunError if the checkpoint's ledger cannot
+    be read."""
+    replace(run.fresh, checkpoint.name)
+    held = read_witnessed(checkpoint)
+    run.inherit_configs(source)
+    inherit_logs(source.acks, run.acks, held)
+    unfinished = run.checkpoints / f".unfinished-{checkpoint.name}"
+    shutil.copytree(checkpoint, unfinished)
+    unfinished.rename(run.checkpoints / checkpoint.name)
+
+
+def inherit_logs(source: Path, target: Path, held: Witnessed) -> None:
+    """Copies the actors' logs, each up to the last line that the checkpoint's ledger has something of."""
+    for log in sorted(source.glob("*.jsonl")):
+        whole = [line + b"\n" for line in log.read_bytes().split(b"\n")[:-1]]
+        if lines := covered(whole, held, log.stem):
+            (target / log.name).write_bytes(b"".join(lines))
+
+
+def covered(lines: Sequence[bytes], held: Witnessed, actor: str) -> Sequence[bytes]:
+    """The log of `actor` up to the last line that the ledger has something of, or was told of. What the actor wrote
+    later belongs to the source alone: it never was in the new run's ledger, and so it is not lost."""
+    last = max((n for n, line in enumerate(lines, 1) if _is_held(line, held, held.lines.get(actor, -1))), default=0)
+    return lines[:last]
+
+
+def _is_held(line: bytes, held: Witnessed, named: int) -> bool:
+    """Whether the ledger has what this line says, or names it or a later one. `named`: the last that it names."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        if fields["n"] <= named:
+            return True
+        if "prefix" in fields:
+            said = fields["prefix"]
+            return (said["group"], said["index"], said["attempt"], said["digest"]) in held.prefixes
+        if "put" in fields:  # of a trajectory, the ledger names the line
+            said = fields["put"]
+            return (*place_of(said["group"]), said["index"], said["digest"]) in held.results
+        return (fields["branch"], fields["group"], fields["index"], fields["digest"]) in held.trajectories
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -16,10 +16,10 @@ import torch
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.gpu import take_gpu
 from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
-from asyncrl.learner.gpu import take_gpu
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks
 from asyncrl.learner.trainer import Trainer

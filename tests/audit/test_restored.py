@@ -23,8 +23,7 @@ from asyncrl.audit.witnesses import Evidence, gather
 from asyncrl.buffer.ledger.snapshot import restore
 from asyncrl.buffer.ledger.witnessed import Witnessed, read_witnessed
 from asyncrl.errors import RunError
-from asyncrl.launch.forks import covered, inherit_logs
-from asyncrl.launch.origins import Origin
+from asyncrl.launch.origins import Origin, covered, inherit_logs
 from asyncrl.learner.checkpoints.checkpoints import complete
 from asyncrl.run_folder import RunFolder
 from tests.audit.simulated import Simulated

@@ -153,7 +153,7 @@ def test_a_fork_that_was_cut_off_is_not_taken_for_a_new_run(run: RunFolder, monk
     origin = Origin(fork=run.path)
     config = origin.load(None, {"launch.name": "forked"}).config
     checkpoint = origin.check(config)
-    monkeypatch.setattr("asyncrl.launch.forks.shutil.copytree", killed)
+    monkeypatch.setattr("asyncrl.launch.origins.shutil.copytree", killed)
     with pytest.raises(KeyboardInterrupt):
         origin.open(config, "unused", checkpoint)
     forked = Origin(resume=run.path.with_name("forked"))

@@ -18,10 +18,10 @@ from torch import Tensor
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.__main__ import compute_alike
+from asyncrl.learner.backends.gpu import take_gpu
 from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State, complete, read
 from asyncrl.learner.follower import Follower
-from asyncrl.learner.gpu import take_gpu
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ranks import DistributedRanks, Order, Ranks

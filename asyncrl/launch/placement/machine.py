@@ -17,6 +17,6 @@ def gpus_here() -> int:
     """The number of GPUs that torch sees. Torch, which takes seconds to import, is asked where there is a driver."""
     if not has_driver():
         return 0
-    from asyncrl.learner.gpu import visible
+    from asyncrl.learner.backends.gpu import visible
 
     return visible()

@@ -16,11 +16,11 @@ import zmq
 from asyncrl.buffer.client import BufferRefused, messages
 from asyncrl.buffer.client.messages import REQUESTS, Start
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.held import HeldRequest, HeldRequests
 from asyncrl.buffer.limits import DECLARED, Limits
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.record import to_record
-from asyncrl.buffer.requests import Answer, Handler
+from asyncrl.buffer.requests.handlers import Answer, Handler
+from asyncrl.buffer.requests.held import HeldRequest, HeldRequests
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import TicketId
 from asyncrl.wire import WireError, pack, unpack

@@ -19,8 +19,8 @@ from asyncrl.launch.placement.report import before_start, planned
 from asyncrl.launch.placement.resources import interfaces, resources_of
 from asyncrl.launch.placement.visible import VisibleGpus
 from asyncrl.launch.processes import Role
+from asyncrl.learner.backends.gpu import index_of, refuse_same, take_gpu
 from asyncrl.learner.backends.hf import fsdp2
-from asyncrl.learner.gpu import index_of, refuse_same, take_gpu
 from asyncrl.run_folder import RunFolder
 from tests.waiting import until
 

@@ -32,11 +32,11 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
+from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
 from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
 from asyncrl.learner.backends.protocol import Packed, Scores
-from asyncrl.learner.gpu import identity, index_of, refuse_same
 
 # Sharded modules look for tensors in their output, whose gradients they wait for.
 register_dataclass(Scores)

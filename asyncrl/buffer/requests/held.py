@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.buffer.client.messages import Request
-from asyncrl.buffer.requests import Answer, Handler
+from asyncrl.buffer.requests.handlers import Answer, Handler
 from asyncrl.buffer.rules import Refused
 
 _MAX_HELD = 16384
