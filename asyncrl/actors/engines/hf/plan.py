@@ -16,9 +16,9 @@ from asyncrl.actors.engines.hf.slots import Index, KVSlots, Tokens
 
 PREFILL_TOKENS = 4096
 """Tokens, padding included, of one prefill pass."""
-WIDTHS = (8, 32, 128)
-"""Tails are prefilled in classes of these maximum lengths, so that a short tool result is not padded to the length of a
-long prompt."""
+PART_TOKENS = 16
+"""What one more part of a pass costs, in tokens of the pass: measured 0.15 to 0.3 ms against 20 us a token with the
+quickstart's model on one core."""
 KEY_BLOCK = 16
 """The cache is read up to the longest sequence rounded up to this."""
 
@@ -51,9 +51,32 @@ def prefill(s: KVSlots, scratch: int) -> Iterator[Planned]:
     """Slots whose tail is longer than one token, as many as fit; counts what is prefilled for each."""
     if len(rows := s.to_prefill()):
         rows = s.batch(rows, PREFILL_TOKENS)
-        widths = np.searchsorted(WIDTHS, s.length[rows] - s.cached[rows])
-        for width in np.unique(widths):
-            yield _prefill_part(s, rows[widths == width], scratch)
+        tails = s.length[rows] - s.cached[rows]
+        parts = np.searchsorted(widths(tails), tails)
+        for part in np.unique(parts):
+            yield _prefill_part(s, rows[parts == part], scratch)
+
+
+def widths(tails: Index) -> Index:
+    """Widths, ascending, of the parts in which tails [n] of these lengths are prefilled, each padded to the next one:
+    those for which the tokens with padding, and `PART_TOKENS` for each part, are fewest.
+
+    >>> widths(np.array([3, 4, 40, 110, 113])).tolist()
+    [4, 40, 113]
+    """
+    lengths, counts = np.unique(tails, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    fewest, begins = np.zeros(len(lengths) + 1, np.int64), np.zeros(len(lengths) + 1, np.int64)
+    for end, width in enumerate(lengths.tolist(), 1):
+        # The part of this width begins behind the first `begins[end]` lengths.
+        tokens = fewest[:end] + width * (below[end] - below[:end]) + PART_TOKENS
+        begins[end] = tokens.argmin()
+        fewest[end] = tokens[begins[end]]
+    chosen, end = [], len(lengths)
+    while end:
+        chosen.append(int(lengths[end - 1]))
+        end = int(begins[end])
+    return np.array(chosen[::-1], np.int64)
 
 
 def _prefill_part(s: KVSlots, rows: Index, scratch: int) -> Planned:
