@@ -75,3 +75,17 @@ def test_what_there_is_so_far_is_on_the_disk_and_earlier_results_stay(
     results.finish(out, ["first", "second"])
     assert out.read_text() == '[\n "first",\n "second"\n]\n'
     assert not part.exists()
+
+
+def test_the_buffers_bench_sends_rows_that_the_buffer_takes() -> None:
+    """The longest of them; the bound on rows comes from `env.max_tokens` of the bench's own configuration."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import buffer as bench\n"
+        "from asyncrl.buffer.limits import Limits\n"
+        "from asyncrl.buffer.rules import Rules\n"
+        "limits = Limits.of(Rules.of(bench.config('off', 64)), (0, 0), 0)\n"
+        "limits.check_rows(bench.trajectory(bench.TicketId(0, 0, 0), 32768))\n"
+    )
+    command = [sys.executable, "-c", code, str(BENCH)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

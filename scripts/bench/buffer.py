@@ -61,6 +61,8 @@ ROOT = Path(__file__).parents[2]
 GROUP, GROUPS_PER_STEP = 8, 8
 TOGETHER = 4
 """Puts in one request: a client that has several sends them together."""
+LONGEST = 1 << 20
+"""Tokens of a trajectory that the buffer accepts (`env.max_tokens`)."""
 
 
 def main() -> None:
@@ -200,7 +202,9 @@ def config(fsync: str, capacity: int, **learner: int) -> Config:
     sizes = {"groups_per_step": GROUPS_PER_STEP, "group_size": GROUP, "steps": 10**9} | learner
     # Nothing is refused here but by capacity.
     buffer = {"capacity": capacity, "max_staleness": 10**6, "fsync": fsync, "lease_s": 3600, "max_disk_gb": 1000}
-    return Config.model_validate({"learner": sizes, "buffer": buffer, "eval": {"tasks": 0}})
+    return Config.model_validate(
+        {"learner": sizes, "buffer": buffer, "env": {"max_tokens": LONGEST}, "eval": {"tasks": 0}}
+    )
 
 
 @contextmanager

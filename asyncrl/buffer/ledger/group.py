@@ -104,8 +104,13 @@ class Group:
 
     def store(self, index: int, trajectory: Received | None) -> None:
         """Stores a trajectory; None removes it."""
-        self.stored[index] = trajectory
+        before, self.stored[index] = self.stored[index], trajectory
         # Computed once per put and not when they are read: every step reads those of all live groups.
+        if trajectory is not None and before is None:
+            oldest, newest = trajectory.versions[0][0], trajectory.versions[-1][0]
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+            self.newest = newest if self.newest is None else max(self.newest, newest)
+            return
         stored = self.trajectories
         self.oldest = min((r.versions[0][0] for r in stored), default=None)
         self.newest = max((r.versions[-1][0] for r in stored), default=None)
