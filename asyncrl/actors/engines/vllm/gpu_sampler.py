@@ -91,7 +91,7 @@ def why_not(runner: Any) -> str:
 def record(runner: Any, values: Tensor, of_sampled: OfSampled) -> None:
     """Replace the runner's sampler, which must pass `why_not`, by one that records into `values` [rows + 1, room]."""
     before = runner.sampler
-    kind = type("RecordingSampler", (Recording, type(before)), {})
+    kind: Any = type("RecordingSampler", (Recording, type(before)), {})
     made = kind.__new__(kind)
     made.__dict__.update(vars(before))
     slots = before.req_states.max_num_reqs
