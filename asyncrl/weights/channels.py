@@ -89,7 +89,8 @@ class Nccl:
         from asyncrl.weights.device.transports import Broadcast
 
         device = require_cuda("nccl")
-        return DevicePublisher(run.address("weights"), Broadcast("nccl", run.rendezvous.parent), device)
+        slots = device_copies(run.load_config())
+        return DevicePublisher(run.address("weights"), Broadcast("nccl", run.rendezvous.parent), device, slots=slots)
 
     def subscriber(self, run: RunFolder) -> Subscriber:
         from asyncrl.weights.device.cuda_ipc import require_cuda
@@ -106,6 +107,15 @@ def _reader() -> str:
 CHANNELS: dict[str, type[Channel]] = {"shm": Shm, "zmq": Zmq, "cuda_ipc": CudaIpc, "nccl": Nccl}
 ON_DEVICE = frozenset(("cuda_ipc", "nccl"))
 """Channels whose versions engines receive by vLLM's weight-transfer API."""
+
+
+def device_copies(config: Config) -> int:
+    """Copies of the weights on the learner's GPU, beside those in training. Over `nccl` an engine leases one for the
+    time of a transfer, so that one is enough and a publication waits for the transfers that run. An engine that drains
+    has it leased until its requests have ended, and two let training go on meanwhile."""
+    if config.weights.channel == "nccl":
+        return 2 if config.weights.drain else 1
+    return 2 if config.weights.channel in ON_DEVICE else 0
 
 
 def channel(config: Config) -> Channel:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass
+from asyncrl.weights.channels import device_copies
 
 MASTER, HALF = 4, 2
 """Bytes of a float32 and of a bfloat16 number."""
@@ -18,8 +19,6 @@ ADAMW = 2 * MASTER
 CONTEXT = 600 << 20
 """An estimate of what CUDA, cuBLAS and NCCL take in each process; everything else is computed."""
 BUDGETED = ("torch", "fsdp2")
-SNAPSHOTS: Mapping[str, int] = {"cuda_ipc": 2, "nccl": 2}
-"""Copies of the weights on the learner's GPU, by `weights.channel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
         shares["critic"] = weights * (2 * MASTER + ADAMW) * here
     if learner.minibatches > 1:
         shares["copy to roll back"] = trained * (MASTER + ADAMW) * here
-    if config.weights.channel in SNAPSHOTS:
-        shares["weights in flight"] = weights * (HALF if half else MASTER) * float(SNAPSHOTS[config.weights.channel])
+    if copies := device_copies(config):
+        shares["weights in flight"] = weights * (HALF if half else MASTER) * float(copies)
     return {name: int(size) for name, size in shares.items()} | {"CUDA context": CONTEXT}
 
 

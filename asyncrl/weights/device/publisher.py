@@ -1,7 +1,7 @@
 """The learner's end of the channels that copy weights from GPU to GPU: `cuda_ipc` and `nccl`.
 
     parameters ──copied──> slot 0 | slot 1 (snapshot.py) ──mapped, or broadcast──> engines
-                             one is the newest, the other may still be read (slot_leases.py)
+                             one is the newest, the other may still be read (slot_leases.py); `nccl` has slot 0 alone
 
     takes      `latest`: is there a newer version; `lease`, `release` of the newest; `join`, `send`: a process group
     gives      names, shapes, checksums and places of the tensors; how their memory is mapped, or where the group meets
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Listener, receive
-from asyncrl.weights.device.slot_leases import SlotLeases
+from asyncrl.weights.device.slot_leases import SlotLease, SlotLeases
 from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot
 from asyncrl.weights.device.transports import Transport
 from asyncrl.weights.protocol import WeightsVersion
@@ -38,6 +38,7 @@ from asyncrl.wire import WireError, pack, unpack
 log = logging.getLogger(__name__)
 
 SLOTS = 2
+"""Copies of the weights: 2, or 1, with which a publication waits for every transfer that runs (slot_leases.py)."""
 LEASE_S = 60.0
 """A reader that takes longer may have died: its slot is written again, and it must not use what it read."""
 FORGET_S = 120.0
@@ -53,13 +54,14 @@ class DevicePublisher:
         transport: Transport,
         device: torch.device,
         *,
+        slots: int = SLOTS,
         lease_s: float = LEASE_S,
         forget_s: float = FORGET_S,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._transport, self._lease_s, self._forget_s = transport, lease_s, forget_s
-        self._slots = [DeviceSnapshot(device, chunk_bytes) for _ in range(SLOTS)]
-        self._leases = SlotLeases(SLOTS, lease_s)
+        self._slots = [DeviceSnapshot(device, chunk_bytes) for _ in range(slots)]
+        self._leases = SlotLeases(slots, lease_s)
         self._newest: WeightsVersion | None = None
         self._changed = threading.Condition()
         """Guards the attributes above."""
@@ -166,8 +168,10 @@ class DevicePublisher:
     def _op_lease(self, peer: bytes, request: dict[str, Any], reader: str) -> None:
         with self._changed:
             lease, id = self._leases.lease(reader, time.monotonic()), self._newest
-        if lease is None or id is None:
+        if id is None:
             raise WireError("nothing was published yet")
+        if lease is None:
+            raise WireError(f"a version newer than {id.version} is being written: ask again")
         snapshot = self._slots[lease.slot]
         entries = [[e.name, e.dtype, e.shape, e.offset, e.digest] for e in snapshot.layout.entries]
         fields = {"id": _as_list(id), "sizes": list(snapshot.layout.sizes), **self._transport.describe(snapshot)}
@@ -190,8 +194,14 @@ class DevicePublisher:
             lease = self._leases.of(reader)
         if lease is None:
             raise WireError(f"{reader} has nothing leased, or it was written over")
-        self._transport.send(reader, self._slots[lease.slot])
+        self._transport.send(reader, self._slots[lease.slot], lambda: self._drop(reader, lease))
         self._answer(peer, request, {})
+
+    def _drop(self, reader: str, lease: SlotLease) -> None:
+        """The version did not reach the reader, for which a publication would wait in vain."""
+        with self._changed:
+            self._leases.drop(reader, lease)
+            self._changed.notify()
 
     def _answer(self, peer: bytes, request: Mapping[str, Any], fields: dict[str, Any], more: bytes = b"") -> None:
         header = pack({"ok": True, "n": number(request), "start": self._start, **fields})

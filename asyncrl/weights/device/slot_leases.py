@@ -2,6 +2,9 @@
 
 A version stays unchanged while a reader has its slot leased. A reader that has not released it when the lease ends may
 have died: the slot is written again, and the reader learns at its release that what it read may be torn.
+
+With two slots readers lease the newest version while the next one is written. A single slot takes half of the memory:
+it is written in place once nobody reads it, and while its writer waits nobody new may lease it.
 """
 
 from __future__ import annotations
@@ -36,25 +39,31 @@ class SlotLeases:
         self._generation = [0] * slots
         self._lease_s = lease_s
         self._leases: dict[str, SlotLease] = {}
+        self._awaited = False
+        """The only slot is waited for by its writer."""
         self.newest: int | None = None
 
     def begin(self, now: float) -> int | None:
-        """A slot that may be written now; None if all others are leased."""
+        """A slot that may be written now; None if all others are leased. There is no newest while the only one is."""
         leased = {lease.slot for lease in self._leases.values() if lease.until > now}
+        only = len(self._generation) == 1
         for slot in range(len(self._generation)):
-            if slot != self.newest and slot not in leased:
+            if slot not in leased and (only or slot != self.newest):
                 self._generation[slot] += 1
+                self.newest = None if only else self.newest
                 return slot
+        self._awaited = only
         return None
 
     def commit(self, slot: int | None) -> None:
         """Mark `slot` as complete and the newest."""
-        self.newest = slot
+        self.newest, self._awaited = slot, False
 
     def lease(self, reader: str, now: float) -> SlotLease | None:
-        """Lease the newest slot to `reader` for `lease_s`, in place of what it had. None if nothing was committed."""
+        """Lease the newest slot to `reader` for `lease_s`, in place of what it had. None if there is none, or while its
+        writer waits for it."""
         self._leases.pop(reader, None)
-        if self.newest is None:
+        if self.newest is None or self._awaited:
             return None
         lease = SlotLease(self.newest, self._generation[self.newest], now + self._lease_s)
         self._leases[reader] = lease
@@ -70,3 +79,8 @@ class SlotLeases:
         intact = self.of(reader) is not None
         self._leases.pop(reader, None)
         return intact
+
+    def drop(self, reader: str, lease: SlotLease) -> None:
+        """End this lease, whose reader will not read; not another one that the reader has got since."""
+        if self._leases.get(reader) is lease:
+            del self._leases[reader]

@@ -21,6 +21,7 @@ from asyncrl.wire import WireError
 
 log = logging.getLogger(__name__)
 
+Failed = Callable[[], None]
 JOIN_S = 60.0
 """Seconds in which the processes of an engine meet the learner, and in which a chunk must have arrived."""
 
@@ -34,8 +35,9 @@ class Transport(Protocol):
         """Where `ranks` processes of the reader meet the learner. Raises WireError."""
         ...
 
-    def send(self, reader: str, snapshot: DeviceSnapshot) -> None:
-        """Send to the processes that joined; returns at once. Raises WireError."""
+    def send(self, reader: str, snapshot: DeviceSnapshot, failed: Failed) -> None:
+        """Send to the processes that joined; returns at once. Raises WireError. `failed` is called, in another thread,
+        as soon as it is known that they do not get all of it."""
         ...
 
     def forget(self, reader: str) -> None:
@@ -59,7 +61,7 @@ class Mapped:
     def join(self, reader: str, ranks: int) -> Mapping[str, Any]:
         raise WireError("weights are mapped here: there is no group to join")
 
-    def send(self, reader: str, snapshot: DeviceSnapshot) -> None:
+    def send(self, reader: str, snapshot: DeviceSnapshot, failed: Failed) -> None:
         raise WireError("weights are mapped here: nothing is sent")
 
     def forget(self, reader: str) -> None:
@@ -92,10 +94,10 @@ class Broadcast:
         self._readers[reader].join(lambda: ProcessGroup(self._kind, meet, 0, 1 + ranks, self._wait_s))
         return {"kind": self._kind, "meet": str(meet), "size": 1 + ranks, "wait_s": self._wait_s}
 
-    def send(self, reader: str, snapshot: DeviceSnapshot) -> None:
+    def send(self, reader: str, snapshot: DeviceSnapshot, failed: Failed) -> None:
         if reader not in self._readers:
             raise WireError(f"{reader} asks for weights without having joined")
-        self._readers[reader].send(list(snapshot.chunks))
+        self._readers[reader].send(list(snapshot.chunks), failed)
 
     def forget(self, reader: str) -> None:
         if (gone := self._readers.pop(reader, None)) is not None:
@@ -122,11 +124,15 @@ class _Reader:
 
         self._calls.put(call)
 
-    def send(self, chunks: list[Tensor]) -> None:
+    def send(self, chunks: list[Tensor], failed: Failed) -> None:
         def call() -> None:
-            if self._group is None:
-                raise RunError("its group has failed before")
-            self._group.send(chunks)
+            try:
+                if self._group is None:
+                    raise RunError("its group has failed before")
+                self._group.send(chunks)
+            except RunError:
+                failed()  # before anything else: a publication may be waiting
+                raise
 
         self._calls.put(call)
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -21,7 +22,7 @@ from torch import Tensor
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights.channels import CHANNELS
+from asyncrl.weights.channels import CHANNELS, device_copies
 from asyncrl.weights.device import subscriber
 from asyncrl.weights.device.process_group import ProcessGroup
 from asyncrl.weights.device.publisher import DevicePublisher
@@ -255,6 +256,44 @@ def test_an_engine_that_dies_while_it_receives_holds_nobody_up(place: Place) -> 
     assert alike(dict(other.open().tensors()), model(1))
 
 
+def test_one_copy_is_enough_for_a_broadcast(place: Place) -> None:
+    """F14: `nccl` held two copies of the weights on the learner's GPU."""
+    learner = place.learner(Broadcast("gloo", place.path, wait_s=10.0), slots=1)
+    reader, other = place.actor("reader"), place.actor("other")
+    id = learner.publish(0, 0, model(0).items())
+    assert until(lambda: reader.latest() == id)
+    leased = reader.open()
+    published = threading.Event()
+    thread = threading.Thread(target=lambda: (learner.publish(0, 1, model(1).items()), published.set()))
+    thread.start()
+    assert not published.wait(0.3), "it is being read"
+    with pytest.raises(WeightsCorrupt, match="newer than 0 is being written: ask again"):
+        other.open()
+    assert alike(dict(leased.tensors()), model(0))
+    assert published.wait(WAIT_S)
+    thread.join()
+    for actor in (reader, other):
+        assert alike(dict(actor.open().tensors()), model(1))
+    assert len(learner._slots) == 1
+
+
+def test_a_send_that_fails_gives_the_only_copy_back(place: Place) -> None:
+    """A publication would wait for the lease of an engine that is dead, for a minute."""
+    learner = place.learner(Broadcast("gloo", place.path, wait_s=1.0), slots=1, lease_s=50.0)
+    learner.publish(0, 0, model(0).items())
+    dying, other = place.actor("dying"), place.actor("other")
+    leased = dying.open()
+    meeting = leased.group(1)
+    assert meeting is not None
+    group = join_group(meeting, 1)
+    group.close()
+    leased.send()
+    begun = time.monotonic()
+    learner.publish(0, 1, model(1).items())
+    assert time.monotonic() - begun < 25.0
+    assert alike(dict(other.open().tensors()), model(1))
+
+
 def test_the_group_of_an_actor_that_is_gone_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a thread and, over NCCL, memory of the learner's GPU."""
     monkeypatch.setattr(subscriber, "WAIT_S", 0.1)
@@ -306,6 +345,21 @@ def test_who_does_not_come_is_not_waited_for(place: Place) -> None:
 
 
 # Channels.
+
+
+@pytest.mark.parametrize(
+    ("weights", "copies"),
+    [
+        ({"channel": "shm"}, 0),
+        ({"channel": "cuda_ipc"}, 2),
+        ({"channel": "nccl"}, 1),
+        ({"channel": "nccl", "drain": True}, 2),
+    ],
+)
+def test_copies_of_the_weights_on_the_learners_gpu(weights: dict[str, Any], copies: int) -> None:
+    shares: dict[str, Any] = {"learner": {"gpu_memory": 0.5}} if weights["channel"] == "cuda_ipc" else {}
+    engine = {"actors": {"engine": "vllm", "engine_options": {"gpu_memory": 0.35}}}
+    assert device_copies(Config.model_validate({"weights": weights} | shares | engine)) == copies
 
 
 @pytest.mark.parametrize("name", ["cuda_ipc", "nccl"])

@@ -20,6 +20,7 @@ from tests.weights.device.device_model import alike, model
 CPU = torch.device("cpu")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=70), st.data())
 def test_a_checksum_tells_what_changed(data: bytes, draw: st.DataObject) -> None:
     def sum_of(raw: bytes) -> str:
@@ -106,6 +107,46 @@ def test_what_is_lent_stays_or_its_reader_is_told(steps: list[tuple[str, int]]) 
             assert leases.release(name) == (held[slot] == was)
         else:
             now += 4.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["publish", "lease", "release", "wait"]), st.integers(0, 2)), max_size=60))
+def test_a_single_slot_is_written_when_nobody_reads_it(steps: list[tuple[str, int]]) -> None:
+    leases, now, held, waits = SlotLeases(1, lease_s=10.0), 0.0, 0, False
+    seen: dict[str, tuple[int, float]] = {}
+    for what, who in steps:
+        name = f"actor-{who}"
+        if what == "publish":
+            slot = leases.begin(now)
+            assert (slot is None) == any(until > now for _, until in seen.values())
+            waits = slot is None
+            if slot is not None:
+                assert leases.lease("early", now) is None, "it is being written"
+                held += 1
+                leases.commit(slot)
+        elif what == "lease":
+            seen.pop(name, None)
+            lease = leases.lease(name, now)
+            assert (lease is None) == (not held or waits), "nobody new while a publication waits"
+            if lease is not None:
+                seen[name] = held, lease.until
+        elif what == "release" and name in seen:
+            assert leases.release(name) == (seen.pop(name)[0] == held)
+        else:
+            now += 4.0
+
+
+def test_a_lease_is_dropped_once() -> None:
+    """A send that fails late must not end what the reader has leased since."""
+    leases = SlotLeases(1, lease_s=10.0)
+    leases.commit(leases.begin(0.0))
+    failed, again = leases.lease("actor-0", 0.0), leases.lease("actor-0", 1.0)
+    assert failed is not None
+    assert again is not None
+    leases.drop("actor-0", failed)
+    assert leases.begin(2.0) is None
+    leases.drop("actor-0", again)
+    assert leases.begin(2.0) == 0
 
 
 def test_versions_are_named_as_everywhere() -> None:

@@ -124,7 +124,7 @@ class VLLMEngine:
         """Whether equal seeds give equal tokens. On a CPU only with asyncrl's sampler: given a seed, vLLM's engine dies
         there when a prompt is prefilled in two pieces (set_offset of a CPU generator), so it gets none; nor does a
         model runner that would make a generator for each request."""
-        return self._board is not None or self._seeds
+        return (self._cpu and self._board is not None) or self._seeds
 
     async def start(self) -> None:
         """Returns when vLLM serves. Raises ConfigError for arguments that it refuses, EngineDied when it fails."""
@@ -134,7 +134,7 @@ class VLLMEngine:
             tasks = await self._command("get_supported_tasks", self._llm.get_supported_tasks())
             self._requests = Requests(self._llm, tasks, room=self._settings.max_tokens, seeds=self._seeds)
             await self._name_version()
-            if self._settings.record and self._cpu:
+            if self._settings.record:
                 await self._record()
         except BaseException:
             await self.close()
@@ -171,7 +171,7 @@ class VLLMEngine:
         board = self._board
         row = None
         try:
-            row = await board.acquire() if board else None
+            row = await board.acquire(sampling.max_new_tokens) if board else None
             while not self._open.is_set():
                 await self._open.wait()
             held = self.held_version
@@ -294,6 +294,11 @@ def _generation(request: Request, reason: str, held: int, recorded: Float32 | No
     versions = np.full(len(ids), held, np.int32)
     for first, version in request.versions:
         versions[first:] = version
+    if missing := int((~np.isfinite(logprobs)).sum()):
+        raise EngineDied(
+            f"{missing} of {len(ids)} sampled tokens have no logprob: vLLM's worker did not write them. With "
+            "actors.engine_options.record false vLLM reports them itself."
+        )
     if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
         raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
     return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason), *request.cost)

@@ -114,7 +114,7 @@ class Requests:
             llm: an AsyncLLM that has served no request yet. From now on it counts as dead when the core is dead.
             tasks: the result of its `get_supported_tasks`.
             room: tokens of a row, prompt and output together.
-            seeds: whether requests without a row of the board carry their seed.
+            seeds: whether requests carry their seed for vLLM's own sampler.
         """
         self.counts = EngineCounts()
         self._core, self._input, self._tasks = llm.engine_core, llm.input_processor, tasks
@@ -136,7 +136,7 @@ class Requests:
         params.max_tokens = min(s.max_new_tokens, self._room - len(prompt))
         if row is not None:
             params.extra_args = {EXTRA: [row, s.seed % 2**63]}
-        elif self._seeds:
+        if self._seeds:
             params.seed = s.seed % 2**63
         sent.request_id = request.id = next(self._names)
         sent.prompt_token_ids, sent.cache_salt, sent.arrival_time = prompt, salt, time.time()

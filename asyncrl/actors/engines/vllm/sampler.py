@@ -83,7 +83,8 @@ class RecordingSampler(Sampler):  # type: ignore[misc]
 
 
 def install(runner: Any, path: Path, rows: int, room: int) -> bool:
-    """Install the sampler, if the model runner is one that this file supports: on a CPU, one token per step."""
+    """Install the sampler, if the model runner is one that this file supports: on a CPU, one token per step. The board
+    has one row more, which gpu_sampler.py needs."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     if type(runner) is not CPUModelRunner or runner.use_async_scheduling or runner.speculative_config is not None:

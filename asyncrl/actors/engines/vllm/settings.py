@@ -60,8 +60,8 @@ class VLLMSettings:
     call_s: float = 120.0
     """Deadline, in seconds, of a command: pause, load, resume."""
     record: bool = True
-    """Sample with asyncrl's sampler where possible (sampler.py: on a CPU): it honours seeds and bypasses vLLM's outputs
-    for behaviour logprobs. Otherwise vLLM samples."""
+    """Behaviour logprobs bypass vLLM's outputs where possible: on a CPU asyncrl's sampler samples (sampler.py), and
+    honours seeds; on a GPU vLLM's samples and asyncrl's records (gpu_sampler.py). Otherwise vLLM reports them."""
     transfer: bool = False
     """Weights arrive through vLLM's weight-transfer API (transfer.py): `weights.channel` cuda_ipc and nccl."""
     args: Mapping[str, Any] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from asyncrl.actors.engines.vllm import cpu_load
 from asyncrl.actors.engines.vllm.cpu_load import pack_tied_head
 from asyncrl.weights.local.shm import ShmWeights
 from asyncrl.weights.protocol import WeightsVersion
+
+log = logging.getLogger(__name__)
 
 
 class WorkerExtension:
@@ -45,7 +48,14 @@ class WorkerExtension:
         return True
 
     def asyncrl_record(self, path: str, rows: int, room: int) -> bool:
-        """Install asyncrl's sampler, with the board at `path`. False: this worker keeps vLLM's sampler."""
-        from asyncrl.actors.engines.vllm.sampler import install
+        """Record the logprobs of sampled tokens on the board at `path`. False: this worker keeps vLLM's sampler, and
+        vLLM reports them."""
+        from asyncrl.actors.engines.vllm import gpu_sampler
 
-        return install(self.model_runner, Path(path), rows, room)
+        if self.model_runner.device.type == "cpu":
+            from asyncrl.actors.engines.vllm.sampler import install
+
+            return install(self.model_runner, Path(path), rows, room)
+        if why := gpu_sampler.install(self.model_runner, Path(path), rows, room):
+            log.warning("vLLM reports logprobs itself, which is slower: of its model runner, %s", why)
+        return not why

@@ -94,11 +94,7 @@ class MegatronBackend:
         with self._on_device():
             self._optimizer = get_megatron_optimizer(_adamw(config, options), [self._ddp])
         (self._inner,) = self._optimizer.chained_optimizers
-        if not isinstance(self._inner.optimizer, torch.optim.AdamW):
-            raise ConfigError(
-                f"learner.backend megatron met {type(self._inner.optimizer).__module__}'s Adam, whose state it "
-                "cannot read: uninstall Apex or Transformer Engine there, or use learner.backend fsdp2."
-            )
+        self._inner.optimizer = fused_adamw(self._inner.optimizer)
         self._shards = Shards(decoder, self._inner, groups.data)
         self._write_weights(source.state_dict().__getitem__)
         self._gradients_summed = False
@@ -186,7 +182,7 @@ class MegatronBackend:
     def load(self, folder: Path) -> None:
         with checkpoint.opened(folder, self._form) as saved:
             self._write_weights(saved.weight)
-            step = torch.tensor(float(saved.step))
+            step = torch.tensor(float(saved.step), device=self.device)
             for shard in self._shards:
                 if shard.main is None:
                     continue
@@ -257,6 +253,16 @@ class MegatronBackend:
             shard.parameter.copy_(piece)
             if shard.main is not None:
                 shard.main.copy_(piece.flatten()[shard.start : shard.end].view_as(shard.main))
+
+
+def fused_adamw(made: torch.optim.Optimizer) -> torch.optim.AdamW:
+    """torch's AdamW, fused into one kernel, over the parameters of the Adam that Megatron has made: where they are
+    installed that of Transformer Engine or Apex, whose state Shards cannot read, else torch's own. It has no state
+    yet."""
+    fused = torch.optim.AdamW([torch.zeros(1)], fused=True)
+    # Set and not given: a constructor refuses the views that a distributed optimizer updates.
+    fused.param_groups = [{**fused.defaults, **group, "fused": True, "foreach": None} for group in made.param_groups]
+    return fused
 
 
 def _adamw(config: Config, options: Options) -> OptimizerConfig:

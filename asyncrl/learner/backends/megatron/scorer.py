@@ -35,7 +35,8 @@ class Scorer:
         # Sequence parallelism splits the tokens evenly: a row of padding makes that possible.
         padding = -len(part.token_ids) % self._group.size() if self.decoder.config.sequence_parallel else 0
         lengths = (*part.lengths, padding) if padding else part.lengths
-        starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(self.device, torch.int32)
+        # On the CPU: Megatron's rotation and the attention read the numbers in every layer, and would wait for the GPU.
+        starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
         states: Tensor = self.run(
             F.pad(part.token_ids, (0, padding)).to(self.device)[None],
             torch.cat([torch.arange(n) for n in lengths]).to(self.device)[None],

@@ -6,6 +6,7 @@ import importlib
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +135,62 @@ def chain(from_: Path | None, to: Path, begin: int, end: int, options: dict[str,
     backend.save(to)
     found = {n: t.clone() for n, t in backend.weights()}
     return found | {"reference": torch.cat([s.logprobs for s in backend.logprobs(parts(0), reference=True)])}
+
+
+@pytest.mark.usefixtures("megatron")
+def test_no_layer_waits_for_the_gpu_to_learn_the_rows_lengths() -> None:
+    """F16: the starts of rows were on the GPU, and every layer read them several times. The device here is `meta`."""
+    from asyncrl.learner.backends.megatron.scorer import Scorer
+
+    given: list[Any] = []
+
+    class FakeDecoder(torch.nn.Linear):
+        config = SimpleNamespace(sequence_parallel=False)
+
+    def fake_run(ids: Tensor, positions: Tensor, mask: None, *, packed_seq_params: Any) -> None:
+        given.extend((ids, positions, packed_seq_params))
+
+    scorer = Scorer(FakeDecoder(1, 1, device="meta"), fake_run, None, 1.0, None)  # type: ignore[arg-type]
+    scorer.states(Packed(torch.arange(7), torch.arange(7) % 4 > 0, (4, 3)))
+    ids, positions, rows = given
+    assert ids.device.type == positions.device.type == "meta"
+    for starts in (rows.cu_seqlens_q, rows.cu_seqlens_kv):
+        assert starts.device.type == "cpu"
+        assert starts.tolist() == [0, 4, 7]
+
+
+def with_another_adam(fused: bool) -> tuple[dict[str, Tensor], str, bool]:
+    """Weights after two updates, the optimizer's module and whether it is fused; `fused`: Megatron finds the Adam of
+    Transformer Engine, faked."""
+    import megatron.core.optimizer as megatrons
+
+    from asyncrl.learner.backends.megatron.backend import MegatronBackend
+
+    class FakeFusedAdam(torch.optim.Optimizer):
+        """Takes what Transformer Engine's takes, and keeps its count in the group."""
+
+        def __init__(self, params: Any, *, adam_w_mode: bool, **defaults: Any) -> None:
+            super().__init__(params, {**defaults, "step": 0, "bias_correction": True})
+
+    if fused:
+        megatrons.USING_PYTORCH_OPTIMIZER, megatrons.Adam = False, FakeFusedAdam
+    backend = MegatronBackend(a_config(), tiny_model(), device="cpu")
+    for seed in range(2):
+        backend.accumulate(parts(seed), loss)
+        backend.clip(1.0)
+        backend.apply(LR)
+    optimizer = backend._inner.optimizer
+    return {n: t.clone() for n, t in backend.weights()}, type(optimizer).__module__, optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.usefixtures("megatron")
+def test_the_adam_of_transformer_engine_gives_way_to_torchs_fused_one(tmp_path: Path) -> None:
+    """F16: it was refused, and torch's own was not fused."""
+    [(plain, module, fused)] = on_ranks(1, tmp_path / "a", with_another_adam, False)
+    assert (module, fused) == ("torch.optim.adamw", True)
+    [(with_engine, module, fused)] = on_ranks(1, tmp_path / "b", with_another_adam, True)
+    assert (module, fused) == ("torch.optim.adamw", True)
+    assert all(torch.equal(tensor, with_engine[name]) for name, tensor in plain.items())
 
 
 @pytest.mark.usefixtures("megatron")
