@@ -158,7 +158,8 @@ def _grad_logits(
         )
     if ctx.temperature != 1.0:
         grad.div_(ctx.temperature)
-    return grad.to(hidden.dtype)
+    rounded: Tensor = grad.to(hidden.dtype)
+    return rounded
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:

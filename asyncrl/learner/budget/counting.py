@@ -93,14 +93,14 @@ def workspace(func: Any, args: Any) -> int:
     _, query, key, value = args[:4]
     tokens, heads, d = query.shape
     shared = 0 if key.shape[1] == heads else (len(key) + len(value)) * heads * d * query.element_size()
-    return tokens * heads * (d + 1) * 4 + shared
+    return int(tokens * heads * (d + 1) * 4 + shared)
 
 
 def _varlen_flops(backward: bool, args: Any) -> float:
     query, own_ends, seen_ends = (args[1], args[6], args[7]) if backward else (args[0], args[3], args[4])
     own, seen = own_ends.diff().double(), seen_ends.diff().double()
     pairs = float((own * (seen - own) + own * (own + 1) / 2).sum())
-    return (BACKWARD_ATTENTION if backward else 1.0) * 4.0 * query.shape[1] * query.shape[2] * pairs
+    return float((BACKWARD_ATTENTION if backward else 1.0) * 4 * query.shape[1] * query.shape[2] * pairs)
 
 
 def causal_flops(query: Tensor, key: Tensor) -> float:

@@ -37,7 +37,7 @@ class Cast:
     def __init__(self, module: nn.Module, chosen: ComputeDtype) -> None:
         self._module, self._chosen = module, chosen
         self._forward = module.forward
-        module.forward = self  # type: ignore[method-assign]
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         dtype = self._chosen.dtype

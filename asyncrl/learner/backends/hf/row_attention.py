@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +98,7 @@ def varlen() -> Kernel | None:
         from torch.nn.attention import varlen as module
     except ImportError:
         return None
-    call: Kernel = module.varlen_attn
+    call = cast(Kernel, module.varlen_attn)  # a tensor alone, as no log-sum-exp is asked for
     return call if "window_size" in _keywords(call) else None
 
 
