@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from asyncrl.config.sections import Section
 
@@ -39,9 +39,10 @@ class LearnerConfig(Section):
     rounding."""
     collective_s: float = Field(600.0, gt=0)
     """Seconds that a rank waits for the others in one collective before all ranks are restarted."""
-    activation_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass instead of keeping them: less memory, a third more
-    computation."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What the backward pass computes again instead of keeping it. none: nothing. full (or true): each layer's
+    activations; a third more computation. selective: the same, except attention, whose result is kept: little more
+    memory than full, and at long rows most of what full computes twice is computed once."""
     compile: bool = False
     """Compile the decoder's layers with torch.compile; only with `torch`. On a CPU it needs a C++ compiler, and saves
     memory rather than time (docs/explanation/learner.md)."""
@@ -158,3 +159,8 @@ class LearnerConfig(Section):
     """CPU threads of the learner; recorded, since results are bit-identical only with the same number."""
     seed: int = 0
     """Seed of the learner's random numbers."""
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _spelled(cls, given: Any) -> Any:
+        return {True: "full", False: "none"}[given] if isinstance(given, bool) else given

@@ -68,6 +68,11 @@ def _layers(c: Tree) -> list[str]:
             f"learner.compile is true and learner.backend {c.learner.backend}: megatron compiles nothing, and compiled "
             "layers under fsdp2 gave wrong gradients on two ranks. Use learner.backend torch, or learner.compile false."
         )
+    if c.learner.compile and c.learner.activation_checkpointing == "selective":
+        problems.append(
+            "learner.compile is true and learner.activation_checkpointing selective, which looks at every operation of "
+            "a layer: compiled ones hide theirs. Use learner.activation_checkpointing full, or learner.compile false."
+        )
     if lora.lora_dropout:
         problems.append(
             f"learner.lora.lora_dropout is {lora.lora_dropout}: with dropout the policy that is trained is not the one "

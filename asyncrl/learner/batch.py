@@ -104,7 +104,7 @@ class Batch:
             **{name: getattr(self, name)[row_ids] for name in _PER_ROW},
         )
 
-    def packed(self, wants: frozenset[Want] = frozenset(("logprobs",))) -> Packed:
+    def packed(self, wants: frozenset[Want] = frozenset(("logprobs", "entropy"))) -> Packed:
         return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants)
 
 

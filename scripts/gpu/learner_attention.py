@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl.learner.backends.hf.varlen_attention import Layout, varlen_sdpa
+from asyncrl.learner.backends.hf.row_attention import attend, ends_of, layout_of
 from asyncrl.learner.backends.shared_prefixes import Plan, share_prefixes
 
 
@@ -48,8 +48,11 @@ def case(
 
 def attention(made: Case) -> Tensor:
     """[1, U, heads, d] as the learner computes it."""
-    seen = None if made.plan.seen is None else made.plan.seen.to(made.query.device)
-    return varlen_sdpa(made.query, made.key, made.value, Layout(made.plan.segments, seen))
+    device, plan = made.query.device, made.plan
+    seen = None if plan.seen is None else plan.seen.to(device)
+    layout = layout_of(plan.segments, seen, ends=ends_of(plan.segments).to(device))
+    query, key, value = (x[0].transpose(0, 1) for x in (made.query, made.key, made.value))
+    return attend(query, key, value, layout)[None]
 
 
 def reference(made: Case) -> Tensor:

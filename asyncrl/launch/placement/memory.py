@@ -127,13 +127,13 @@ def _remedies(config: Config, model: Any, found: Budget) -> Iterator[str]:
 
 def _of_learner(config: Config, model: Any, found: Budget) -> Iterator[str]:
     learner = config.learner
-    if not learner.activation_checkpointing:
-        lighter = _with(config, activation_checkpointing=True)
-        yield f"learner.activation_checkpointing true needs {gib(_total(lighter, model))} for the learner"
+    if learner.activation_checkpointing != "full":
+        lighter = _with(config, activation_checkpointing="full")
+        yield f"learner.activation_checkpointing full needs {gib(_total(lighter, model))} for the learner"
     if learner.tokens_per_micro_batch > config.env.max_tokens:
         yield f"lower learner.tokens_per_micro_batch ({learner.tokens_per_micro_batch})"
     if (ranks := _enough_ranks(config, model, found)) is not None:
-        yield f"learner.backend fsdp2 with learner.ranks {ranks} and learner.activation_checkpointing, a GPU each"
+        yield f"learner.backend fsdp2 with learner.ranks {ranks} and learner.activation_checkpointing full, a GPU each"
 
 
 def _with(config: Config, **fields: Any) -> Config:
@@ -152,9 +152,9 @@ def _enough_ranks(config: Config, model: Any, found: Budget) -> int | None:
     from asyncrl.learner.budget.memory import parts
 
     def sharded(ranks: int) -> Config:
-        return _with(config, backend="fsdp2", activation_checkpointing=True, ranks=ranks)
+        return _with(config, backend="fsdp2", activation_checkpointing="full", ranks=ranks)
 
-    cost = cost_of_pass(sharded(1), model)
+    cost = cost_of_pass(sharded(1), model, gpu=True)
     most = WARN * found.card.memory
     tried = (2**n for n in range(1, 7) if 2**n > config.learner.ranks)
     return next((n for n in tried if sum(parts(sharded(n), cost).values()) < most), None)

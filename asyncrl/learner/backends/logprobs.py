@@ -1,35 +1,65 @@
 """The logprob of each sampled token, and the entropy, without holding all logits in memory.
 
-The logits of a chunk of tokens are computed, used and discarded; the backward pass computes them again. Peak memory is
-a chunk of logits plus the gradient of the output weights, whatever the number of tokens.
+    forward    a chunk of tokens at a time, over the whole vocabulary: log softmax, of which a few numbers a token stay
+    backward   the logits again, of a slice of a large vocabulary at a time: the slice's rows of the head's gradient
+               are then complete, and no float32 copy of the whole head is added up for each chunk
+
+Peak memory is a chunk or a slice of logits plus the gradient of the output weights, whatever the number of tokens. With
+float32 weights under bfloat16 states the head's gradient is never rounded to bfloat16.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 CHUNK_LOGITS = 1 << 20
-"""Approximate number of logits in memory at once; with a small vocabulary they fit a core's cache."""
+"""Approximate number of logits in memory at once where the vocabulary is small: they fit a core's cache."""
 CHUNK_TOKENS = 512
 """Least number of tokens in a chunk: fewer would waste the matrix product."""
+SLICED = 1 << 14
+"""Of a larger vocabulary chunks are as large as a GPU's memory allows, and the backward pass takes slices."""
+LARGE_CHUNK_LOGITS = 1 << 27
+"""512 MiB in float32."""
+SLICE = 1 << 12
+SLICE_LOGITS = 1 << 26
+
+
+def chunk_of(vocabulary: int) -> int:
+    """Tokens of a chunk.
+
+    >>> chunk_of(1 << 13), chunk_of(151936)
+    (512, 768)
+    """
+    if vocabulary <= SLICED:
+        return max(CHUNK_TOKENS, CHUNK_LOGITS // vocabulary)
+    return max(CHUNK_TOKENS, LARGE_CHUNK_LOGITS // vocabulary // 128 * 128)
 
 
 def selected_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden @ weight.T / temperature) at `targets`, and that distribution's entropy.
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    *,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(hidden @ weight.T / temperature) at `targets`, and that distribution's entropy if asked.
 
-    hidden [N, H], weight [V, H], targets [N] int64 -> logprobs [N], entropy [N], both at least float32, in nats.
-    Exact (1e-6 in float32) in values and gradients; no second derivative. `chunk`: tokens per chunk.
+    hidden [N, H], weight [V, H], targets [N] int64 -> logprobs [N], entropy [N], both at least float32, in nats. The
+    product is of the dtype of `hidden`. Exact (1e-6 in float32) in values and gradients; no second derivative.
+    `chunk`: tokens per chunk.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}, expected above 0: greedy samples have no logprob to train on")
-    chunk = chunk or max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
-    logprobs, entropy = _Selected.apply(hidden, weight.to(hidden.dtype), targets, temperature, chunk)  # type: ignore[no-untyped-call]
-    return logprobs, entropy
+    found: tuple[Tensor, Tensor | None] = _Selected.apply(
+        hidden, weight, targets, temperature, chunk or chunk_of(weight.shape[0]), entropy
+    )  # type: ignore[no-untyped-call]
+    return found
 
 
 def sum_of_squared_probabilities(
@@ -39,55 +69,108 @@ def sum_of_squared_probabilities(
 
     The probability that two draws agree; without gradient.
     """
-    chunk = chunk or max(CHUNK_TOKENS, CHUNK_LOGITS // weight.shape[0])
+    chunk = chunk or chunk_of(weight.shape[0])
     exact = torch.promote_types(hidden.dtype, torch.float32)
     with torch.no_grad():
         cast = weight.to(hidden.dtype)
         parts = torch.split(hidden, chunk)
-        return torch.cat([(2 * _log_softmax(h, cast, temperature, exact)).exp().sum(1) for h in parts])
+        return torch.cat([(2 * _log_softmax(h, cast, temperature, exact)).exp_().sum(1) for h in parts])
 
 
 class _Selected(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = hidden.new_empty(len(hidden), dtype=exact)
-        entropy = torch.empty_like(logprobs)
-        for at in range(0, len(hidden), chunk):
-            part = slice(at, at + chunk)
-            log_p = _log_softmax(hidden[part], weight, temperature, exact)
+        norms = torch.empty_like(logprobs)
+        entropy = torch.empty_like(logprobs) if wanted else None
+        cast = weight.to(hidden.dtype)
+        for part in _slices(len(hidden), chunk):
+            logits = _logits(hidden[part], cast, temperature, exact)
+            at_target = logits.gather(1, targets[part, None])
+            log_p = torch.log_softmax(logits, dim=-1)
+            del logits
             torch.gather(log_p, 1, targets[part, None], out=logprobs[part, None])
-            entropy[part] = -(log_p.exp() * log_p).sum(1)
-        ctx.save_for_backward(hidden, weight, targets, entropy)
+            norms[part] = (at_target - logprobs[part, None])[:, 0]
+            if entropy is not None:
+                entropy[part] = -log_p.exp().mul_(log_p).sum(1)
+            del log_p
+        ctx.save_for_backward(hidden, weight, targets, norms, *([] if entropy is None else [entropy]))
         ctx.temperature, ctx.chunk, ctx.exact = temperature, chunk, exact
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, entropy = ctx.saved_tensors
-        grad_hidden = torch.zeros_like(hidden)
+        hidden, weight, *_ = ctx.saved_tensors
+        if grad_logprobs is None and grad_entropy is None:
+            return (None,) * 6
+        sliced = weight.shape[0] > SLICED
+        columns = SLICE if sliced else weight.shape[0]
+        chunk = max(ctx.chunk, SLICE_LOGITS // SLICE) if sliced else ctx.chunk
+        # The products of several slices add up in float32.
+        grad_hidden = torch.zeros_like(hidden, dtype=ctx.exact if sliced else hidden.dtype)
         # Under adapters the head is frozen, and its gradient, as large as the head, is not computed.
-        grad_weight = torch.zeros_like(weight, dtype=ctx.exact) if ctx.needs_input_grad[1] else None
-        for at in range(0, len(hidden), ctx.chunk):
-            part = slice(at, at + ctx.chunk)
-            log_p = _log_softmax(hidden[part], weight, ctx.temperature, ctx.exact)
-            p = log_p.exp()
-            grad_logits = torch.zeros_like(p)
-            if grad_entropy is not None:
-                grad_logits -= p * (log_p + entropy[part, None]) * grad_entropy[part, None]
-            if grad_logprobs is not None:
-                g = grad_logprobs[part, None]
-                grad_logits -= p * g
-                grad_logits.scatter_add_(1, targets[part, None], g)
-            grad_logits = (grad_logits / ctx.temperature).to(hidden.dtype)
-            torch.mm(grad_logits, weight, out=grad_hidden[part])
+        grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for rows in _slices(weight.shape[0], columns):
+            of_head = weight[rows].to(hidden.dtype)
+            found: Tensor | None = None
+            for part in _slices(len(hidden), chunk):
+                grad_logits = _grad_logits(ctx, of_head, part, rows.start, grad_logprobs, grad_entropy)
+                if sliced:
+                    grad_hidden[part] += grad_logits @ of_head
+                else:
+                    torch.mm(grad_logits, of_head, out=grad_hidden[part])
+                if grad_weight is not None:
+                    product = grad_logits.t() @ hidden[part]
+                    found = product.to(ctx.exact) if found is None else found.add_(product)
             if grad_weight is not None:
-                grad_weight += grad_logits.t() @ hidden[part]
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+                grad_weight[rows] = 0.0 if found is None else found
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+
+
+def _grad_logits(
+    ctx: Any, weight: Tensor, part: slice, first: int, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
+) -> Tensor:
+    """The gradient of the logits of `part` for the rows of the head from `first` on, in the dtype of the states."""
+    hidden, _, targets, norms, *entropy = ctx.saved_tensors
+    logits = hidden[part] @ weight.t()
+    if ctx.temperature != 1.0:
+        logits = logits.to(ctx.exact).div_(ctx.temperature)
+    log_p = logits - norms[part, None]  # of the dtype of the norms
+    del logits
+    if grad_entropy is None:
+        assert grad_logprobs is not None
+        grad = log_p.exp_().mul_(-grad_logprobs[part, None])
+    else:
+        p = log_p.exp()
+        grad = log_p.add_(entropy[0][part, None]).mul_(-grad_entropy[part, None])
+        if grad_logprobs is not None:
+            grad.sub_(grad_logprobs[part, None])
+        grad.mul_(p)
+    if grad_logprobs is not None:
+        column = targets[part] - first
+        here = (column >= 0) & (column < len(weight))
+        grad.scatter_add_(
+            1, torch.where(here, column, 0)[:, None], torch.where(here, grad_logprobs[part], 0.0)[:, None]
+        )
+    if ctx.temperature != 1.0:
+        grad.div_(ctx.temperature)
+    rounded: Tensor = grad.to(hidden.dtype)
+    return rounded
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
-    return torch.log_softmax((hidden @ weight.t()).to(exact) / temperature, dim=-1)
+    return torch.log_softmax(_logits(hidden, weight, temperature, exact), dim=-1)
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
+    """A new tensor, which the caller may change."""
+    logits = (hidden @ weight.t()).to(exact)
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    return (slice(at, min(at + size, count)) for at in range(0, count, size))

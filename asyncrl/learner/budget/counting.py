@@ -21,6 +21,10 @@ EXPERTS = torch.ops.aten._grouped_mm.default
 """The matrix product of a mixture of experts: each row of the one with the matrix of its expert."""
 
 
+VARLEN = "_varlen_attn"
+VARLEN_BACKWARD = "_varlen_attn_backward"
+
+
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of tensors that were made within and are alive, and floating-point operations of matrix products and
     attention; elementwise operations are not counted."""
@@ -35,6 +39,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = _made(func, args, kwargs or {})
         self.flops += _flops(func, args, kwargs or {}, made)
+        self.peak = max(self.peak, self.live + workspace(func, args))
         for tensor in tree_iter(made):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage())
@@ -66,6 +71,8 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _flops(func: Any, args: Any, kwargs: Any, made: Any) -> float:
     packet = func._overloadpacket
+    if packet.__name__ in (VARLEN, VARLEN_BACKWARD):
+        return _varlen_flops(packet.__name__ == VARLEN_BACKWARD, args)
     if func is EXPERTS:  # each row meets one expert, whichever of the two has the rows
         left, right = args[:2]
         return float(2 * math.prod(left.shape[-2:]) * right.shape[-1])
@@ -76,6 +83,24 @@ def _flops(func: Any, args: Any, kwargs: Any, made: Any) -> float:
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=made))
     return 0.0
+
+
+def workspace(func: Any, args: Any) -> int:
+    """Bytes that a kernel takes while it runs and that are no tensor here: flash attention's backward pass sums the
+    query's gradient in float32, and has the keys' and values' for each head of the query before it adds them up."""
+    if func._overloadpacket.__name__ != VARLEN_BACKWARD:
+        return 0
+    _, query, key, value = args[:4]
+    tokens, heads, d = query.shape
+    shared = 0 if key.shape[1] == heads else (len(key) + len(value)) * heads * d * query.element_size()
+    return int(tokens * heads * (d + 1) * 4 + shared)
+
+
+def _varlen_flops(backward: bool, args: Any) -> float:
+    query, own_ends, seen_ends = (args[1], args[6], args[7]) if backward else (args[0], args[3], args[4])
+    own, seen = own_ends.diff().double(), seen_ends.diff().double()
+    pairs = float((own * (seen - own) + own * (own + 1) / 2).sum())
+    return float((BACKWARD_ATTENTION if backward else 1.0) * 4 * query.shape[1] * query.shape[2] * pairs)
 
 
 def causal_flops(query: Tensor, key: Tensor) -> float:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from asyncrl.config import Config
+from asyncrl.learner.backends.hf.row_attention import in_one_call, varlen
 from asyncrl.learner.backends.hf.scorer import Scorer, adamw, layers
 from asyncrl.learner.backends.protocol import Packed, Want
 from asyncrl.learner.budget.counting import Counter
@@ -39,10 +40,12 @@ class Pass:
     """Forward and backward: matrix products and attention, those that checkpointing and the head repeat included."""
 
 
-def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None = None) -> Pass:
-    """`tokens`: other than `learner.tokens_per_micro_batch`."""
+def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None = None, gpu: bool = False) -> Pass:
+    """`tokens`: other than `learner.tokens_per_micro_batch`. `gpu`: with the attention that a GPU computes."""
     part = fullest(config, tokens or config.learner.tokens_per_micro_batch)
     scorer = fake_scorer(config, model)
+    if gpu and config.model.dtype == "bfloat16" and varlen() is not None:
+        scorer.attention = in_one_call
     parameters = list(scorer.parameters())
     optimizer = adamw(scorer, config)
     for parameter in parameters:  # from the second micro-batch on, all gradients exist while activations do
@@ -81,15 +84,17 @@ def fullest(config: Config, tokens: int) -> Packed:
     lengths = [row] * max(1, tokens // row)
     if (left := tokens - sum(lengths)) > 1:
         lengths.append(left)
-    wants: frozenset[Want] = frozenset(("logprobs", "hidden") if config.learner.critic == "shared" else ("logprobs",))
+    wants: frozenset[Want] = frozenset(("logprobs", "entropy"))
+    if config.learner.critic == "shared":
+        wants |= {"hidden"}
     mask = torch.cat([torch.arange(n) > 0 for n in lengths])
     # No token equals another, so that no prefix is computed once for several rows.
     return Packed(torch.arange(sum(lengths)), mask, tuple(lengths), wants)
 
 
 def fake_scorer(config: Config, model: PretrainedConfig) -> Scorer:
-    """The scorer as the backend builds it, on fake tensors of the CPU. `torch` computes bfloat16 by autocast over
-    float32 weights, `fsdp2` gathers the layers in bfloat16."""
+    """The scorer as the backend builds it, on fake tensors of the CPU. In bfloat16 `torch` casts the float32
+    weights of each layer, `fsdp2` gathers them."""
     half = config.model.dtype == "bfloat16"
     sharded = config.learner.backend != "torch"
     with torch.device("meta"):
@@ -97,7 +102,7 @@ def fake_scorer(config: Config, model: PretrainedConfig) -> Scorer:
     scorer = Scorer(
         built,
         temperature=config.actors.temperature,
-        autocast=half and not sharded,
+        compute=torch.bfloat16 if half and not sharded else torch.float32,
         activation_checkpointing=config.learner.activation_checkpointing,
     )
     if half and sharded:

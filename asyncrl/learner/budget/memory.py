@@ -57,7 +57,7 @@ def memory_of_learner(config: Config, model: PretrainedConfig) -> LearnerMemory:
             f"learner.backend is {config.learner.backend}: memory is computed for {' and '.join(BUDGETED)}. Set "
             "launch.memory_check off."
         )
-    cost = cost_of_pass(config, model)
+    cost = cost_of_pass(config, model, gpu=True)
     return LearnerMemory(parts(config, cost), cost.tokens, cost.flops)
 
 

@@ -50,7 +50,7 @@ def score(
     reference: bool = False,
     wants: frozenset[Want] = frozenset(("logprobs",)),
 ) -> Scores:
-    """Scores of the whole batch on the CPU, without gradient and without hidden states.
+    """Scores of the whole batch on the CPU, without gradient, hidden states and entropy.
 
     They are computed in the same micro-batches as the passes with gradient, so that both agree bit for bit.
     """
@@ -59,7 +59,7 @@ def score(
     squares = [s.sum_pi_sq for s in scores if s.sum_pi_sq is not None]
     return Scores(
         on_tokens(batch, parts, [s.logprobs for s in scores]),
-        on_tokens(batch, parts, [s.entropy for s in scores]),
+        torch.zeros(len(batch.token_ids)),
         sum_pi_sq=on_tokens(batch, parts, squares) if squares else None,
     )
 

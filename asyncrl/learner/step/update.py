@@ -154,5 +154,7 @@ class Update:
         return of_values
 
     def _packed(self) -> list[Packed]:
-        wants: frozenset[Want] = frozenset(("logprobs",) if self._shared_critic is None else ("logprobs", "hidden"))
+        wants: frozenset[Want] = frozenset(("logprobs", "entropy"))  # the entropy of every update is recorded
+        if self._shared_critic is not None:
+            wants |= {"hidden"}
         return [self._step.batch.take(row_ids).packed(wants) for row_ids in self._plan.parts]

@@ -86,7 +86,7 @@ def test_the_verdict_names_the_gpu_its_processes_and_what_to_change() -> None:
     assert found.share > REFUSE
     said = " ".join(details(asked, found))
     for words in (
-        "learner and actor-0 does not fit", "learner.activation_checkpointing true needs",
+        "learner and actor-0 does not fit", "learner.activation_checkpointing full needs",
         "lower learner.tokens_per_micro_batch (1024)", "give the engine GPUs of its own", "TFLOP",
     ):  # fmt: skip
         assert words in said

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoConfig,
     PretrainedConfig,
@@ -16,7 +17,10 @@ from transformers import (
 )
 
 from asyncrl.config import Config
+from asyncrl.learner.backends.hf.row_attention import in_one_call, layout_of
 from asyncrl.learner.backends.hf.torch import TorchBackend
+from asyncrl.learner.backends.shared_prefixes import Segment
+from asyncrl.learner.budget.counting import Counter
 from asyncrl.learner.budget.fake_pass import cost_of_pass, fullest
 from asyncrl.model import QUICKSTART
 from tests.learner.budget.allocator import peak_of
@@ -121,3 +125,35 @@ def test_the_arithmetic_is_that_of_a_count_by_hand() -> None:
     again = 2 * 28 * (layer - hidden * inner) * tokens + 28 * rows * heads * 2 * 2 * d * length * (length + 1) / 2
     assert checkpointed.flops == pytest.approx(linear + attention + again, rel=0.02)
     assert checkpointed.activations < 0.25 * found.activations
+
+
+def test_attention_in_one_call_is_counted_as_its_kernel_takes_memory() -> None:
+    """Nothing but result, log-sum-exp and random state outlives the call; the backward pass needs more for a while."""
+    segments = (Segment(0, 40, 0), Segment(40, 24, 10))
+    seen = torch.cat([torch.arange(40), torch.arange(10), torch.arange(40, 64)])
+    heads, kv, d, tokens, keys = 4, 2, 16, 64, 74
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query, key, value = (
+            torch.empty(tokens, n, d, dtype=torch.bfloat16).requires_grad_() for n in (heads, kv, kv)
+        )  # fmt: skip
+    with Counter([query, key, value]) as counted:
+        out = in_one_call(query, key, value, layout_of(segments, seen))
+        forward, held = counted.flops, counted.live
+        out.backward(torch.empty_like(out))
+    result = tokens * heads * d * 2 + tokens * heads * 4 + 16
+    gathered = 2 * keys * kv * d * 2
+    assert held == pytest.approx(result + gathered, abs=256), "and the bounds of the rows"
+    pairs = 40 * 41 / 2 + 24 * 10 + 24 * 25 / 2
+    assert forward == 4 * heads * d * pairs
+    assert counted.flops == pytest.approx(3.5 * forward)
+    temporary = tokens * heads * (d + 1) * 4 + 2 * keys * heads * d * 2
+    gradients = tokens * heads * d * 2 + gathered
+    assert counted.peak >= held + out.nbytes + temporary
+    assert counted.peak <= held + out.nbytes + temporary + 2 * gradients + 256
+
+
+def test_on_a_gpu_the_pass_computes_the_same_and_holds_no_more() -> None:
+    asked = config(512, 2048, "bfloat16", backend="fsdp2")
+    rows, call = cost_of_pass(asked, OF_30M), cost_of_pass(asked, OF_30M, gpu=True)
+    assert call.flops == pytest.approx(rows.flops, rel=1e-6)
+    assert 0.8 * rows.activations < call.activations < rows.activations

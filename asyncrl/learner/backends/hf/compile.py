@@ -1,8 +1,8 @@
 """torch.compile of a decoder's layers: elementwise operations (norms, rotation, activation) become few kernels.
 
 The layers are compiled once with gradient and once without, for any number of tokens. If they would recompile
-repeatedly, the learner ends with an error instead of falling back silently. Attention is not compiled: it is a loop
-over rows.
+repeatedly, the learner ends with an error instead of falling back silently. Attention is not compiled: it is a kernel
+of its own, or a loop over rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from transformers import AttentionInterface
 
 from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.hf.compute_dtype import Cast
 from asyncrl.learner.backends.hf.scorer import Scorer, layers
 from asyncrl.learner.backends.hf.varlen_attention import NAME, packed
 from asyncrl.learner.backends.protocol import Packed
@@ -35,7 +36,10 @@ def compile_layers(scorer: Scorer) -> None:
     inductor.compile_threads = 1  # worker processes would have to be ended with this one
     AttentionInterface.register(NAME, torch.compiler.disable(packed))  # type: ignore[no-untyped-call]
     for layer in layers(scorer.model):
-        layer.compile(dynamic=True)
+        if isinstance(layer.forward, Cast):
+            layer.forward.compile()  # the weights are cast outside what is compiled
+        else:
+            layer.compile(dynamic=True)
     probe = Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,))
     try:
         with torch.no_grad():

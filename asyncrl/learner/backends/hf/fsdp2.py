@@ -149,7 +149,7 @@ class Fsdp2Backend(TorchBackend):
             self._reference.load_state_dict(state["reference"])
 
     def _build(self, config: Config, model: PreTrainedModel | None) -> Scorer:
-        scorer = scorer_of(config, model, autocast=False)
+        scorer = scorer_of(config, model)
         check(scorer, config)
         offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
         options: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,11 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.learner.backends.checkpointing import Checkpointing, options
+from asyncrl.learner.backends.hf.compute_dtype import ComputeDtype, compute_in
 from asyncrl.learner.backends.hf.lora import Adapters
+from asyncrl.learner.backends.hf.row_attention import Kernel, ends_of, layout_of
 from asyncrl.learner.backends.hf.varlen_attention import NAME as PACKED_ATTENTION
-from asyncrl.learner.backends.hf.varlen_attention import Layout
 from asyncrl.learner.backends.logprobs import selected_logprobs, sum_of_squared_probabilities
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.shared_prefixes import share_prefixes
@@ -20,7 +22,7 @@ from asyncrl.model import load_model
 
 
 class Scorer(nn.Module):
-    """Its forward pass is all that a backend computes, so that sharding and autocast can wrap it as one module."""
+    """Its forward pass is all that a backend computes, so that sharding can wrap it as one module."""
 
     def __init__(
         self,
@@ -28,64 +30,81 @@ class Scorer(nn.Module):
         *,
         temperature: float,
         adapters: Adapters | None = None,
-        autocast: bool = False,
-        activation_checkpointing: bool = False,
+        compute: torch.dtype = torch.float32,
+        activation_checkpointing: Checkpointing = "none",
     ) -> None:
-        """Takes over `model`, with the `adapters` in it. `autocast`: matrix products in bfloat16, including the head's,
-        as engines compute them; what is stored stays float32."""
+        """Takes over `model`, with the `adapters` in it. `compute`: the dtype of layers and head, up to the logits, as
+        engines compute them; what is stored stays float32."""
         super().__init__()
         model.set_attn_implementation(PACKED_ATTENTION)
         # With dropout the proximal logprobs would be those of another policy than the one that samples.
         self.model: PreTrainedModel = model.float().eval()
         self.adapters = adapters
-        self._temperature, self.autocast = temperature, autocast
-        if activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._temperature, self.compute = temperature, ComputeDtype(compute)
+        if compute != torch.float32:
+            compute_in(model, layers(model), self.compute)
+        self.attention: Kernel | None = None
+        """None: the one that suits the device (row_attention.py)"""
+        if activation_checkpointing != "none":
+            model.gradient_checkpointing_enable(options(activation_checkpointing))
             for layer in layers(model):
                 # Only the layer's own flag: transformers checkpoints only layers in training mode; dropout stays off.
                 layer.training = True
 
     def forward(self, part: Packed) -> Scores:
-        """Scores on the device of the weights."""
+        """Scores on the device of the weights, from which nothing is read here: the host never waits for it."""
         device = self.model.get_input_embeddings().weight.device
-        plan = share_prefixes(part.token_ids.cpu(), part.lengths)
-        token_ids = part.token_ids.to(device)
-        wanted = part.mask.to(device).nonzero()[:, 0]
-        positions = torch.cat([torch.arange(n) for n in part.lengths])[plan.computed].to(device)
-        computed, where = plan.computed.to(device), plan.where.to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.autocast):
-            # Neither a mask nor a cache: with them transformers would silently let rows attend to each other.
-            hidden = self.model.base_model(
-                input_ids=token_ids[computed][None],
-                position_ids=positions[None],
-                use_cache=False,
-                layout=Layout(plan.segments, None if plan.seen is None else plan.seen.to(device)),
-            ).last_hidden_state[0]
+        token_ids, mask = part.token_ids.cpu(), part.mask.cpu()
+        plan = share_prefixes(token_ids, part.lengths)
+        sampled = mask.nonzero()[:, 0]
+        positions = torch.cat([torch.arange(n) for n in part.lengths])[plan.computed]
+        ends = ends_of(plan.segments)
+        computed, positions, wanted, before, targets, ends, *seen = _moved(
+            device,
+            [token_ids[plan.computed], positions, sampled, plan.where[sampled - 1], token_ids[sampled], ends]
+            + ([] if plan.seen is None else [plan.seen]),
+        )
+        layout = layout_of(plan.segments, seen[0] if seen else None, ends=ends, kernel=self.attention)
+        # Neither a mask nor a cache: with them transformers would silently let rows attend to each other.
+        hidden = self.model.base_model(
+            input_ids=computed[None], position_ids=positions[None], use_cache=False, layout=layout
+        ).last_hidden_state[0]
         weight = self.model.get_output_embeddings().weight
-        predicting = hidden.index_select(0, where[wanted - 1])
-        of_head = predicting.bfloat16() if self.autocast else predicting  # the last norm's output is float32
+        predicting = hidden.index_select(0, before)
 
         def on_tokens(x: Tensor) -> Tensor:
             return torch.zeros(len(token_ids), device=device).index_put((wanted,), x)
 
         logprobs = entropy = torch.zeros(len(token_ids), device=device)
         if "logprobs" in part.wants:
-            selected = selected_logprobs(of_head, weight, token_ids[wanted], self._temperature)
-            logprobs, entropy = map(on_tokens, selected)
+            selected, of_each = selected_logprobs(
+                predicting, weight, targets, self._temperature, entropy="entropy" in part.wants
+            )
+            logprobs = on_tokens(selected)
+            entropy = entropy if of_each is None else on_tokens(of_each)
         squares = None
         if "sum_pi_sq" in part.wants:
-            squares = on_tokens(sum_of_squared_probabilities(of_head, weight, self._temperature))
+            squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature))
         return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares)
 
 
-def scorer_of(config: Config, model: PreTrainedModel | None, *, autocast: bool) -> Scorer:
+def _moved(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Integers of the CPU on `device`, by one copy."""
+    if device.type == "cpu":
+        return list(tensors)
+    joined = torch.cat([x.flatten() for x in tensors]).to(device)
+    parts = torch.split(joined, [x.numel() for x in tensors])
+    return [x.view(like.shape) for x, like in zip(parts, tensors, strict=True)]
+
+
+def scorer_of(config: Config, model: PreTrainedModel | None, *, compute: torch.dtype = torch.float32) -> Scorer:
     """A scorer of `model`, or of the one in `config.model`, on the CPU in float32, with adapters if configured."""
     model = model or load_model(config.model, torch.float32)
     return Scorer(
         model,
         temperature=config.actors.temperature,
         adapters=Adapters(model.float(), config) if config.learner.lora.r else None,
-        autocast=autocast,
+        compute=compute,
         activation_checkpointing=config.learner.activation_checkpointing,
     )
 
@@ -103,10 +122,10 @@ def check(scorer: Scorer, config: Config) -> None:
     (biased or scaled logits, recurrent layers, its own cache) shows here, not as a run that learns nothing. Raises
     ConfigError."""
     model = scorer.model
-    autocast, scorer.autocast = scorer.autocast, False
+    dtype, scorer.compute.dtype = scorer.compute.dtype, torch.float32
     worst = differs(model, scorer, config.actors.temperature)
     model.set_attn_implementation(PACKED_ATTENTION)
-    scorer.autocast = autocast
+    scorer.compute.dtype = dtype
     if not worst < 1e-2:
         raise ConfigError(
             f"model.path is {config.model.path!r}, a {type(model).__name__}: its packed rows differ from its own "

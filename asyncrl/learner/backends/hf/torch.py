@@ -1,7 +1,7 @@
 """One process, plain torch: float32 master weights, packed rows, AdamW.
 
-With `model.dtype: bfloat16` matrix products run in bfloat16 (autocast) and weights are published in it; what the
-optimizer updates stays float32.
+With `model.dtype: bfloat16` layers and head compute in bfloat16 (compute_dtype.py) and weights are published in it;
+gradients and what the optimizer updates stay float32.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class TorchBackend:
         return {name: state[name] for name, p in self._model.named_parameters() if p.requires_grad}
 
     def _build(self, config: Config, model: PreTrainedModel | None) -> Scorer:
-        scorer = scorer_of(config, model, autocast=self._dtype == torch.bfloat16)
+        scorer = scorer_of(config, model, compute=self._dtype)
         check(scorer, config)
         scorer.to(self.device)
         if config.learner.compile:

@@ -202,9 +202,7 @@ class MegatronBackend:
     def _build(self, source: PreTrainedModel) -> Decoder:
         checkpointing = self._config.learner.activation_checkpointing
         with self._on_device():
-            decoder = build(
-                source.config, self._layout, self._options, self._groups, self._dtype, checkpointing=checkpointing
-            )
+            decoder = build(source.config, self._layout, self._options, self._groups, self._dtype, checkpointing)
         decoder.to(self.device)
         return decoder
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncrl.learner.backends.logprobs import CHUNK_LOGITS, CHUNK_TOKENS
+from asyncrl.learner.backends.logprobs import chunk_of
 
 
 def parallel_logprobs(
@@ -53,7 +53,7 @@ class _Parallel(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         # The same on all ranks, whatever part of the vocabulary each has.
-        chunk = max(CHUNK_TOKENS, CHUNK_LOGITS // vocabulary)
+        chunk = chunk_of(vocabulary)
         logprobs = hidden.new_empty(len(hidden), dtype=exact)
         entropy, squares, log_z = (torch.empty_like(logprobs) for _ in range(3))
         for at in range(0, len(hidden), chunk):
@@ -90,7 +90,9 @@ class _Parallel(torch.autograd.Function):
             grad_logits = -p * (log_p + entropy[part, None]) * grad_entropy[part, None] - p * g
             here, column = _here(targets[part], ctx.first, weight.shape[0])
             grad_logits.scatter_add_(1, column[:, None], torch.where(here[:, None], g, 0.0))
-            grad_logits = (grad_logits / ctx.temperature).to(hidden.dtype)
+            if ctx.temperature != 1.0:
+                grad_logits.div_(ctx.temperature)
+            grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[part] = grad_logits @ weight
             grad_weight += grad_logits.t() @ hidden[part]
         dist.all_reduce(grad_hidden, group=ctx.group)
@@ -98,7 +100,8 @@ class _Parallel(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
-    return (hidden @ weight.t()).to(exact) / temperature
+    logits = (hidden @ weight.t()).to(exact)
+    return logits if temperature == 1.0 else logits / temperature
 
 
 def _here(targets: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:

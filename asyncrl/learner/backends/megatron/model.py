@@ -6,7 +6,7 @@ Attention runs row by row in torch's own kernel, so a pack needs neither a mask 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,11 +23,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from asyncrl.errors import ConfigError
-from asyncrl.learner.backends.hf.varlen_attention import Layout as RowLayout
-from asyncrl.learner.backends.hf.varlen_attention import varlen_sdpa
+from asyncrl.learner.backends.checkpointing import Checkpointing, options
+from asyncrl.learner.backends.hf.row_attention import Layout as RowLayout
+from asyncrl.learner.backends.hf.row_attention import attend
 from asyncrl.learner.backends.megatron.groups import Groups, Options
 from asyncrl.learner.backends.megatron.names import EMBEDDING, HEAD, Layout, in_layer, placed
-from asyncrl.learner.backends.shared_prefixes import Segment
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 
@@ -89,8 +89,7 @@ def build(
     options: Options,
     groups: Groups,
     dtype: torch.dtype,
-    *,
-    checkpointing: bool,
+    checkpointing: Checkpointing,
 ) -> Decoder:
     """This rank's piece, with uninitialised weights. Collective."""
     stages = stages_of(hf.num_hidden_layers, options.pipeline_parallel)
@@ -133,7 +132,8 @@ def build(
         apply_rope_fusion=False,
     )
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    spec.module = CheckpointedLayer if checkpointing else TransformerLayer
+    layers = {"none": TransformerLayer, "selective": SelectiveLayer, "full": CheckpointedLayer}
+    spec.module = layers[checkpointing]
     parts = spec.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = Norm
     attention = parts.self_attention.submodules
@@ -173,6 +173,13 @@ def stages_of(layers: int, stages: int) -> list[list[str]]:
     return parts
 
 
+@dataclass
+class PackedRows(PackedSeqParams):  # type: ignore[misc]
+    """The rows of a pass as Megatron and as `RowAttention` take them."""
+
+    layout: RowLayout | None = None
+
+
 class Norm(nn.RMSNorm):
     """torch's norm with the mark that sequence parallelism needs, which Megatron's own wrapper refuses."""
 
@@ -185,12 +192,18 @@ class CheckpointedLayer(TransformerLayer):  # type: ignore[misc]
     """Computes its activations again in the backward pass. Megatron's own checkpointing saves the GPU's random state,
     and nothing here is random."""
 
+    recomputes: Checkpointing = "full"
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(super().forward, *args, **options(self.recomputes), **kwargs)
+
+
+class SelectiveLayer(CheckpointedLayer):
+    recomputes: Checkpointing = "selective"
 
 
 class RowAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention of each row of a pack: [T, heads, d] -> [T, heads * d]."""
+    """Causal attention of each row of a pack: [T, heads, d] -> [T, heads * d]. Reads nothing back from the device."""
 
     def __init__(self, config: TransformerConfig, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
         super().__init__(config)
@@ -203,11 +216,8 @@ class RowAttention(MegatronModule):  # type: ignore[misc]
         value: Tensor,
         attention_mask: Tensor | None,
         *,
-        packed_seq_params: PackedSeqParams,
+        packed_seq_params: PackedRows,
         **_: Any,
     ) -> Tensor:
-        starts = packed_seq_params.cu_seqlens_q.tolist()
-        segments = [Segment(a, b - a, 0) for a, b in pairwise(starts)]
-        q, k, v = (x.transpose(0, 1)[None] for x in (query, key, value))
-        mixed = varlen_sdpa(q, k, v, RowLayout(segments, None), scaling=self._scale)
-        return mixed[0].flatten(1)
+        assert packed_seq_params.layout is not None
+        return attend(query, key, value, packed_seq_params.layout, scale=self._scale).flatten(1)

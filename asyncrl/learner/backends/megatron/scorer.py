@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
+from asyncrl.learner.backends.hf.row_attention import ends_of, layout_of
 from asyncrl.learner.backends.megatron.logprobs import parallel_logprobs
-from asyncrl.learner.backends.megatron.model import Decoder
+from asyncrl.learner.backends.megatron.model import Decoder, PackedRows
 from asyncrl.learner.backends.megatron.names import Layout
 from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.backends.shared_prefixes import Segment
 
 
 class Scorer:
@@ -35,13 +36,16 @@ class Scorer:
         # Sequence parallelism splits the tokens evenly: a row of padding makes that possible.
         padding = -len(part.token_ids) % self._group.size() if self.decoder.config.sequence_parallel else 0
         lengths = (*part.lengths, padding) if padding else part.lengths
-        # On the CPU: Megatron's rotation and the attention read the numbers in every layer, and would wait for the GPU.
-        starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+        segments = [Segment(0, n, 0) for n in lengths]
+        ends = ends_of(segments)
+        layout = layout_of(segments, None, ends=ends.to(self.device))
+        # On the CPU: Megatron's rotation reads the numbers in every layer, and would wait for the GPU.
+        starts = ends[0].int()
         states: Tensor = self.run(
             F.pad(part.token_ids, (0, padding)).to(self.device)[None],
             torch.cat([torch.arange(n) for n in lengths]).to(self.device)[None],
             None,
-            packed_seq_params=PackedSeqParams("thd", starts, starts, None, None, max(lengths), max(lengths)),
+            packed_seq_params=PackedRows("thd", starts, starts, None, None, max(lengths), max(lengths), layout=layout),
         )
         return states
 
