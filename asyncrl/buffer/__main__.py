@@ -64,7 +64,7 @@ def main(path: Path) -> None:
 
     def report() -> None:
         nonlocal reported
-        failing = buffer.tickets.failures.exceeded
+        failing = buffer.tickets.failures.budget.exceeded
         if failing and not reported:
             log.error("%s", failing)
             reporter.event("failing", why=failing)
