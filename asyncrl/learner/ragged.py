@@ -58,7 +58,7 @@ def spread(per_row: Tensor, lengths: Tensor, total: int) -> Tensor:
 
 
 def segment_sum(x: Tensor, ids: Tensor, count: int) -> Tensor:
-    """Sum of `x[N]` over equal `ids[N]`, `[count]`. Floats are summed in float64: one by one, 64k float32 lose 3 digits."""
+    """Sum of `x[N]` over equal `ids[N]`, `[count]`. Floats are summed in float64: 64k in float32 lose 3 digits."""
     wide = x.double() if x.is_floating_point() else x
     return torch.zeros(count, dtype=wide.dtype, device=x.device).index_add(0, ids, wide).to(x.dtype)
 
