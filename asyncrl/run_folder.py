@@ -142,6 +142,11 @@ class RunFolder:
         return checkpoint
 
     @property
+    def spans(self) -> Path:
+        """One JSON object per line (tracking/spans.py)."""
+        return self.path / "spans.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

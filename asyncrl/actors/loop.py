@@ -104,6 +104,7 @@ class Actor:
     async def _take_weights(self) -> None:
         while True:
             if not self._evaluates() and await self._updates.look(self._evaluates):
+                self._reporter.span("load", self._updates.load_s, self._engine.held_version[1])
                 log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
                 self.tickets.changed.set()
                 self._status.report()

@@ -54,6 +54,7 @@ def main(path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     reporter = Reporter(run.address("launcher"), "buffer")
+    service.outbox.on_commit = lambda seconds: reporter.span("commit", seconds)
     settle()
     keep_freed_memory()
     reporter.ready()
@@ -64,7 +65,7 @@ def main(path: Path) -> None:
 
     def report() -> None:
         nonlocal reported
-        failing = buffer.tickets.failures.exceeded
+        failing = buffer.tickets.failures.budget.exceeded
         if failing and not reported:
             log.error("%s", failing)
             reporter.event("failing", why=failing)

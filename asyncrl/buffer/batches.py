@@ -161,8 +161,8 @@ class Batches:
             return BatchAnswer("ended", f"all {rules.steps} training steps are done")
         if self._tickets.filtering.starved:
             return BatchAnswer("ended", self._tickets.filtering.starved)
-        if self._tickets.failing:
-            return BatchAnswer("ended", self._tickets.failing, failed=True)
+        if self._tickets.failures.verdict:
+            return BatchAnswer("ended", self._tickets.failures.verdict, failed=True)
         return None
 
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:

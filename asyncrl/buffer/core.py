@@ -23,6 +23,7 @@ from asyncrl.buffer.batches import BatchAnswer, Batches
 from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalSets
+from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.payloads import PayloadLost
@@ -87,7 +88,7 @@ class Buffer:
 
     def tick(self, now: float) -> None:
         """Ends the leases that were not renewed in time, and judges the attempts that failed."""
-        self.tickets.all_fail.look(now)
+        self.tickets.failures.all_fail.look(now)
         for lease in self.leases.expired(now):
             self._release(lease, "lapsed")
 
@@ -110,7 +111,7 @@ class Buffer:
         if self.batches.not_begun:
             return [], f"{self.batches.not_begun}, and the learner has not started on it"
         if self.evals.is_open:
-            failing = self.tickets.failing
+            failing = self.tickets.failures.verdict
             return ([], failing) if failing else self.evals.issue(now, actor, held, credits)
         return self.tickets.issue(now, actor, held, credits)
 
@@ -154,7 +155,7 @@ class Buffer:
             outcome = self.evals.receive(trajectory, digest)
         else:
             outcome = self.tickets.receive(trajectory, digest, record)
-        self.tickets.all_fail.succeeded()
+        self.tickets.failures.all_fail.succeeded()
         return outcome
 
     def fail(
@@ -169,7 +170,7 @@ class Buffer:
         else:
             ended = self.tickets.fail(id, attempt, reason, detail)
         if ended:
-            self.tickets.all_fail.failed(cause, detail)
+            self.tickets.failures.all_fail.failed(cause, detail)
 
     def release(self, actor: str, leases: Sequence[Lease], prefixes: Mapping[int, Row] | None = None) -> None:
         """The actor gives tickets back. `prefixes`: what some of their attempts have sampled, by place in `leases`.
@@ -177,7 +178,7 @@ class Buffer:
         Raises Refused, and releases none, for a prefix that nobody can have sampled and for a ticket of another actor.
         """
         for prefix in (prefixes or {}).values():
-            self.tickets.validity.check_prefix(prefix)
+            self.tickets.validity.check_newest(int(prefix.versions.max()), "a prefix")
         for id, attempt in leases:
             self.tickets.validity.check_actor(id, attempt, actor, "release")
         for place, lease in enumerate(leases):
@@ -251,7 +252,8 @@ class Buffer:
             raise
         self._checkpointed = snapshot.key
         self.database.set(COVERED, str(snapshot.covered))
-        self.ledger.history.checkpoint(batch, version, str(path), self._retention.keep_checkpoints)
+        checkpoint = (self.ledger.history.branch, batch, version, str(path))
+        checkpoints.record(self.ledger.db, checkpoint, self._retention.keep_checkpoints)
         self._retention.mark()
         self._sweep_due = True
         self.commit(now)
@@ -296,7 +298,7 @@ class Buffer:
                     self.tickets.release(lease, "revoked")
 
     def evaluation(self, label: str) -> EvalReply:
-        reply, failing = self.evals.reply(label), self.tickets.failing
+        reply, failing = self.evals.reply(label), self.tickets.failures.verdict
         return replace(reply, why=failing, failed=True) if failing and not reply.done else reply
 
     # Any process

@@ -34,7 +34,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/wrong_actor": buffer.tickets.validity.refused["wrong_actor"],
         "buffer/old_tokens": buffer.tickets.validity.refused["old_tokens"],
         "buffer/env_failures": counts.get("env_failures", 0),
-        "buffer/env_failing": buffer.tickets.failures.share,
+        "buffer/env_failing": buffer.tickets.failures.budget.share,
         "buffer/reissued": buffer.tickets.queue.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),

@@ -7,6 +7,7 @@ is removed once nothing in it is needed. Payloads of skipped batches stay; the o
 
 from __future__ import annotations
 
+from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.snapshot import NEEDED
@@ -40,7 +41,7 @@ class Retention:
         """Marks the payloads that no resume needs any more. `sweep` removes the files after the commit."""
         if self._rules.keep_all:
             return
-        oldest = self._ledger.history.oldest_checkpoint()
+        oldest = checkpoints.oldest(self._ledger.db)
         self._db.write(
             f"UPDATE groups SET payload = 0 WHERE payload = 1 AND ended_batch <= ? AND "
             f"(reason IS NULL OR reason NOT IN {_SKIPPED})",

@@ -48,13 +48,12 @@ def verdict(group: Group, version: int, max_staleness: int, over_age: OverAge, m
         return "ahead"
     if staleness(group, version) <= max_staleness:
         return "eligible"
-    if over_age == "mask":
-        kept = group.policy_tokens(since=version - max_staleness)
-        if group.complete and kept and kept >= mask_min_kept * group.policy_tokens():
-            return "eligible"
-        if not group.complete:
-            return "eligible"  # judged when it is complete: the missing tokens will be fresh
-    return "over_age"
+    if over_age != "mask":
+        return "over_age"
+    if not group.complete:
+        return "eligible"  # judged when it is complete: the missing tokens will be fresh
+    kept = group.policy_tokens(since=version - max_staleness)
+    return "eligible" if kept and kept >= mask_min_kept * group.policy_tokens() else "over_age"
 
 
 def last_version(group: Group, min_versions: Sequence[int], max_staleness: int) -> float:

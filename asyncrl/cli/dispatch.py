@@ -11,7 +11,7 @@ from asyncrl.cli import system
 from asyncrl.cli.beginning import doctor, init, try_
 from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
-from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, why
+from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, trace, why
 from asyncrl.errors import AsyncRLError, ConfigError, described
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "audit": audit,
     "replay": replay,
     "report": report,
+    "trace": trace,
     "actors": actors,
     "envs": envs,
     "rewards": rewards,

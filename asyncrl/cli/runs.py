@@ -103,6 +103,25 @@ def replay(words: list[str]) -> int:
     return run_replay(RunFolder.existing(options.run), from_step=options.from_step, to_step=options.to_step)
 
 
+def trace(words: list[str]) -> int:
+    """Writes a trace of a run's last steps for Perfetto: who did what when, and which episode was used where."""
+
+    @dataclass(frozen=True)
+    class Trace:
+        run: Annotated[tyro.conf.Positional[Path], Arg(help="A run folder; the run may be live.", metavar="RUN")]
+        steps: Annotated[int, Arg(help="Number of training steps.", metavar="N")] = 50
+        to_step: Annotated[int | None, Arg(help="End with this training step; default: the last.", metavar="K")] = None
+        out: Annotated[Path | None, Arg(help="File to write; default: RUN/trace.json.gz.", metavar="FILE")] = None
+
+    options = tyro.cli(Trace, args=words, prog="asyncrl trace", description=trace.__doc__)
+    if options.steps < 1:
+        raise ConfigError(f"--steps is {options.steps}, expected at least 1.")
+    from asyncrl.run_folder import RunFolder
+    from asyncrl.trace.command import trace as write_trace
+
+    return write_trace(RunFolder.existing(options.run), steps=options.steps, to_step=options.to_step, out=options.out)
+
+
 def dashboard(words: list[str]) -> int:
     """Opens the local dashboard (trackio) of a run, or creates the workspace at wandb."""
 

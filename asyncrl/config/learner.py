@@ -127,6 +127,8 @@ class LearnerConfig(Section):
     kl_unbiased: Literal["off", "proximal", "behaviour"] = "off"
     """In the loss, multiply the KL of a token by the ratio of the current policy to this one, with gradient: the KL
     under the current policy, from tokens that another one sampled (DeepSeek-V3.2)."""
+    kl_limit: Literal["estimate", "weighted"] = "estimate"
+    """What `kl_options.limit` bounds under `kl_unbiased`: the estimate, or the estimate times the ratio (slime)."""
     kl_controller: str = "fixed"
     """What sets that weight from step to step: fixed, adaptive (steers the KL to a target) or an import path."""
     kl_controller_options: dict[str, Any] = Field(default_factory=dict)

@@ -36,7 +36,7 @@ _BRANCH: Mapping[str, str] = {
     "tokens_per_micro_batch lr warmup_steps schedule weight_decay betas max_grad_norm advantage advantage_options "
     "advantage_by_env loss loss_options corrections proximal aggregation aggregation_options entropy_coef shaping "
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
-    "kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
+    "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
 }
 _FREE: Mapping[str, str] = {
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
@@ -48,7 +48,7 @@ _FREE: Mapping[str, str] = {
     "gpu_memory",
     "weights": "every kv drain channel full_every fanout",
     "eval": "tasks samples greedy success",
-    "tracking": "sinks project wandb_mode system_s",
+    "tracking": "sinks project wandb_mode system_s trace_every",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
     "memory_check seed",
     "ray": "address cpus resources environment",

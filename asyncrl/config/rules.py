@@ -153,6 +153,11 @@ def _kl(c: Tree) -> list[str]:
             f"learner.kl_unbiased is {learner.kl_unbiased} with learner.kl_in reward: a reward has no gradient that "
             "could be unbiased; use learner.kl_in loss, or off."
         )
+    if learner.kl_limit == "weighted" and learner.kl_unbiased == "off":
+        problems.append(
+            "learner.kl_limit is weighted while learner.kl_unbiased is off: the KL has no weight then; set "
+            "kl_unbiased, or leave kl_limit at estimate."
+        )
     return problems
 
 

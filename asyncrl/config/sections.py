@@ -217,6 +217,8 @@ class TrackingConfig(Section):
     """offline: the records stay in the run folder and can be sent later with `wandb sync`."""
     system_s: float = Field(2.0, gt=0)
     """Seconds between samples of CPU and memory per process."""
+    trace_every: int = Field(0, ge=0)
+    """Of which training steps `asyncrl trace` can show what each process did: one in so many; 0: the last 50."""
 
 
 class RayConfig(Section):

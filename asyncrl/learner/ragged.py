@@ -52,13 +52,15 @@ def row_of_token(lengths: Tensor, total: int) -> Tensor:
 
 
 def spread(per_row: Tensor, lengths: Tensor, total: int) -> Tensor:
-    """A value of each row `[B]` on every token of it `[T]`."""
-    return torch.repeat_interleave(per_row, lengths, output_size=total)
+    """A value of each row `[B]` on every token of it `[T]`. Its gradient, a sum over the row, is summed in float64."""
+    wide = per_row.double() if per_row.requires_grad else per_row
+    return torch.repeat_interleave(wide, lengths, output_size=total).to(per_row.dtype)
 
 
 def segment_sum(x: Tensor, ids: Tensor, count: int) -> Tensor:
-    """Sum of `x[N]` over equal `ids[N]`, `[count]`."""
-    return torch.zeros(count, dtype=x.dtype, device=x.device).index_add(0, ids, x)
+    """Sum of `x[N]` over equal `ids[N]`, `[count]`. Floats are summed in float64: 64k in float32 lose 3 digits."""
+    wide = x.double() if x.is_floating_point() else x
+    return torch.zeros(count, dtype=wide.dtype, device=x.device).index_add(0, ids, wide).to(x.dtype)
 
 
 def row_sum(x: Tensor, lengths: Tensor) -> Tensor:

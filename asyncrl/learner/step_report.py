@@ -29,6 +29,7 @@ class StepReport:
 
     def step(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
         """Reports the step on batch `b`, whose outcome the session counts already."""
+        self._spans(b, result)
         if result.outcome == "guard":
             self._guard(b, result.why)
             return
@@ -46,6 +47,14 @@ class StepReport:
         if why := self._no_signal.note(reply.trajectories):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
+
+    def _spans(self, b: int, result: StepResult) -> None:
+        """Reports when the step on batch `b` was computed, and each part of it."""
+        reporter, phases = self._session.reporter, result.record.phases
+        ago = time.time() - time.perf_counter()
+        for phase in phases:
+            reporter.span(phase.name, phase.end - phase.begin, b, phase.end + ago)
+        reporter.span("step", result.compute_s, b, phases[0].begin + result.compute_s + ago)
 
     def _guard(self, b: int, why: str) -> None:
         """Counts batch `b`, whose update was refused."""

@@ -25,6 +25,7 @@ from asyncrl.sockets import Listener
 from asyncrl.tracking import messages
 from asyncrl.tracking.report.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink, jsonl
+from asyncrl.tracking.spans import SpanLog
 from asyncrl.tracking.state import GREEDY, SAMPLED, Event, Record, RunState
 from asyncrl.tracking.terminal.live import Terminal
 from asyncrl.tracking.terminal.view import Waiting
@@ -66,6 +67,7 @@ class Collector:
         self._usage = Usage()
         self._usage_at = 0.0
         self._jsonl: Sink | None = jsonl.JsonLines(run)
+        self._spans = SpanLog(run.spans, config.tracking.trace_every)
         self._unwritten = 0
         self._listener = Listener(zmq.PULL, run.address("launcher"), MAX_BYTES, {zmq.RCVHWM: 100_000})
         self._socket = self._listener.socket
@@ -171,6 +173,7 @@ class Collector:
         summary = self.summary() if summary is None else summary
         self._closed = True
         self._listener.close()
+        self._spans.close()
         if self._jsonl is not None:
             self._jsonl.close(summary)
             self._jsonl = None
@@ -210,6 +213,8 @@ class Collector:
         except (KeyError, TypeError, ValueError) as error:
             self._refuse(error)
             return
+        if message["kind"] == "spans":
+            self._write(lambda _: self._spans.append(message["role"], message["spans"], self.state.step))
         if event is None:
             return
         self._events.append(event)
@@ -241,7 +246,8 @@ class Collector:
             self._terminal.event(event)
 
     def _write(self, call: Callable[[Sink], None]) -> None:
-        """Write to metrics.jsonl or events.jsonl. Lines that a full disk refuses are missing there; the run goes on."""
+        """Write to metrics.jsonl, events.jsonl or spans.jsonl. Lines that a full disk refuses are missing there; the
+        run goes on."""
         if self._jsonl is None:
             return
         try:

@@ -7,13 +7,15 @@ from typing import Any
 
 from asyncrl.wire import Frame, WireError, unpack
 
-KINDS = ("ready", "metrics", "waiting", "event")
+KINDS = ("ready", "metrics", "waiting", "event", "spans")
 MAX_NAME = 128
 MAX_VALUES = 4096
 MAX_CAUSES = 256
 MAX_FIELDS = 64
+MAX_SPANS = 1024
 MAX_EVENT_BYTES = 64 << 10
 """Of a report with an event, which is written to a file as it is."""
+MAX_MARK = 2**48
 SECONDS = 2.0**33
 """Until the year 2242."""
 BOUNDS = {"t": SECONDS, "since": SECONDS, "waits": SECONDS, "pid": 2**31 - 1, "lost": 2**53, "unknown": 2**53}
@@ -38,6 +40,8 @@ def decode(frame: Frame, most_steps: int) -> dict[str, Any]:
         _text(report, "cause")
     if report["kind"] == "event":
         _event(report, len(frame))
+    if report["kind"] == "spans":
+        _spans(report.get("spans"))
     if report["kind"] == "metrics":
         _numbers(report, "values", MAX_VALUES, None)
         if report.get("step") is not None:
@@ -51,6 +55,20 @@ def _event(report: Mapping[str, Any], size: int) -> None:
         raise WireError(f"fields is not a mapping of at most {MAX_FIELDS} entries")
     if size > MAX_EVENT_BYTES:
         raise WireError(f"an event has {size} bytes, at most {MAX_EVENT_BYTES} are taken")
+
+
+def _spans(spans: Any) -> None:
+    if not isinstance(spans, list) or len(spans) > MAX_SPANS:
+        raise WireError(f"spans is not a list of at most {MAX_SPANS} spans")
+    for span in spans:
+        if not isinstance(span, list) or len(span) != 4:
+            raise WireError("a span is not a list of name, end, seconds and mark")
+        name, end, seconds, mark = span
+        _text({"name of a span": name}, "name of a span")
+        _number(end, "end of a span", SECONDS)
+        _number(seconds, "seconds of a span", SECONDS)
+        if mark is not None:
+            _count(mark, "mark of a span", MAX_MARK)
 
 
 def _text(report: Mapping[str, Any], name: str) -> None:

@@ -1,7 +1,7 @@
 """Reports what a role measures and waits for to the launcher, without ever waiting for it.
 
 A message is one msgpack map on a PUSH socket: {"role", "pid", "t": time.time(), "kind": "ready" | "metrics" | "waiting"
-| "event", ...}. If the launcher is away or slow, messages are dropped and counted.
+| "event" | "spans", ...}. If the launcher is away or slow, messages are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import zmq
 
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.tracking.series import find
+from asyncrl.tracking.spans import Span
 
 log = logging.getLogger(__name__)
 
 HIGH_WATER = 1000
 """Messages queued for a launcher that does not read; about 1 MB."""
+SPANS_AT_ONCE = 256
+SPANS_S = 1.0
+"""Spans are sent when there are so many, or the first is so old and another is reported."""
 
 
 class WaitClock:
@@ -73,6 +77,7 @@ class Reporter:
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._clock = WaitClock(time.time())
+        self._spans: list[Span] = []
         self._link: Link[zmq.Socket[bytes]] = Link(
             zmq.Context.instance(), zmq.PUSH, address, SNDHWM=HIGH_WATER, LINGER=500
         )
@@ -91,13 +96,34 @@ class Reporter:
             else:
                 listed[name] = float(value)
         self._send("metrics", {"values": listed, "step": step})
+        self._send_spans()
 
     def waiting(self, cause: str | None, on: str = "") -> None:
         """Report what this process waits for from now on (None: it works), and on whom; cheap if nothing changed."""
+        now = time.time()
         with self._lock:
-            changed = self._clock.wait(cause, time.time(), on)
+            before, since = self._clock.cause, self._clock.since
+            changed = self._clock.wait(cause, now, on)
         if changed:
             self._send("waiting", {})
+        if before is not None and before != cause:
+            self.span(f"wait: {before}", now - since, end=now)
+
+    def span(self, name: str, seconds: float, mark: int | None = None, end: float | None = None) -> None:
+        """Report that this process did `name` for `seconds` until `end` (time.time(); default: now), for `mark`: a
+        policy version or a batch. Spans are sent together, at most `SPANS_S` late while more are reported."""
+        span = Span(name, time.time() if end is None else end, max(seconds, 0.0), mark)
+        with self._lock:
+            self._spans.append(span)
+            due = len(self._spans) >= SPANS_AT_ONCE or span.end - self._spans[0].end >= SPANS_S
+        if due:
+            self._send_spans()
+
+    def _send_spans(self) -> None:
+        with self._lock:
+            spans, self._spans = self._spans, []
+        if spans:
+            self._send("spans", {"spans": spans})
 
     def event(self, kind: str, **fields: Any) -> None:
         """Report that something happened: published, checkpoint, eval, restart, guard, ended ..."""
@@ -105,6 +131,7 @@ class Reporter:
 
     def close(self) -> None:
         """Send what is queued, for at most half a second."""
+        self._send_spans()
         with self._lock:
             self._link.close()
 

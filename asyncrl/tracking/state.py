@@ -135,8 +135,10 @@ class RunState:
             return Event("waiting", role, t, {"cause": state.cause, "on": state.on})
         if kind == "event":
             return Event(str(message["event"]), role, t, dict(message["fields"]))
+        if kind == "spans":
+            return None
         if kind != "metrics":
-            raise ValueError(f"kind is {kind!r}: expected ready, metrics, waiting or event")
+            raise ValueError(f"kind is {kind!r}: expected ready, metrics, waiting, event or spans")
         step = message["step"]
         self._metrics(state, t, message["values"], None if step is None else int(step))
         return None if step is None else Event("step", role, t, {"step": int(step)})

@@ -108,6 +108,9 @@ class FakeReporter:
         self.causes: list[tuple[str | None, str]] = []
         self.sent: dict[str, float] = {}
 
+    def span(self, name: str, seconds: float, mark: int | None = None, end: float | None = None) -> None:
+        """A trace is no part of these tests."""
+
     def waiting(self, cause: str | None, on: str = "") -> None:
         if not self.causes or self.causes[-1] != (cause, on):
             self.causes.append((cause, on))

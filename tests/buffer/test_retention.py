@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.snapshot import restore
 from asyncrl.buffer.retention import ALMOST_FULL
 from asyncrl.buffer.rules import Refused
@@ -272,7 +273,7 @@ def test_checkpoints_that_no_learner_resumed_from_take_no_place(tmp_path: Path) 
     path = tmp_path / "checkpoint-3"
     path.mkdir()
     buffer.checkpointed(0, again, 3, 3, path)
-    assert buffer.ledger.history.oldest_checkpoint() == 2
+    assert checkpoints.oldest(buffer.ledger.db) == 2
 
 
 def test_a_group_that_was_trained_on_and_lost_by_the_disk_ends_as_trained(tmp_path: Path) -> None:

@@ -164,6 +164,9 @@ class FakeReporter:
     def metrics(self, values: Mapping[str, float], *, step: int | None = None) -> None:
         self.steps.append((step, dict(values)))
 
+    def span(self, name: str, seconds: float, mark: int | None = None, end: float | None = None) -> None:
+        """A trace is no part of these tests."""
+
     def waiting(self, cause: str | None, on: str = "") -> None:
         self.causes.append(cause)
 

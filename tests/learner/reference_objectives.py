@@ -50,7 +50,8 @@ def correction(batch: Batch, proximal, behaviour, name, **o):
                 keep[i] = all(o["low"] <= math.exp(bound(y)) <= o["high"] for y in lw)
                 weights[i] = float(keep[i])
             elif name == "kl_reject":
-                est = [{"k1": -y, "k2": y * y / 2, "k3": math.exp(bound(y)) - 1 - y}[o["kind"]] for y in lw]
+                sign = -1 if o.get("direction", "behaviour") == "behaviour" else 1
+                est = [{"k1": sign * y, "k2": y * y / 2, "k3": math.exp(bound(y)) - 1 - y}[o["kind"]] for y in lw]
                 stat = {"token": est[tokens.index(i)], "seq_sum": sum(est), "seq_mean": mean(est), "seq_max": max(est)}
                 keep[i] = o["low"] <= stat[o["level"]] <= o["high"]
                 weights[i] = float(keep[i])
@@ -89,10 +90,8 @@ def m2po_cap(batch, behaviour, current, advantages, tau):
     inside = [i for i in x if (advantages[i] > 0 and x[i] > 0) or (advantages[i] < 0 and x[i] < 0)]
     c = math.inf
     if inside and mean([x[i] ** 2 for i in inside]) > tau:
-        low, high = 0.0, max(abs(x[i]) for i in inside)
-        for _ in range(200):  # bisection
-            c = (low + high) / 2
-            low, high = (c, high) if mean([min(abs(x[i]), c) ** 2 for i in inside]) <= tau else (low, c)
+        candidates = [0.0, *(abs(x[i]) for i in inside)]
+        c = max(c for c in candidates if mean([min(abs(x[i]), c) ** 2 for i in inside]) <= tau)
     down, up = 1 - max(0.3, 1 - math.exp(-c)), 1 + max(0.5, math.exp(c) - 1)
     return [m and not (i in inside and not down <= math.exp(bound(x[i])) <= up) for i, m in enumerate(batch.mask)]
 

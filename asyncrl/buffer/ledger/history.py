@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from asyncrl.buffer.client.messages import Outcome
+from asyncrl.buffer.ledger.checkpoints import release_after
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.records import Batch, Incarnation, one, read_incarnations, read_line
 
@@ -70,14 +71,11 @@ class History:
         return sum(1 for _ in takewhile(lambda incarnation: incarnation.holds == b, died))
 
     def start(self, next_batch: int, version: int, settings: str) -> Incarnation:
-        """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released, so
-        that they do not replace others."""
-        self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (next_batch,))
+        """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released."""
+        release_after(self._db, next_batch)
         new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version, settings=settings)
-        self._db.write(
-            "INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?)",
-            (new.incarnation, new.branch, next_batch, version, next_batch, version, settings),
-        )
+        values = (new.incarnation, new.branch, next_batch, version, next_batch, version, settings)
+        self._db.write("INSERT INTO incarnations VALUES (?, ?, ?, ?, ?, ?, NULL, 0, ?)", values)
         self.incarnations.append(new)
         return new
 
@@ -136,35 +134,11 @@ class History:
             if incarnation.holds is not None and incarnation.holds >= b:
                 incarnation.holds = None  # this number names another batch now, which is not suspected
         self._db.write("UPDATE incarnations SET holds = NULL WHERE holds >= ?", (b,))
-        self._db.write("UPDATE checkpoints SET released = 1 WHERE batch > ?", (b,))
+        release_after(self._db, b)
         self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (self.branch + 1, self.branch, b, version, why))
         self.branch += 1
         self.published = None
         return released
-
-    def checkpoint(self, batch: int, version: int, path: str, keep: int) -> None:
-        """Records a checkpoint; only the latest `keep` are kept for resuming."""
-        recorded = "SELECT 1 FROM checkpoints WHERE path = ? AND batch = ? AND released = 0"
-        if not list(self._db.read(recorded, (path, batch))):
-            new = (self.branch, batch, version, path, self._db.wall_clock())
-            self._db.write("INSERT INTO checkpoints(branch, batch, version, path, at) VALUES (?, ?, ?, ?, ?)", new)
-        self._db.write(
-            "UPDATE checkpoints SET released = 1 WHERE released = 0 AND serial NOT IN "
-            "(SELECT serial FROM checkpoints WHERE released = 0 ORDER BY batch DESC, serial DESC LIMIT ?)",
-            (keep,),
-        )
-
-    def oldest_checkpoint(self) -> int:
-        """The earliest batch number from which a learner may have to resume.
-
-        A checkpoint is announced before it gets its final name, which may never happen. With a single one, the learner
-        may therefore resume from where it started, at first from the initial weights.
-        """
-        kept = [batch for (batch,) in self._db.read("SELECT batch FROM checkpoints WHERE released = 0")]
-        if len(kept) < 2:
-            started = self._db.read("SELECT start_batch FROM incarnations ORDER BY incarnation DESC LIMIT 1")
-            kept += [batch for (batch,) in started]
-        return min(kept, default=0)
 
     def _current(self) -> Incarnation:
         if self.current is None:

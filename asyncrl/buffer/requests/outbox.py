@@ -42,6 +42,8 @@ class Outbox:
         self.urgent = False
         """The next `flush` commits."""
         self.commit_seconds = 0.0
+        self.on_commit: Callable[[float], None] = lambda seconds: None
+        """Gets the seconds of every commit that changed the ledger."""
         self._since = 0.0
         self._rested_at = 0.0
         self._recorded: OrderedDict[bytes, tuple[int, list[Frame]]] = OrderedDict()
@@ -96,6 +98,8 @@ class Outbox:
         took = self._clock() - began
         self._rested_at = began + took / _COMMITTING
         self.commit_seconds += took
+        if dirty:
+            self.on_commit(took)
         replies, self.replies, self.urgent = self.replies, [], False
         for peer, frames in replies:
             self._send(peer, frames)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from asyncrl.buffer.rules import Rules
 from asyncrl.user_errors import Cause
 
 ATTEMPTS = 20
@@ -100,3 +101,18 @@ class AllFail:
             f"the first {self._failed} episodes all failed in the same way{lasting}: {detail[:1200]}. Correct it and "
             "continue with --resume; env.on_failures warn goes on all the same."
         )
+
+
+class Failures:
+    """Judges failed attempts in both ways, as `env.on_failures` says."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.budget = FailureBudget(rules.max_failures, rules.failure_window)
+        self.all_fail = AllFail()
+
+    @property
+    def verdict(self) -> str:
+        """Why the run ends: all episodes fail, or too many under `env.on_failures: stop`. Empty while it does not."""
+        all_fail = self.all_fail.verdict if self._rules.stop_if_all_fail else ""
+        return (self.budget.exceeded if self._rules.stop_on_failures else "") or all_fail

@@ -75,12 +75,9 @@ class IssueQueue:
 
     def _is_issuable(self, key: TicketKey) -> bool:
         group = self._ledger.live.get(key[0])
-        return (
-            group is not None
-            and group.state == "in_flight"
-            and group.stored[key[1]] is None
-            and self._leases.get(*key) is None
-        )
+        if group is None or group.state != "in_flight":
+            return False
+        return group.stored[key[1]] is None and self._leases.get(*key) is None
 
     def _was_issued(self, key: TicketKey) -> bool:
         return self._ledger.live[key[0]].attempts[key[1]] > 0

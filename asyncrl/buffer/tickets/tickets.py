@@ -16,7 +16,7 @@ from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
 from asyncrl.buffer.tasks.drawing import Draw, TaskDraws
 from asyncrl.buffer.tasks.sources import ticket_seed
-from asyncrl.buffer.tickets.failures import AllFail, FailureBudget
+from asyncrl.buffer.tickets.failures import Failures
 from asyncrl.buffer.tickets.filtering import Filtering
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases, TicketKey
 from asyncrl.buffer.tickets.prefixes import Prefixes
@@ -37,8 +37,7 @@ class Tickets:
         self.validity = Validity(ledger, leases)
         self.prefixes = Prefixes(ledger.db)
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
-        self.failures = FailureBudget(rules.max_failures, rules.failure_window)
-        self.all_fail = AllFail()
+        self.failures = Failures(rules)
         self.filtering = Filtering(ledger, rules)
         self._missing_since: dict[int, float] = {}
         """When the learner began to wait for a group, by number."""
@@ -96,7 +95,7 @@ class Tickets:
     def _why_no_group(self) -> str:
         """Empty when a new group may be issued."""
         rules, ledger, history = self._rules, self._ledger, self._ledger.history
-        if ended := self.filtering.starved or self.failing:
+        if ended := self.filtering.starved or self.failures.verdict:
             return ended
         in_flight, unused = ledger.account.count("in_flight"), ledger.account.count("waiting")
         if rules.max_uses > 1:
@@ -113,12 +112,6 @@ class Tickets:
         if ledger.db.payloads.disk_bytes >= rules.max_disk_bytes:
             return f"disk: the payloads reach buffer.max_disk_gb = {rules.max_disk_bytes / 1e9:g}"
         return ""
-
-    @property
-    def failing(self) -> str:
-        """Why the run ends, if it does: all episodes fail, or too many under `env.on_failures: stop`."""
-        all_fail = self.all_fail.verdict if self._rules.stop_if_all_fail else ""
-        return (self.failures.exceeded if self._rules.stop_on_failures else "") or all_fail
 
     def reserved(self) -> int:
         """Trajectories that count against the capacity: those of groups in flight, and of groups that may still be used
@@ -169,7 +162,7 @@ class Tickets:
         lease = self._leases.remove(id.group, id.index)
         if lease is not None and lease.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
-        self.failures.note("")
+        self.failures.budget.note("")
         location = self._ledger.db.payloads.append(record)
         self.prefixes.received(trajectory)
         self._ledger.record_trajectory(group, id.index, Received.of(trajectory, versions, digest, location))
@@ -221,7 +214,7 @@ class Tickets:
         if lease is None or (lease.id, lease.attempt) != (id, attempt):
             return False  # the lease lapsed before, or this is a repeat
         self._end(lease, "failed", f"{reason}: {detail}"[:2000])
-        self.failures.note(f"{reason}: {detail}")
+        self.failures.budget.note(f"{reason}: {detail}")
         self.prefixes.end((id.group, id.index), "failed")
         group = self._ledger.live[id.group]
         if group.failures[id.index] > self._rules.env_retries:

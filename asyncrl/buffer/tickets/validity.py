@@ -12,7 +12,7 @@ from asyncrl.buffer.ledger.group import Group, VersionCounts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.tickets.leases import Leases
-from asyncrl.trajectory import Row, TicketId, Trajectory
+from asyncrl.trajectory import TicketId, Trajectory
 
 
 class Validity:
@@ -50,22 +50,18 @@ class Validity:
     def check_versions(self, trajectory: Trajectory, versions: VersionCounts) -> None:
         """Refuses tokens that are newer than the learner, or older than the weights that the attempt had to hold."""
         id, oldest = trajectory.id, versions[0][0]
-        self._check_newest(versions[-1][0], f"ticket {id}")
+        self.check_newest(versions[-1][0], f"ticket {id}")
         leased = self._leased(id, trajectory.attempt)
         if leased is not None and oldest < leased[1]:
             self.refused["old_tokens"] += 1
             raise Refused(
                 "old_tokens",
                 f"ticket {id} has a token of version {oldest}; attempt {trajectory.attempt} at it was leased to "
-                f"{leased[0]} for tokens of version {leased[1]} or later: an actor takes over the version in "
-                "`min_version` of its ticket before it samples",
+                f"{leased[0]} for tokens of version {leased[1]} or later: load `min_version` before sampling",
             )
 
-    def check_prefix(self, prefix: Row) -> None:
-        """Refuses a prefix that nobody can have sampled by now."""
-        self._check_newest(int(prefix.versions.max()), "a prefix")
-
-    def _check_newest(self, newest: int, what: str) -> None:
+    def check_newest(self, newest: int, what: str) -> None:
+        """Refuses tokens that nobody can have sampled by now."""
         reached = self._ledger.history.recorded_version
         if newest > reached + 1:
             why = f"{what} has a token of version {newest}; the learner has reached {reached}"

@@ -30,18 +30,26 @@ def kl_reject(
     low: float | None = None,
     high: float | None = None,
     variant: Literal["kl", "ratio"] = "kl",
+    direction: Literal["behaviour", "proximal"] = "behaviour",
 ) -> Correction:
     """Keep where low <= estimate of KL(behaviour || proximal) <= high, per token or per row (its sum, mean or largest).
 
     k1 = -log w, k2 = (log w)² / 2, k3 = w - 1 - log w. verl (rollout rejection), AReaL (`kl_k1` to `kl_k3`).
+    `direction: proximal`: k1 = log w, as in AReaL, so that its bounds change sides; k2 and k3 are the same in both.
     `variant: ratio`, for k1: the bounds are of the ratio behaviour / proximal, so compared as logarithms, and one
     `high` u alone means [1/u, u]; that is verl's reading of its "0.5_2".
     """
     if low is None and high is None:
         raise ValueError("kl_reject: neither low nor high is set. Set at least one.")
     log_w = inputs.log_weights()
-    estimate = {"k1": -log_w, "k2": 0.5 * log_w.square(), "k3": clamped_exp(log_w) - 1 - log_w}[kind]
+    estimate = {
+        "k1": -log_w if direction == "behaviour" else log_w,
+        "k2": 0.5 * log_w.square(),
+        "k3": clamped_exp(log_w) - 1 - log_w,
+    }[kind]
     if variant == "ratio":
+        if direction == "proximal":
+            raise ValueError("kl_reject: variant 'ratio' is of behaviour / proximal: leave `direction` at behaviour.")
         low, high = _log_bounds(kind, low, high)
     if level != "token":
         per_row = _per_row(estimate, inputs, level)
@@ -95,8 +103,9 @@ def m2po(
 
     With x = current - behaviour, the tokens in question are those whose update moves further away: A > 0 with x > 0,
     A < 0 with x < 0. `paper` (Algorithm 1): drop their largest x² until the mean of the rest is at most tau. `cap`
-    (the authors' code): the c at which the mean of min(|x|, c)² is tau gives one clip range for the ratio, [e^-c, e^c],
-    never tighter than [1 - min_clip_low, 1 + min_clip_high]; tokens beyond it are dropped, as PPO's clip would.
+    (the authors' code): the largest |x| of a token, c, for which the mean of min(|x|, c)² is at most tau gives one clip
+    range for the ratio, [e^-c, e^c], never tighter than [1 - min_clip_low, 1 + min_clip_high]; tokens beyond it are
+    dropped, as PPO's clip would.
     `all` (AReaL): x = behaviour - proximal of every policy token; drop the largest until the mean is below tau, keep
     one. Use a loss without a clip of its own for `paper`. All look at the whole batch.
     """
@@ -117,7 +126,7 @@ def m2po(
         metrics = {"clip_low": clip_low, "clip_high": clip_high}
     else:
         # Means of the k smallest squares never fall as k grows: keep the longest prefix within the bound.
-        means = square.cumsum(0) / torch.arange(1, square.numel() + 1, device=square.device)
+        means = square.double().cumsum(0) / torch.arange(1, square.numel() + 1, device=square.device)
         kept = (means < tau) if variant == "all" else (means <= tau)
         if variant == "all" and kept.numel():
             kept[0] = True
@@ -136,16 +145,15 @@ def _log_bounds(kind: str, low: float | None, high: float | None) -> tuple[float
 
 
 def _second_moment_cap(ascending: Tensor, tau: float) -> Tensor:
-    """The c at which the mean of min(x², c²) over `ascending` x² is tau, a scalar; infinite if their mean is below."""
+    """The largest |x| among `ascending` x² at which the mean of min(x², c²) is at most tau, a scalar; infinite if their
+    mean is, 0 if already the smallest exceeds it."""
     n = ascending.numel()
-    if n == 0 or bool(ascending.mean() <= tau):
+    if n == 0 or bool(ascending.double().mean() <= tau):
         return ascending.new_full((), torch.inf)
-    index = torch.arange(n, device=ascending.device)
-    below = ascending.cumsum(0) - ascending
-    capped = (n * tau - below) / (n - index)
-    # With the first k squares below c² and the rest at it, c² = capped[k]; k is the first whose own square reaches it.
-    first = int((ascending >= capped).long().argmax())
-    return capped[first].clamp(min=0).sqrt()
+    wide = ascending.double()
+    capped = wide.cumsum(0) + wide * torch.arange(n - 1, -1, -1, device=wide.device)
+    within = int((capped <= n * tau).sum())  # capped never falls
+    return ascending[within - 1].sqrt() if within else ascending.new_zeros(())
 
 
 def _per_row(x: Tensor, inputs: CorrectionInputs, level: str) -> Tensor:

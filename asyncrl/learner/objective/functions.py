@@ -11,7 +11,7 @@ from asyncrl.learner.losses.aggregation import AggregationInputs
 from asyncrl.learner.losses.value import ValueInputs, value_loss
 from asyncrl.learner.objective.choice import Kind, chosen
 from asyncrl.learner.objective.estimators import Estimators
-from asyncrl.learner.objective.kl import KL
+from asyncrl.learner.objective.kl import KL, LIMITS
 from asyncrl.learner.objective.shaping import SHAPING, ShapingInputs
 
 
@@ -31,7 +31,13 @@ class Functions:
         self.aggregation = Kind(AGGREGATIONS, AggregationInputs).choose(
             learner.aggregation, aggregation_options, "learner.aggregation"
         )
-        self.kl = chosen(learner.kl, KL, learner.kl_options, "learner.kl", ("logprobs", "reference"))
+        kl_options = dict(learner.kl_options)
+        self.kl_limit: float | None = None
+        """Of the KL times its weight, under `learner.kl_limit: weighted`."""
+        if learner.kl_limit == "weighted":
+            self.kl_limit = kl_options.get("limit", LIMITS.get(learner.kl))
+            kl_options["limit"] = None
+        self.kl = chosen(learner.kl, KL, kl_options, "learner.kl", ("logprobs", "reference"))
         self.corrections = Kind(CORRECTIONS, CorrectionInputs).choose_all(
             learner.corrections or ({"name": "none"},), "learner.corrections"
         )

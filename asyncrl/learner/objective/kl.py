@@ -22,19 +22,19 @@ from torch import Tensor
 from asyncrl.learner.ragged import LOG_RATIO_LIMIT, clamped_exp, masked
 
 
-def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """x, `[T]`. verl, AReaL, slime, NeMo."""
-    return logprobs - reference.detach()
+def k1(logprobs: Tensor, reference: Tensor, *, limit: float | None = None) -> Tensor:
+    """x, `[T]`, clamped to ±`limit` if given. verl, AReaL, slime; NeMo at 10."""
+    return limited(logprobs - reference.detach(), limit)
 
 
-def abs_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """|x|, `[T]`. verl, SkyRL."""
-    return (logprobs - reference.detach()).abs()
+def abs_kl(logprobs: Tensor, reference: Tensor, *, limit: float | None = None) -> Tensor:
+    """|x|, `[T]`, at most `limit`. verl, SkyRL."""
+    return limited((logprobs - reference.detach()).abs(), limit)
 
 
-def k2(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """x² / 2, `[T]`. verl (`mse`), AReaL, NeMo."""
-    return 0.5 * (logprobs - reference.detach()).square()
+def k2(logprobs: Tensor, reference: Tensor, *, limit: float | None = None) -> Tensor:
+    """x² / 2, `[T]`, at most `limit`. verl (`mse`), AReaL; NeMo at 10."""
+    return limited(0.5 * (logprobs - reference.detach()).square(), limit)
 
 
 def k3(logprobs: Tensor, reference: Tensor, *, limit: float | None = 10.0) -> Tensor:
@@ -44,8 +44,12 @@ def k3(logprobs: Tensor, reference: Tensor, *, limit: float | None = 10.0) -> Te
     `low_var_kl`; None in TRL and slime's `k3`.
     """
     y = (reference.detach() - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    kl = y.exp() - y - 1
-    return kl if limit is None else kl.clamp(max=limit)
+    return limited(y.exp() - y - 1, limit)
+
+
+def limited(kl: Tensor, limit: float | None) -> Tensor:
+    """`kl[T]` clamped to ±`limit`, without gradient where the clamp acts; None: as it is."""
+    return kl if limit is None else kl.clamp(-limit, limit)
 
 
 def _straight_through(estimate: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -58,6 +62,8 @@ def _straight_through(estimate: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 KL: dict[str, Callable[..., Tensor]] = {"k1": k1, "abs": abs_kl, "k2": k2, "k3": k3}
+LIMITS: dict[str, float | None] = {"k3": 10.0, "k3+": 10.0}
+"""The default of `limit`, where it is not None."""
 KL |= {f"{name}+": _straight_through(estimate) for name, estimate in KL.items()}
 
 

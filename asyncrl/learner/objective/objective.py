@@ -22,7 +22,7 @@ from asyncrl.learner.losses.aggregation import AggregationInputs, denominator, u
 from asyncrl.learner.losses.value import ValueInputs
 from asyncrl.learner.objective.choice import Chosen, checked
 from asyncrl.learner.objective.functions import Functions
-from asyncrl.learner.objective.kl import penalise_rewards, unbiased
+from asyncrl.learner.objective.kl import limited, penalise_rewards, unbiased
 from asyncrl.learner.objective.rehearsal import made_up
 from asyncrl.learner.objective.shaping import resampled, shaped
 from asyncrl.learner.ragged import masked, spread
@@ -228,7 +228,8 @@ class Objective:
         kl: Tensor = self._functions.kl(current, reference.logprobs)
         if self._learner.kl_unbiased == "off":
             return kl
-        return unbiased(kl, current, proximal if self._learner.kl_unbiased == "proximal" else rows.behaviour)
+        sampled_under = proximal if self._learner.kl_unbiased == "proximal" else rows.behaviour
+        return limited(unbiased(kl, current, sampled_under), self._functions.kl_limit)
 
     def entropy_bonus(self, entropy: Tensor, rows: Batch, norm: Norm) -> Tensor:
         """The entropy's term of the loss, a scalar with gradient."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asyncrl.learner.advantages.estimator import Advantages
 from asyncrl.learner.batch import Batch
+
+
+class Phase(NamedTuple):
+    """A part of the step, by the clock of time.perf_counter()."""
+
+    name: str
+    begin: float
+    end: float
 
 
 @dataclass(slots=True)
@@ -49,6 +58,8 @@ class Record:
     shaped_reward: float | None = None
     """Mean over the episodes, after `learner.shaping`; None without any"""
     proximal_s: float = 0.0
+    phases: list[Phase] = field(default_factory=list)
+    """What was computed when, in order"""
 
     @property
     def has_gradient(self) -> bool:

@@ -27,8 +27,8 @@ _DIGITS = 6
 
 class JsonLines:
     def __init__(self, run: RunFolder, _: Config | None = None) -> None:
-        self._metrics = _Lines(run.metrics)
-        self._events = _Lines(run.path / "events.jsonl")
+        self._metrics = Lines(run.metrics)
+        self._events = Lines(run.path / "events.jsonl")
 
     def record(self, record: Record) -> None:
         """Append the record. Raises OSError if the disk refuses it; no part of the line is left then."""
@@ -44,7 +44,7 @@ class JsonLines:
         self._events.close()
 
 
-class _Lines:
+class Lines:
     """Appends whole lines; an unfinished line, left by a killed launcher or a full disk, is removed first."""
 
     def __init__(self, path: Path) -> None:

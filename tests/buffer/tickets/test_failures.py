@@ -46,11 +46,11 @@ def test_under_warn_it_goes_on_and_success_ends_it(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     incarnation = learner(buffer)
     fail_all(buffer, 8)
-    assert buffer.tickets.failures.exceeded
-    assert not buffer.tickets.failing
+    assert buffer.tickets.failures.budget.exceeded
+    assert not buffer.tickets.failures.verdict
     play(buffer, now=9000.0)
     step(buffer, incarnation, 0)
-    assert not buffer.tickets.failures.exceeded
+    assert not buffer.tickets.failures.budget.exceeded
 
 
 @pytest.mark.parametrize("reason", ["duplicate", "late"])
@@ -61,7 +61,7 @@ def test_a_repeat_is_no_second_attempt(tmp_path: Path, reason: str) -> None:
     put(buffer, trajectory(ticket))
     assert put(buffer, trajectory(ticket, reward=1.0 if reason == "duplicate" else 0.5)) == reason
     buffer.fail("actor-0", ticket.id, ticket.attempt, "env_error", "too late")
-    assert buffer.tickets.failures.share == 0.0
+    assert buffer.tickets.failures.budget.share == 0.0
 
 
 HERE, ELSEWHERE = Cause("KeyError at score.py:3"), Cause("KeyError at score.py:9")

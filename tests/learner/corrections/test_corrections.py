@@ -13,23 +13,30 @@ from asyncrl.learner.corrections import CORRECTIONS, Correction, CorrectionInput
 from tests.learner import reference_objectives as reference
 from tests.learner.flat_batches import FLATS, Flat, close, correction_inputs, shuffled, split, with_a_masked_token
 
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}),
-    ("tis", {"cap": 2.0}),
-    ("tis", {"cap": 1.5, "level": "sequence"}),
-    ("mis", {"low": 0.7, "high": 1.4}),
-    ("mis", {"low": 0.5, "high": 2.0, "level": "sequence"}),
-    ("mis", {"low": 0.5, "high": 2.0, "level": "sequence", "use_weight": False}),
-    ("mis", {"low": 0.9, "high": 1.1, "level": "geometric"}),
-    ("mis", {"low": 0.9, "high": 1.1, "level": "geometric", "weight": "token"}),
-    ("icepop", {"low": 0.5, "high": 5.0}),
-    ("clamp", {"low": 0.8, "high": 1.2}),
-    ("veto", {"low": 0.6, "high": 2.0}),
-] + [
-    ("kl_reject", {"kind": kind, "level": level, "low": -0.1, "high": 0.3})
-    for kind in ("k1", "k2", "k3")
-    for level in ("token", "seq_sum", "seq_mean", "seq_max")
-]
+CASES: list[tuple[str, dict[str, Any]]] = (
+    [
+        ("none", {}),
+        ("tis", {"cap": 2.0}),
+        ("tis", {"cap": 1.5, "level": "sequence"}),
+        ("mis", {"low": 0.7, "high": 1.4}),
+        ("mis", {"low": 0.5, "high": 2.0, "level": "sequence"}),
+        ("mis", {"low": 0.5, "high": 2.0, "level": "sequence", "use_weight": False}),
+        ("mis", {"low": 0.9, "high": 1.1, "level": "geometric"}),
+        ("mis", {"low": 0.9, "high": 1.1, "level": "geometric", "weight": "token"}),
+        ("icepop", {"low": 0.5, "high": 5.0}),
+        ("clamp", {"low": 0.8, "high": 1.2}),
+        ("veto", {"low": 0.6, "high": 2.0}),
+    ]
+    + [
+        ("kl_reject", {"kind": kind, "level": level, "low": -0.1, "high": 0.3})
+        for kind in ("k1", "k2", "k3")
+        for level in ("token", "seq_sum", "seq_mean", "seq_max")
+    ]
+    + [
+        ("kl_reject", {"kind": kind, "level": "token", "low": -0.1, "high": 0.3, "direction": "proximal"})
+        for kind in ("k1", "k2", "k3")
+    ]
+)
 
 
 def correct(name: str, flat: Flat, **options: Any) -> Correction:

@@ -197,6 +197,24 @@ def test_an_unbiased_kl_is_weighted(model: Path, under: str) -> None:
     assert record.loss - record.policy_loss == pytest.approx(0.5 * float(masked_mean(kl, batch.mask)), rel=1e-3)
 
 
+@pytest.mark.parametrize(("kl", "where"), [("k1", "weighted"), ("k2", "estimate"), ("k3", "weighted")])
+def test_the_limit_of_an_unbiased_kl_is_before_or_after_its_weight(model: Path, kl: str, where: str) -> None:
+    """NeMo clamps the estimate and then weights it, slime weights it and then clamps."""
+    limit = 1e-3
+    options = {"kl": kl, "kl_options": {"limit": limit}, "kl_limit": where, "kl_unbiased": "behaviour"}
+    trainer = a_trainer(model, **KL_IN_LOSS | options)
+    _, (_, second) = trained(trainer)
+    batch, record = a_batch(1), second.record
+    (reference,) = trainer.backend.logprobs([batch.packed()], reference=True)
+    weight = (record.current - batch.behaviour).clamp(-20, 20).exp()
+    estimate = KL[kl](record.current, reference.logprobs, limit=None)
+    if where == "weighted":
+        expected = (estimate * weight).clamp(-limit, limit)
+    else:
+        expected = estimate.clamp(-limit, limit) * weight
+    same(record.reference_kl, masked(expected, batch.mask))
+
+
 def test_the_adaptive_controller_steers_and_is_saved(model: Path, tmp_path: Path) -> None:
     adaptive: dict[str, Any] = {
         "kl_controller": "adaptive",
@@ -321,6 +339,7 @@ REFUSED = [
     ({"reference_every": 3}, r"learner.reference_every is 3, while learner.kl_coef is 0"),
     ({"kl_controller": "adaptive"}, r"learner.kl_controller is adaptive, while"),
     ({"kl_coef": 0.1, "kl_in": "reward", "kl_unbiased": "proximal"}, r"a reward has no gradient"),
+    ({"kl_coef": 0.1, "kl_limit": "weighted"}, r"learner.kl_limit is weighted while learner.kl_unbiased is off"),
     ({"advantage": "gdpo", "shaping": ({"name": "clip"},)}, r"reads the named rewards as they came"),
 ]
 
@@ -341,7 +360,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(learner: dict[str, A
         ({**GAE, "value_options": {"clip": -1.0}}, r"learner.value_options: value_loss: clip is -1"),
         ({**GAE, "value_options": {"klip": 0.2}}, r"learner.value_options.klip"),
         ({"kl_coef": 0.1, "kl_options": {"limit": "ten"}}, r"learner.kl_options.limit"),
-        ({"kl_coef": 0.1, "kl": "k1", "kl_options": {"limit": 10.0}}, r"learner.kl_options.limit: k1 has no such"),
+        ({"kl_coef": 0.1, "kl": "k1", "kl_options": {"cap": 10.0}}, r"learner.kl_options.cap: k1 has no such"),
         ({"advantage": "gdpo", "advantage_options": {"weights": "all"}}, r"learner.advantage_options.weights"),
         ({"advantage_options": {"values": 1}}, r"learner.advantage_options.values: is passed"),
     ],

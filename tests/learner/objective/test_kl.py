@@ -43,6 +43,13 @@ def test_k3_without_a_limit() -> None:
     assert float(KL["k3+"](torch.tensor([-6.0]), torch.tensor([-1.0]), limit=3.0)) == pytest.approx(3.0)
 
 
+def test_every_estimator_takes_a_limit_on_both_sides() -> None:
+    logprobs, reference = torch.tensor([-6.0, -1.0]), torch.tensor([-1.0, -6.0])
+    assert KL["k1"](logprobs, reference, limit=2.0).tolist() == [-2.0, 2.0]
+    for name in ("abs", "k2", "k3"):
+        assert KL[name](logprobs, reference, limit=2.0).tolist() == [2.0, 2.0]
+
+
 def test_unbiased_estimates_the_current_policys_kl() -> None:
     """Over all outcomes, weighted by the policy that sampled, r * k1 sums to KL(current || reference), and so does its
     gradient."""
