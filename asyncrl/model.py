@@ -46,6 +46,15 @@ def local_path(model: ModelConfig) -> Path | None:
     folder = Path(model.path).expanduser()
     if folder.is_dir():
         return folder
+    if "://" in model.path:
+        raise ConfigError(
+            f"model.path is {model.path!r}, a URL: expected the name on the hub ({_hub_name(model.path)}), or a folder."
+        )
+    if folder.is_file():
+        raise ConfigError(
+            f"model.path is {model.path!r}, a file: expected a Hugging Face folder, with config.json, a tokenizer and "
+            "safetensors (a GGUF file cannot be trained)."
+        )
     if folder.is_absolute() or model.path.startswith((".", "~")) or model.path.count("/") > 1:
         raise ConfigError(
             f"model.path is {model.path!r}, and there is no such folder: expected a Hugging Face folder (with "
@@ -95,6 +104,15 @@ def load_folder(folder: Path, dtype: torch.dtype | str, origin: str) -> PreTrain
             # safetensors maps the file: overwriting it would change the weights of a running process.
             tensor.data = tensor.data.clone()
     return loaded
+
+
+def _hub_name(url: str) -> str:
+    """The two parts of a hub name in its address.
+
+    >>> _hub_name("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main")
+    'Qwen/Qwen3-0.6B'
+    """
+    return "/".join(url.partition("://")[2].split("/")[1:3])
 
 
 def _first_line(error: BaseException) -> str:

@@ -187,9 +187,10 @@ def _load_module(where: str, name: str, field: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (where == error.name or where.startswith(error.name + ".")):
             raise  # the module exists; something that it imports does not
+        single = " with a single colon" if "::" in name else ""
         raise ValueError(
             f"{field}: {name!r}: no module named {error.name!r}. Install it, set PYTHONPATH, or write "
-            f"'path/to/file.py:Name'."
+            f"'path/to/file.py:Name'{single}."
         ) from None
 
 

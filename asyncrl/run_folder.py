@@ -59,7 +59,11 @@ class RunFolder:
         """Raises RunError when there is no run at `path`."""
         run = cls(path.absolute())
         if not (run.path / "run.json").is_file():
-            raise RunError(f"{path} holds no run (no run.json in it): give the folder that `asyncrl launch` printed.")
+            above = next((f for f in run.path.parents[:3] if (f / "run.json").is_file()), None)
+            remedy = "give the folder that `asyncrl launch` printed"
+            if (above := next((f for f in run.path.parents[:3] if (f / "run.json").is_file()), None)) is not None:
+                remedy = f"it is part of the run {above}, give that"
+            raise RunError(f"{path} holds no run (no run.json in it): {remedy}.")
         return run
 
     @contextlib.contextmanager

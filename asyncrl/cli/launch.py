@@ -69,9 +69,8 @@ def launch(words: list[str]) -> int:
         )
     sourced = origin.load(options.config, flags)
     stem = options.config.stem if options.config else "run"
-    checks: Literal["names", "all", "data"] = "all" if options.dry_run else "names" if options.print_ else "data"
-    prepared = api.prepare(sourced.config, origin, stem=stem, checks=checks)
     if options.dry_run:
+        prepared = api.prepare(sourced.config, origin, stem=stem, checks="all")
         from asyncrl.config.loading import show
         from asyncrl.launch.placement.report import planned
 
@@ -81,11 +80,12 @@ def launch(words: list[str]) -> int:
         print(*(f"# {line}" for line in planned(sourced.config, memory=options.memory, gpu=options.gpu)), sep="\n")
         return 0
     if options.print_:
+        api.prepare(sourced.config, origin, stem=stem, checks="names")
         from asyncrl.launch.manifests import PRINTERS
 
         print(PRINTERS[options.print_](sourced.config, sourced.config.launch.name or stem))
         return 0
-    outcome = api.launch(prepared)
+    outcome = api.check_and_launch(sourced.config, origin, stem=stem)
     if outcome.exit_code:
         print(f"asyncrl: {outcome.why}", file=sys.stderr)
     return outcome.exit_code

@@ -47,8 +47,21 @@ def parse(
         if word.startswith("-"):
             raise unknown_flag(word, command)
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} belongs to no flag: `asyncrl {command} {HELP_ALL}` lists them all.")
+        raise _no_flag(unknown[0], command)
     return parsed, given_flags(parsed) | keys
+
+
+def _no_flag(word: str, command: str) -> ConfigError:
+    from asyncrl.config.flags import unknown_flag
+    from asyncrl.config.loading import fields, mapping_above
+    from asyncrl.config.tree import Tree
+
+    key, equals, value = word.partition("=")
+    if equals:  # as Hydra and OmegaConf take them
+        flag = f"--{key.replace('_', '-')}"
+        known = any(path == key for path, _ in fields(Tree)) or mapping_above(key)
+        return ConfigError(f"{word!r} is not a flag: write {flag} {value}.") if known else unknown_flag(flag, command)
+    return ConfigError(f"{word!r} belongs to no flag: `asyncrl {command} {HELP_ALL}` lists them all.")
 
 
 def _with_config(words: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from asyncrl.config.other_systems import field_for, is_theirs
 from asyncrl.config.shipped import located
 from asyncrl.config.tree import Tree
 from asyncrl.errors import ConfigError
@@ -303,6 +304,7 @@ def _sentence(error: ValidationError, flags: set[str], file: Path | None) -> str
     flag = next((f for f in flags if f"{path}.".startswith(f"{f}.") or f.startswith(f"{path}.")), None)
     where = f"--{flag.replace('_', '-')}" if flag else f"{path} in {file}" if file else path
     expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    expected = expected.replace("a valid dictionary", "a mapping, as in {name: value}")
     if first["type"] == "extra_forbidden":
         expected = f"no such field{nearest(path)}"
     return f"{where} is {_short(first['input'])}: {expected}."
@@ -314,7 +316,12 @@ def _short(value: Any) -> str:
 
 
 def nearest(path: str, spell: Callable[[str], str] = str) -> str:
-    """' (did you mean buffer.capacity?)', or nothing when no field resembles `path`."""
+    """' (did you mean buffer.capacity?)', or nothing when no field resembles `path`. A key of another system is told by
+    what sets the same here."""
+    if theirs := field_for(path):
+        return f" (here it is {spell(theirs)}; docs/reference/other-systems.md compares the keys)"
+    if is_theirs(path):
+        return " (another system's key; docs/reference/other-systems.md says what sets the same here)"
     known = [p for p, _ in fields(Tree)] + list(Tree.model_fields)
     same_name = [p for p in known if p.rpartition(".")[2] == path.rpartition(".")[2]]
     close: Sequence[str] = same_name or difflib.get_close_matches(path, known, n=1, cutoff=0.5)

@@ -38,7 +38,8 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_environments(c, NEEDS_VALUES) + _layers(c)
-    problems += _greedy_baseline(c) + _critic(c) + _kl(c) + _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
+    problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
+    problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
@@ -84,6 +85,22 @@ def _layers(c: Tree) -> list[str]:
 NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
 """Advantage estimators that declare a need for `values`: the config imports no torch, so it cannot ask them; a test
 compares (tests/learner/objective/test_objective.py)."""
+
+
+COMPARE = frozenset(("grpo", "dr_grpo", "rloo", "opo"))
+"""Advantage estimators by which a group of one has advantage 0, unless their option `singleton` says otherwise."""
+
+
+def _alone(c: Tree) -> list[str]:
+    learner = c.learner
+    kept = learner.unsafe or learner.advantage_options.get("singleton") == "reward"
+    if learner.group_size > 1 or learner.advantage not in COMPARE or kept:
+        return []
+    return [
+        f"learner.group_size is 1 and learner.advantage {learner.advantage} compares the episodes of a group, so that "
+        "every advantage would be 0: raise it (8, say), choose reinforce_pp, or set "
+        "learner.advantage_options.singleton reward."
+    ]
 
 
 def _greedy_baseline(c: Tree) -> list[str]:
@@ -217,6 +234,10 @@ def warnings(c: Tree) -> list[str]:
             f"actors.engine_options.args.quantization is {how}: the policy that samples differs from the one that is "
             "trained even without staleness. Watch the mismatch KL and the effective sample size; the corrections "
             "(learner.corrections) must stay on."
+        )
+    if c.actors.count == 0:
+        problems.append(
+            "actors.count is 0: nothing is generated until an actor joins (asyncrl actors add), or this is 1 or more."
         )
     full_overlap = 2 * c.weights.every - 1
     if 0 < c.buffer.max_staleness < full_overlap:

@@ -19,7 +19,8 @@ from asyncrl.actors.envs.agent import is_agent
 from asyncrl.config import Config
 from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, RunError
-from asyncrl.launch.backends.local import backend
+from asyncrl.launch.backends.local import Local, backend
+from asyncrl.launch.backends.preloaded import Preloaded, preloading
 from asyncrl.launch.checks.first_reset import check_reset
 from asyncrl.launch.checks.first_tasks import check_first_tasks
 from asyncrl.launch.checks.installed import check_engine, check_hub
@@ -89,13 +90,25 @@ def prepare(
     return Prepared(config, origin, checkpoint, stem, tuple(warned), tuple(gpus))
 
 
+def check_and_launch(
+    config: Config, origin: Origin = NEW, *, stem: str = "run", opened: Callable[[RunFolder], None] = lambda _: None
+) -> Outcome:
+    """`prepare` and `launch`; while the checks are made, another process imports what learner and actors need."""
+    with preloading(config) as preloaded:
+        return launch(prepare(config, origin, stem=stem), opened=opened, preloaded=preloaded)
+
+
 def launch(
-    prepared: Prepared, console: Console | None = None, opened: Callable[[RunFolder], None] = lambda _: None
+    prepared: Prepared,
+    console: Console | None = None,
+    opened: Callable[[RunFolder], None] = lambda _: None,
+    preloaded: Preloaded | None = None,
 ) -> Outcome:
     """Runs it to its end and writes summary.json and the report.
 
     `console` shows the run, None: on this process's terminal. `opened` is called when the run folder is this run's.
-    Raises RunError when the run cannot start, naming the processes of an earlier launch that still live.
+    `preloaded` forks roles. Raises RunError when the run cannot start, naming the processes of an earlier launch that
+    still live.
     """
     config, origin = prepared.config, prepared.origin
     run = origin.open(config, prepared.stem, prepared.checkpoint)
@@ -109,13 +122,14 @@ def launch(
                 replace(run.fresh, prepared.checkpoint.name)
             run.save_config(config)
             run.open()
-        run.note(processes={"launcher": this_process()})
+        run.note(processes={"launcher": this_process()}, **({"id": preloaded.run_id} if preloaded else {}))
         opened(run)
         collector = _collector(run, prepared, console)
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
             processes = roles(run, config, resume=origin.earlier is not None)
-            outcome = Launcher(run, config, processes, collector, interrupts, backend(run, config)).supervise()
+            started_by = Local(run, config, preloaded.fork) if preloaded else backend(run, config)
+            outcome = Launcher(run, config, processes, collector, interrupts, started_by).supervise()
         except AsyncRLError as error:
             outcome = Outcome("failed", error.exit_code, str(error))
         finally:

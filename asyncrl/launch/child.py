@@ -14,7 +14,7 @@ import sys
 
 from asyncrl.config import Config
 from asyncrl.errors import AsyncRLError, described
-from asyncrl.launch.api import launch, prepare
+from asyncrl.launch.api import check_and_launch
 from asyncrl.launch.run import DETACHED, LOG, QUIET
 from asyncrl.process import lifeline
 from asyncrl.run_folder import RunFolder
@@ -40,7 +40,7 @@ def main(report: int, life: int, *, quiet: bool) -> int:
         _report(report, {"run": str(run.path)})
 
     try:
-        outcome = launch(prepare(Config.model_validate(json.load(sys.stdin))), opened=opened)
+        outcome = check_and_launch(Config.model_validate(json.load(sys.stdin)), opened=opened)
     except (AsyncRLError, OSError) as error:
         code, sentence = described(error)
         if begun:

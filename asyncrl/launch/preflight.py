@@ -92,6 +92,11 @@ def check_model(config: Config) -> None:
     path = resolve_path(config.model) if named == "quickstart" else local_path(config.model)
     if path is None:
         return
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise ConfigError(
+            f"model.path is {named!r}, a folder of LoRA adapters: merge them into their base model "
+            "(peft's merge_and_unload, then save_pretrained), and name the folder of the result."
+        )
     if not (path / "config.json").is_file():
         raise ConfigError(f"model.path is {named!r}, a folder without config.json: save the model there.")
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
@@ -171,7 +176,7 @@ def _recorded(run: RunFolder) -> dict[int, str]:
     """The live processes that `run.json` names."""
     record = run.record()
     recorded = {pid: name for name, (pid, created) in record["processes"].items() if alive(pid, created)}
-    return recorded | {process.pid: role_of(process) for process in of_run(record["id"])}
+    return {process.pid: role_of(process) for process in of_run(record["id"])} | recorded
 
 
 def refuse_live(run: RunFolder) -> None:

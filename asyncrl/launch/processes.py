@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,36 +48,54 @@ class Role:
         return self.name.partition("-")[0]
 
 
+Fork = Callable[[Role, Mapping[str, str], int, int], int | None]
+"""Starts a role as a child of this process, with its environment, and the files of its log and lifeline; gives its pid,
+or None."""
+
+
 def python(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", module, *arguments)
+
+
+def threads(n: int) -> dict[str, str]:
+    """Environment of a role that computes on `n` threads."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    # Without these, progress bars would fill the logs.
+    return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}
 
 
 class Process:
     """A started role."""
 
-    def __init__(self, role: Role, run_id: str, log: Path, *, again: bool = False) -> None:
-        """Raises OSError when it cannot be started."""
+    def __init__(self, role: Role, run_id: str, log: Path, *, again: bool = False, fork: Fork | None = None) -> None:
+        """`fork` starts it, where it can; None: it is a new process. Raises OSError when it cannot be started."""
         self.role = role
         self.log = log
         reading, self._lifeline = os.pipe()
         markers = {RUN_MARKER: run_id, ROLE_MARKER: role.name, lifeline.ENVIRONMENT: str(reading)}
         try:
             with log.open("ab") as output:
-                self._popen = subprocess.Popen(
-                    (again and role.again) or role.command,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **role.environment, **markers},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[reading],
-                    start_new_session=True,
-                )
+                environment = {**os.environ, "PYTHONUNBUFFERED": "1", **role.environment, **markers}
+                pid = fork(role, environment, output.fileno(), reading) if fork and not again else None
+                self._popen = None
+                if pid is None:
+                    self._popen = subprocess.Popen(
+                        (again and role.again) or role.command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=[reading],
+                        start_new_session=True,
+                    )
+                    pid = self._popen.pid
         except OSError:
             os.close(self._lifeline)
             raise
         finally:
             os.close(reading)
-        self.pid = self._popen.pid
+        self.pid = pid
+        self._code: int | None = None
         self.identity = (self.pid, psutil.Process(self.pid).create_time())
         """The pid and the start time that the system reports, which together identify the process for good."""
         self.local, self.lost = True, False
@@ -90,14 +108,19 @@ class Process:
 
     def ended(self) -> int | None:
         """None while it runs; then its exit code, negative for a signal, and nothing of its group is left."""
-        if self._popen.returncode is None:
+        if self._code is None:
             # WNOWAIT does not reap: until then the number of the group cannot be reused.
             if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
             self._kill_group()
-            self._popen.wait()
+            self._code = self._reap()
             os.close(self._lifeline)
-        return self._popen.returncode
+        return self._code
+
+    def _reap(self) -> int:
+        if self._popen is not None:
+            return self._popen.wait()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def stop(self) -> None:
         """Asks it to stop in order."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from asyncrl.config import Config
 from asyncrl.launch.placement.demand import reserved, setting
 from asyncrl.launch.placement.resources import interfaces
-from asyncrl.launch.processes import Role, python
+from asyncrl.launch.processes import Role, python, threads
 from asyncrl.process.gpus import GIVEN
 from asyncrl.run_folder import RunFolder
 from asyncrl.weights.channels import channel
@@ -17,18 +17,18 @@ def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
     """The roles of a run, in the order in which they start."""
     folder = str(run.path)
     started = [
-        Role("buffer", python("asyncrl.buffer", folder), environment=_threads(1)),
+        Role("buffer", python("asyncrl.buffer", folder), environment=threads(1)),
         *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
         *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
     ]
     if (server := channel(config).server) is not None:
-        started.insert(1, Role("weights", python(server, folder), environment=_threads(1)))
+        started.insert(1, Role("weights", python(server, folder), environment=threads(1)))
     return [replace(role, cpus=setting(config.launch.cpus, role.name) or ()) for role in started]
 
 
 def actor(run: RunFolder, config: Config, name: str) -> Role:
     command = python("asyncrl.actors", str(run.path), "--name", name)
-    environment = _threads(config.actors.threads) | _given(config, name)
+    environment = threads(config.actors.threads) | _given(config, name)
     return Role(name, command, (), environment, setting(config.launch.cpus, name) or ())
 
 
@@ -37,14 +37,8 @@ def _learner(folder: str, config: Config, rank: int, *, resume: bool) -> Role:
     again = (*first, "--resume")
     begin = again if resume else first
     name, leader = (f"learner-{rank}", "learner") if rank else ("learner", "")
-    environment = _threads(config.learner.threads) | interfaces(config) | _given(config, name)
+    environment = threads(config.learner.threads) | interfaces(config) | _given(config, name)
     return Role(name, begin, again, environment, leader=leader)
-
-
-def _threads(n: int) -> dict[str, str]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    # Without these, progress bars would fill the logs.
-    return {"TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", **dict.fromkeys(names, str(n))}
 
 
 def _given(config: Config, name: str) -> dict[str, str]:

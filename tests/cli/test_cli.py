@@ -81,6 +81,33 @@ def test_a_dry_run_prints_every_value_with_its_source_and_starts_nothing(
         (["--model.path", "./untokenized"], "tokenizer"),
         (["stray"], "'stray'"),
         (["--config", "c.yaml", "--resume", "r"], "--resume"),
+        # What other systems call it.
+        (["--learner.learning-rate", "1e-6"], "is not a flag (here it is --learner.lr; docs/reference/other-systems"),
+        (["--num_generations=8"], "(here it is --learner.group-size; "),
+        (["--trainer.total-epochs", "15"], "(here it is --learner.steps; "),
+        (["trainer.total_epochs=15"], "(here it is --learner.steps; "),
+        (["learner.group_size=4"], "is not a flag: write --learner.group-size 4."),
+        (["data.options.path=x"], "is not a flag: write --data.options.path x."),
+        (["--actor-rollout-ref.rollout.n", "8"], "(another system's key; docs/reference/other-systems.md"),
+        (["verl.yaml"], "actor_rollout_ref in verl.yaml is not a field (another system's key; docs/reference/other"),
+        (["--learner.group-size", "1"], "learner.group_size is 1 and learner.advantage grpo compares the episodes"),
+        (["--launch.gpus", "1"], "--launch.gpus is 1: expected a mapping, as in {name: value}"),
+        (
+            ["--model.path", "https://huggingface.co/Qwen/Qwen3-0.6B"],
+            "a URL: expected the name on the hub (Qwen/Q",
+        ),
+        (["--model.path", "./model.gguf"], "a file: expected a Hugging Face folder"),
+        (["--model.path", "./adapter"], "a folder of LoRA adapters: merge them into their base model"),
+        (["--env.name", "trl.py::reward"], "'path/to/file.py:Name' with a single colon"),
+        (
+            ["--data.source", "json_lines", "--data.options.path", "array.json"],
+            "data.source datasets reads JSON arrays",
+        ),
+        (["--data.source", "json_lines", "--data.options.path", "rows.csv"], "reads parquet, CSV and JSON arrays"),
+        (
+            ["--env.name", "single_turn", "--env.options.score", "trl.py:reward"],
+            "its parameter 'completions' has no value: a score gets those of data_source, solution_str",
+        ),
     ],
 )
 def test_a_config_error_is_one_sentence_and_exit_code_2(
@@ -90,6 +117,13 @@ def test_a_config_error_is_one_sentence_and_exit_code_2(
     (here / "empty").mkdir()
     (here / "untokenized").mkdir()
     (here / "untokenized" / "config.json").write_text("{}")
+    (here / "verl.yaml").write_text("actor_rollout_ref: {model: {path: x}}\n")
+    (here / "model.gguf").touch()
+    (here / "adapter").mkdir()
+    (here / "adapter" / "adapter_config.json").write_text("{}")
+    (here / "array.json").write_text('[{"prompt": "a"}]\n')
+    (here / "rows.csv").write_text("prompt,ground_truth\na,1\n")
+    (here / "trl.py").write_text("def reward(completions, **kwargs): return [1.0 for _ in completions]\n")
     code, out, err = call(capsys, "launch", *words)
     assert (code, out) == (2, "")
     assert named in sentence(err)

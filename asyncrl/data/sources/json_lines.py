@@ -54,9 +54,15 @@ def _read(path: str) -> list[dict[str, Any]]:
         try:
             task = json.loads(line)
         except ValueError as error:
-            raise ConfigError(f"{path} line {number} is not JSON: {error}; expected an object per line") from error
+            raise ConfigError(
+                f"{path} line {number} is not JSON: {error}; expected an object per line. data.source datasets reads "
+                "parquet, CSV and JSON arrays."
+            ) from error
         if not isinstance(task, dict) or not isinstance(task.get("prompt"), str | list):
-            raise ConfigError(f"{path} line {number}: expected an object with `prompt`, a string or a list of messages")
+            array = "; data.source datasets reads JSON arrays" if isinstance(task, list) else ""
+            raise ConfigError(
+                f"{path} line {number}: expected an object with `prompt`, a string or a list of messages{array}"
+            )
         tasks.append({**task, "id": str(task.get("id", f"{file.name}:{number}"))})
     ids = [task["id"] for task in tasks]
     if len(set(ids)) < len(ids):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.data.order import ListedTasks
+from asyncrl.data.sources.verifiers_worker import OTHER_VERSION
 from asyncrl.errors import ConfigError
 
 WORKER = str(Path(__file__).with_name("verifiers_worker.py"))
@@ -72,9 +73,9 @@ def _not_loaded(taskset: dict[str, Any], python: str, last: str) -> str:
             f"data.source is verifiers, and {python} does not have the package: pip install verifiers in a Python of "
             "its own, and name that Python in data.options.python and env.options.python."
         )
-    if "No module named 'verifiers." in last or "cannot import name" in last:
+    if last.startswith(OTHER_VERSION):
         return (
-            f"data.source is verifiers, and its version under {python} is not one that asyncrl speaks to ({last}): "
-            "install one with `verifiers.v1`, as docs/how-to/environments.md names it."
+            f"data.source is verifiers, and {python} has a version of it that asyncrl does not know, "
+            f"{last.removeprefix(OTHER_VERSION)}: pip install verifiers==0.4.0 there, the version that was tested."
         )
     return f"data.options.taskset is {taskset}, which verifiers does not load: {last}"

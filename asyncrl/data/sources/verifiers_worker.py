@@ -9,7 +9,9 @@ CONFIG: verifiers' configuration of a single-agent environment as JSON, with `ta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -21,10 +23,24 @@ from typing import Any
 API_KEY_VAR = "ASYNCRL_VERIFIERS_KEY"
 """verifiers reads keys from environment variables. Any value works, because the secret is in the URL."""
 
+OTHER_VERSION = "another version of verifiers is installed: "
+"""Begins the last line that a worker writes which does not find what it imports; the source looks for it."""
+
+
+def installed() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("verifiers")
+    return "one without metadata"
+
 
 def environment(config: dict[str, Any]) -> Any:
-    from verifiers.v1.envs.single_agent.env import SingleAgentEnv, SingleAgentEnvConfig
-
+    try:
+        from verifiers.v1.envs.single_agent.env import SingleAgentEnv, SingleAgentEnvConfig
+    except ImportError as error:
+        missing = error.name or ""
+        if not missing.startswith("verifiers") or (missing == "verifiers" and isinstance(error, ModuleNotFoundError)):
+            raise
+        sys.exit(f"{OTHER_VERSION}{installed()} ({error})")
     return SingleAgentEnv(SingleAgentEnvConfig(**config))
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from asyncrl.config import Config
 from asyncrl.launch.placement.visible import VisibleGpus
-from asyncrl.launch.processes import Process, Role
+from asyncrl.launch.processes import Fork, Process, Role
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 
@@ -76,14 +76,15 @@ class Backend(Protocol):
 class Local:
     """Starts roles as subprocesses of this process, each of which sees its own GPUs alone."""
 
-    def __init__(self, run: RunFolder, config: Config) -> None:
-        """Raises ConfigError when this machine has not the GPUs that `launch.gpus` asks for."""
-        self._run = run
+    def __init__(self, run: RunFolder, config: Config, fork: Fork | None = None) -> None:
+        """`fork` starts those roles that it can. Raises ConfigError when this machine has not the GPUs that
+        `launch.gpus` asks for."""
+        self._run, self._fork = run, fork
         self._gpus = VisibleGpus(config)
 
     def start(self, role: Role, *, again: bool = False) -> Process:
         shown = replace(role, environment={**role.environment, **self._gpus.environment(role.name)})
-        return Process(shown, self._run.id, self._run.log(role.name), again=again)
+        return Process(shown, self._run.id, self._run.log(role.name), again=again, fork=self._fork)
 
     def forget(self, name: str) -> None:
         self._gpus.forget(name)

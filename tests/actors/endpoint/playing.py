@@ -46,7 +46,8 @@ def played(agent: Any, engine: FakeEngine, limits: EpisodeLimits = LIMITS, **opt
             asked = ticket(2, group=5, kind=options.get("kind", "train"))
             return await play(asked, options.get("progress", Progress(0.0)))
 
-    return asyncio.run(asyncio.wait_for(episode(), 20))
+    # Within it an agent may import its SDK, which takes seconds of CPU the first time.
+    return asyncio.run(asyncio.wait_for(episode(), 50))
 
 
 def ask(client: Any, messages: Sequence[Any], **options: Any) -> Any:

@@ -73,3 +73,40 @@ def test_the_last_tasks_are_held_out(fake: str) -> None:
     assert {source.task(i)["index"] for i in range(3)} == {0, 1, 2}
     with pytest.raises(ConfigError, match=r"does not have the package: pip install verifiers in a Python of its own"):
         VerifiersSource({"id": "sums"}, python=sys.executable)
+
+
+def with_site(folder: Path, files: dict[str, str]) -> str:
+    """An interpreter that finds these files as installed packages, before all others."""
+    for name, text in files.items():
+        path = folder / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/site exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    return str(python)
+
+
+NAMED = {"verifiers-0.1.5.dist-info/METADATA": "Metadata-Version: 2.1\nName: verifiers\nVersion: 0.1.5\n"}
+IN_V1 = "verifiers/v1/envs/single_agent/"
+OTHERS = {
+    # As in verifiers 0.1.5, which has no v1.
+    "old": ({"verifiers/__init__.py": "", **NAMED}, "know, 0.1.5 (No module named 'verifiers.v1'): pip install verifi"),
+    "renamed": (
+        {f"{IN_V1}env.py": "", **NAMED}, "does not know, 0.1.5 (cannot import name 'SingleAgentEnv' from 'verifiers.v1"
+    ),
+    "without metadata": ({"verifiers/__init__.py": ""}, "know, one without metadata (No module named 'verifiers.v1')"),
+    "without its dependency": (
+        {"verifiers/__init__.py": "import quite_another", **NAMED}, "does not load: ModuleNotFoundError: No module name"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_version_is_told_in_one_sentence(other: str, tmp_path: Path) -> None:
+    files, words = OTHERS[other]
+    with pytest.raises(ConfigError) as told:
+        VerifiersSource({"id": "sums"}, python=with_site(tmp_path, files))
+    assert words in str(told.value)
+    assert "\n" not in str(told.value)

@@ -1,0 +1,186 @@
+"""Imports the model libraries once for the learner and the actors, while the launcher makes its checks.
+
+    launcher ── before its checks ──> python -m asyncrl.launch.backends.preloaded FD: imports torch and the roles
+        │                                  │
+        └── role, log, lifeline ── FD ────>│ forks twice, so that the role is the launcher's child; ── pid ──> launcher
+                                           │ the fork runs the role's module as `python -m` would
+                                           └ is ended once all roles are forked
+
+The imports of a role take seconds of CPU; the learner and the actors share them here, and the memory. Only the first
+start of a role is a fork, and only where that is safe: on Linux, where the launcher can adopt what is forked; without
+GPUs, whose drivers do not survive a fork; with the embedded engine, on one thread in each process. A process that has
+threads refuses to fork. Otherwise the role is started as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from asyncrl.config import Config
+from asyncrl.launch.placement.machine import has_driver
+from asyncrl.launch.processes import RUN_MARKER, Role, python, threads
+from asyncrl.process import lifeline
+
+log = logging.getLogger(__name__)
+
+ROLES = ("asyncrl.learner", "asyncrl.actors")
+"""Packages whose process is forked."""
+BESIDES = ("asyncrl.actors.engines.hf.engine", "transformers.models.auto.modeling_auto")
+"""What these import later, when they know their config."""
+MOST = 1 << 20
+"""Bytes of a request: the role's environment is most of it."""
+_PR_SET_NAME = 15
+
+
+class Preloaded:
+    """The launcher's handle of the process that forks roles."""
+
+    def __init__(
+        self, forks: int, deadline_s: float, roles: Sequence[str] = ROLES, besides: Sequence[str] = BESIDES
+    ) -> None:
+        """`forks`: after so many the process is ended. `deadline_s`: how long one may take, the imports included.
+        `roles`: the packages that it can run. `besides`: modules that it imports, too."""
+        self._left, self._roles = forks, roles
+        modules = (*(f"{package}.__main__" for package in roles), *besides)
+        self.run_id = uuid.uuid4().hex
+        """The id of the run that this process and its forks carry in their environment."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(deadline_s)
+        self._socket = ours
+        with theirs:
+            self._process = subprocess.Popen(
+                python(__name__, str(theirs.fileno()), *modules),
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **threads(1), RUN_MARKER: self.run_id},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a role that is then started otherwise says the same in its log
+                start_new_session=True,
+            )
+
+    def fork(self, role: Role, environment: Mapping[str, str], output: int, pipe: int) -> int | None:
+        """The pid of the role's process, a child of this one, which must be a subreaper; None: start it otherwise.
+        `output` and `pipe`: the files of its log and of its lifeline."""
+        if self._left <= 0 or role.command[:3] not in map(python, self._roles):
+            return None
+        request = json.dumps({"name": role.name, "words": role.command[2:], "environment": dict(environment)}).encode()
+        try:
+            socket.send_fds(self._socket, [request], [output, pipe])
+            answer = self._socket.recv(MOST)
+        except OSError as error:
+            log.info("%s is not forked: %s", role.name, error)
+            answer = b""
+        pid: int | None = json.loads(answer)["pid"] if answer else None
+        self._left = 0 if pid is None else self._left - 1
+        if not self._left:
+            self.close()
+        return pid
+
+    def close(self) -> None:
+        """Ends the process; its forks live on."""
+        self._left = 0
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def preloading(config: Config) -> Iterator[Preloaded | None]:
+    """A process that forks the learner and the actors, where that is safe; else None."""
+    if not forkable(config):
+        yield None
+        return
+    preloaded = Preloaded(config.learner.ranks + config.actors.count, config.launch.start_s)
+    try:
+        yield preloaded
+    finally:
+        preloaded.close()
+
+
+def forkable(config: Config) -> bool:
+    """Whether the learner and the actors of a run can be forks of one process."""
+    return (
+        sys.platform == "linux"
+        and config.launch.backend == "local"
+        and config.actors.engine == "hf"
+        and config.actors.threads == config.learner.threads == 1
+        and not has_driver()
+    )
+
+
+def serve(fd: int, modules: Sequence[str]) -> None:
+    """Imports, then forks a role for each request; returns when the launcher has closed its end, and in a fork when
+    the role has ended."""
+    launcher = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection would write to every page that the forks share
+    while True:
+        request, files, _, _ = socket.recv_fds(launcher, MOST, 2)
+        if not request:
+            return
+        if len(os.listdir("/proc/self/task")) > 1 or threading.active_count() > 1:
+            launcher.send(json.dumps({"pid": None}).encode())
+        elif (pid := _fork_for_launcher()) == 0:
+            launcher.close()
+            _become(json.loads(request), *files)
+        else:
+            launcher.send(json.dumps({"pid": pid}).encode())
+        for file in files:
+            os.close(file)
+
+
+def _fork_for_launcher() -> int:
+    """0 in the fork, whose parent is the nearest subreaper above this process; its pid in this process."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        if os.fork() == 0:
+            os.close(reading)
+            os.setsid()  # before the launcher knows its pid: it signals the group of this number
+            os.write(writing, str(os.getpid()).encode())
+            os.close(writing)
+            return 0
+        os._exit(0)
+    os.waitpid(between, 0)  # its end gives its child to the subreaper
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        return int(said.read())
+
+
+def _become(request: dict[str, Any], output: int, pipe: int) -> NoReturn:
+    """Runs the role's module in this fork, as `python -m` would in a new process."""
+    os.environ.clear()
+    os.environ.update(request["environment"], **{lifeline.ENVIRONMENT: str(pipe)})
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, request["name"].encode()[:15], 0, 0, 0)
+    import numpy as np
+
+    np.random.seed()  # the one that libraries share; Python seeds its own at a fork
+    package, *arguments = request["words"]
+    sys.argv = [package, *arguments]
+    sys.modules.pop(f"{package}.__main__")
+    runpy.run_module(package, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,114 @@
+"""Roles as forks of a process that has their imports, and when they are not forked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.launch.backends import preloaded
+from asyncrl.launch.backends.preloaded import Preloaded, forkable, preloading
+from asyncrl.launch.processes import Process, Role, adopt_orphans, of_run, python
+from tests.waiting import until
+
+PACKAGE = "tests.launch.backends.fake_package"
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks are adopted on Linux alone"), pytest.mark.timeout(60)
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]))
+    adopt_orphans()
+    return tmp_path
+
+
+@contextlib.contextmanager
+def forking(forks: int = 2, besides: Sequence[str] = ()) -> Iterator[Preloaded]:
+    preloaded = Preloaded(forks, 30.0, (PACKAGE,), besides)
+    try:
+        yield preloaded
+    finally:
+        preloaded.close()
+
+
+def start(preloaded: Preloaded, folder: Path, name: str, what: str, package: str = PACKAGE) -> Process:
+    role = Role(name, python(package, str(folder / name), what), environment={"MINE": name})
+    return Process(role, preloaded.run_id, folder / f"{name}.log", fork=preloaded.fork)
+
+
+def said(folder: Path, name: str) -> dict[str, Any]:
+    assert until((folder / name).exists, 20), (folder / f"{name}.log").read_text()
+    read: dict[str, Any] = json.loads((folder / name).read_text())
+    return read
+
+
+def test_a_fork_is_as_a_process_of_its_own(folder: Path) -> None:
+    with forking() as preloaded:
+        first, second = start(preloaded, folder, "a", "3"), start(preloaded, folder, "b", "stay")
+        a, b = said(folder, "a"), said(folder, "b")
+        assert a.pop("drawn") != b.pop("drawn"), "one seed of numpy in both"
+        as_new = {"parent": os.getpid(), "leads": True, "lifeline": False, "forked": True}
+        assert (a, b) == ({**as_new, "words": ["3"], "mine": "a"}, {**as_new, "words": ["stay"], "mine": "b"})
+        assert until(lambda: first.ended() == 3, 10)
+        assert (folder / "a.log").read_text() == "written\n"
+        assert [process.pid for process in of_run(preloaded.run_id)] == [second.pid], "the preloading process is over"
+        second.stop()
+        assert until(lambda: second.ended() == -15, 10)
+
+
+def test_a_fork_ends_with_the_pipe_of_its_launcher(folder: Path) -> None:
+    with forking() as preloaded:
+        role = start(preloaded, folder, "a", "stay")
+        said(folder, "a")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), role._lifeline)
+        assert until(lambda: role.ended() == -9, 10)
+
+
+def test_what_cannot_be_forked_is_started_as_any_other(folder: Path) -> None:
+    with forking(1) as preloaded:
+        once, again = start(preloaded, folder, "once", "0"), start(preloaded, folder, "again", "0")
+        other = start(preloaded, folder, "other", "0", f"{PACKAGE}.__main__")
+    with forking(besides=(f"{PACKAGE}.thread",)) as preloaded:
+        threaded = start(preloaded, folder, "threaded", "0")
+    with forking() as preloaded:
+        preloaded._process.kill()
+        killed = start(preloaded, folder, "killed", "0")
+    forked = {name: said(folder, name)["forked"] for name in ("once", "again", "other", "threaded", "killed")}
+    assert forked == {"once": True, "again": False, "other": False, "threaded": False, "killed": False}
+    for role in (once, again, other, threaded, killed):
+        assert until(lambda role=role: role.ended() == 0, 10)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"launch": {"backend": "ray", "host": "auto"}, "weights": {"channel": "zmq"}}, {"actors": {"engine": "vllm"}},
+        {"actors": {"threads": 2}}, {"learner": {"threads": 2}},
+    ],
+    ids=["ray", "vllm", "the actors' threads", "the learner's threads"],
+)  # fmt: skip
+def test_what_a_fork_would_break_is_not_forked(sections: dict[str, Any]) -> None:
+    assert not forkable(Config.model_validate(sections))
+
+
+def test_a_machine_with_gpus_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloaded, "has_driver", lambda: False)
+    assert forkable(Config())
+    monkeypatch.setattr(preloaded, "has_driver", lambda: True)
+    with preloading(Config()) as nothing:
+        assert nothing is None
+
+
+def test_what_was_not_needed_is_ended(folder: Path) -> None:
+    with forking() as preloaded:
+        assert [process.pid for process in of_run(preloaded.run_id)] == [preloaded._process.pid]
+    assert of_run(preloaded.run_id) == []
