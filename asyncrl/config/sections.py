@@ -217,6 +217,11 @@ class TrackingConfig(Section):
     """offline: the records stay in the run folder and can be sent later with `wandb sync`."""
     system_s: float = Field(2.0, gt=0)
     """Seconds between samples of CPU and memory per process."""
+    rollouts: int = Field(2, ge=0)
+    """Groups of each training step that are kept as samples, with their text and what the loss made of every token, in
+    `RUN/rollouts` (docs/how-to/view.md); 0: none."""
+    rollouts_mb: float = Field(256.0, gt=0)
+    """Bound on the size of all samples; past it sampled steps are removed, evenly over the run."""
 
 
 class RayConfig(Section):
