@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +50,8 @@ class _Taken:
     trajectory: Trajectory
     digest: str
     weight: float
-    recorded: list[dict[str, Any]]
-    """By row: learner_logprobs, weights, advantages and loss_mask, as lists."""
+    recorded: list[dict[str, Tensor]]
+    """By row: learner_logprobs, weights, advantages and loss_mask."""
 
 
 class Samples:
@@ -131,20 +130,19 @@ def _taken(places: Sequence[int], reply: BatchReply, batch: Batch, record: Recor
     return taken
 
 
-def _recorded(batch: Batch, record: Record, span: slice) -> dict[str, Any]:
+def _recorded(batch: Batch, record: Record, span: slice) -> dict[str, Tensor]:
     span = slice(span.start, min(span.stop, span.start + ROW_TOKENS))
     return {
         "learner_logprobs": _on(batch, record.proximal, span),
         "weights": _on(batch, record.weights, span),
         "advantages": _on(batch, record.advantages, span),
-        "loss_mask": (batch.mask[span] & record.keep[span]).tolist(),
+        "loss_mask": batch.mask[span] & record.keep[span],
     }
 
 
-def _on(batch: Batch, values: Tensor, span: slice) -> list[float]:
-    """The values of sampled tokens, 0 on the others, where they mean nothing."""
-    listed: list[float] = torch.where(batch.sampled[span], values[span].to(torch.float32), 0.0).tolist()
-    return listed
+def _on(batch: Batch, values: Tensor, span: slice) -> Tensor:
+    """A copy of the values of sampled tokens, 0 on the others, where they mean nothing."""
+    return torch.where(batch.sampled[span], values[span].to(torch.float32), 0.0)
 
 
 def _rollout(b: int, reply: BatchReply, outcome: str, taken: _Taken, text: TokenText) -> Rollout:
@@ -174,7 +172,7 @@ def _rollout(b: int, reply: BatchReply, outcome: str, taken: _Taken, text: Token
     )
 
 
-def _row(row: Row, recorded: dict[str, Any], text: TokenText) -> RolloutRow:
+def _row(row: Row, recorded: dict[str, Tensor], text: TokenText) -> RolloutRow:
     ids = row.token_ids[:ROW_TOKENS].tolist()
     words, ends = text.split(ids)
     return RolloutRow(
@@ -185,5 +183,5 @@ def _row(row: Row, recorded: dict[str, Any], text: TokenText) -> RolloutRow:
         versions=row.versions[:ROW_TOKENS].tolist(),
         logprobs=row.logprobs[:ROW_TOKENS].tolist(),
         cut=max(len(row) - ROW_TOKENS, 0),
-        **recorded,
+        **{name: values.tolist() for name, values in recorded.items()},
     )

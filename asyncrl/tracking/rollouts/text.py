@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from asyncrl.config import ModelConfig
+from asyncrl.errors import ConfigError
+from asyncrl.model import load_tokenizer, resolve_path
+
 _UNFINISHED = "\ufffd"
 """What a tokenizer writes for bytes that are no whole character."""
 _MOST_UNFINISHED = 16
@@ -66,6 +70,32 @@ def token_text(tokenizer: object) -> TokenText:
         text: str = tokenizer.decode(  # type: ignore[attr-defined]
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+        return text
+
+    return TokenText(decode)
+
+
+def model_text(model: ModelConfig) -> TokenText:
+    """Of a model's tokenizer file, without transformers and torch, whose import takes seconds; with them where there is
+    no such file. Raises ConfigError."""
+    from tokenizers import Tokenizer
+
+    file = resolve_path(model) / "tokenizer.json"
+    if not file.is_file():
+        return token_text(load_tokenizer(model))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises nothing narrower
+        raise ConfigError(f"{file} is no tokenizer that can be read ({error}): put the model's own there.") from error
+    names: dict[int, str | None] = {}
+
+    def decode(ids: Sequence[int]) -> str:
+        for id in ids:
+            if id not in names:
+                names[id] = tokenizer.id_to_token(id)
+            if names[id] is None:
+                raise IndexError(id)  # it would be passed over
+        text: str = tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     return TokenText(decode)

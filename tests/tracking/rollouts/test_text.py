@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from asyncrl.config.config import Config
+from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer
-from asyncrl.tracking.rollouts.text import TokenText, token_text
+from asyncrl.tracking.rollouts.text import TokenText, model_text, token_text
 
 
 def of_bytes(ids: list[int]) -> str:
@@ -36,10 +38,23 @@ def test_an_id_that_the_tokenizer_does_not_have_is_shown_as_its_number() -> None
     assert TokenText(of_bytes).split([]) == ("", [])
 
 
+MODEL = Config.model_validate({"model": {"path": "quickstart"}}).model
+
+
 def test_the_text_of_a_real_tokenizer() -> None:
-    tokenizer = load_tokenizer(Config().model if Config().model.path == "quickstart" else
-                               Config.model_validate({"model": {"path": "quickstart"}}).model)  # fmt: skip
-    ids = tokenizer.encode("3 + 4 = ?", add_special_tokens=False)
-    text, ends = token_text(tokenizer).split([*ids, int(tokenizer.eos_token_id)])
-    assert text == tokenizer.decode([*ids, int(tokenizer.eos_token_id)])
+    tokenizer = load_tokenizer(MODEL)
+    ids = tokenizer.encode("<|im_start|>user\n3 + 4 = ?<|im_end|>\n", add_special_tokens=False)
+    ids = [*ids, int(tokenizer.eos_token_id)]
+    text, ends = token_text(tokenizer).split(ids)
+    assert text == tokenizer.decode(ids)
     assert str(tokenizer.eos_token) == text[ends[-2] :]
+    assert model_text(MODEL).split(ids) == (text, ends)
+    every = list(range(len(tokenizer)))
+    assert model_text(MODEL).split(every) == token_text(tokenizer).split(every)
+    assert model_text(MODEL).split([ids[0], 10**6]) == (text[: ends[0]] + "<1000000>", [ends[0], ends[0] + 9])
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is no tokenizer that can be read"):
+        model_text(MODEL.model_copy(update={"path": str(tmp_path)}))
