@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from asyncrl.buffer.client import BatchReply
@@ -50,17 +52,19 @@ def open_(folder: Path, trajectories: int, repeats: int) -> dict[str, Any]:
         made.step()
     run = ViewedRun(made.close(), text=TEXT)
     browser = Browser(folder / "browser")
-    opened = []
+    opened, cpu = [], []
     try:
         for _ in range(repeats):
-            begun = time.perf_counter()
+            begun = time.process_time()
             fresh = ViewedRun(made.run, text=TEXT)
-            read_s = time.perf_counter() - begun
+            read_s = time.process_time() - begun
             server = Server([fresh], 0)
             thread = threading.Thread(target=server.serve_forever)
             thread.start()
             try:
+                before = time.process_time() + browser.cpu_s()
                 browser.open(server.url)
+                cpu.append(time.process_time() + browser.cpu_s() - before)
                 shown = browser.js("shown.length")
                 opened.append((read_s, browser.js("Number(document.documentElement.dataset.opened)") / 1000))
                 begun = time.perf_counter()
@@ -75,9 +79,11 @@ def open_(folder: Path, trajectories: int, repeats: int) -> dict[str, Any]:
         run.close()
     return {
         "trajectories": shown,
-        "ledger_s": _spread([read for read, _ in opened]),
+        "cpu_of_reading_the_ledger_s": _spread([read for read, _ in opened]),
         "navigation_to_table_s": _spread([shown_s for _, shown_s in opened]),
+        "cpu_of_server_and_browser_s": _spread(cpu),
         "one_filter_s": filtered_s,
+        "load": os.getloadavg()[0],
     }
 
 
@@ -118,9 +124,9 @@ def learner(folder: Path, groups: int, size: int, tokens: int, repeats: int) -> 
     for b in range(1, repeats + 1):
         while samples._queue.qsize():
             time.sleep(0.001)
-        cpu, begun = time.process_time(), time.perf_counter()
+        cpu, begun = time.process_time(), time.thread_time()
         samples.take(b, reply, batch, result)
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.thread_time() - begun)
         path = folder / "rollouts" / f"0000-{b:08d}.jsonl"
         while not path.exists():
             time.sleep(0.001)
@@ -129,7 +135,7 @@ def learner(folder: Path, groups: int, size: int, tokens: int, repeats: int) -> 
     return {
         "batch_tokens": n,
         "sampled_tokens": 2 * size * tokens,
-        "take_s": _spread(taken),
+        "cpu_of_take_s": _spread(taken),
         "cpu_of_take_and_thread_s": _spread(written),
         "file_bytes": path.stat().st_size,
         "skipped": samples.skipped,
@@ -138,7 +144,8 @@ def learner(folder: Path, groups: int, size: int, tokens: int, repeats: int) -> 
 
 def buffer(folder: Path, tokens: int, seconds: float, repeats: int) -> dict[str, Any]:
     sections = {"learner": {"groups_per_step": 8, "group_size": 8, "ranks": 1, "backend": "torch", "steps": 100_000},
-                "buffer": {"capacity": 256, "max_staleness": 1, "keep": "all"}, "eval": {"tasks": 0}}  # fmt: skip
+                "buffer": {"capacity": 256, "max_staleness": 1, "keep": "all"}, "eval": {"tasks": 0},
+                "env": {"max_tokens": tokens}}  # fmt: skip
     process = BufferProcess(folder / "live", **sections)
     source.living = lambda run: {1: "buffer"}  # type: ignore[assignment]
     process.start()
@@ -160,23 +167,37 @@ def buffer(folder: Path, tokens: int, seconds: float, repeats: int) -> dict[str,
                     state["b"] += 1
             return count
 
+        assert process.process is not None
+        service = psutil.Process(process.process.pid)
         rates: dict[str, list[float]] = {"alone": [], "viewed": []}
+        cost: dict[str, list[float]] = {"alone": [], "viewed": []}
         for _ in range(repeats):
-            for name, found_ in rates.items():
+            for name in rates:
                 over = threading.Event()
                 viewer = threading.Thread(target=_view, args=(process.run, over))
                 if name == "viewed":
                     viewer.start()
-                begun = time.perf_counter()
+                begun, before = time.perf_counter(), _cpu_s(service)
                 count = play(begun + seconds)
-                found_.append(count / (time.perf_counter() - begun))
+                rates[name].append(count / (time.perf_counter() - begun))
+                cost[name].append(1000 * (_cpu_s(service) - before) / count)
                 over.set()
                 if name == "viewed":
                     viewer.join()
         share = [viewed / alone for alone, viewed in zip(rates["alone"], rates["viewed"], strict=True)]
-        return {name: _spread(values) for name, values in rates.items()} | {"viewed_over_alone": _spread(share)}
+        return {
+            "puts_per_s": {name: _spread(values) for name, values in rates.items()},
+            "cpu_ms_of_the_buffer_per_trajectory": {name: _spread(values) for name, values in cost.items()},
+            "viewed_over_alone": _spread(share),
+            "load": os.getloadavg()[0],
+        }
     finally:
         process.close()
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _episode(id: TicketId, attempt: int, task: str, tokens: int, version: int) -> Trajectory:

@@ -68,6 +68,14 @@ class Browser:
             self.messages.append(message)
         raise TimeoutError(method)
 
+    def cpu_s(self) -> float:
+        """CPU seconds of all its processes so far."""
+        import psutil
+
+        root = psutil.Process(self._process.pid)
+        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        return sum(t.user + t.system for t in times)
+
     def open(self, url: str) -> None:
         """Returns once the table is there."""
         self.call("Page.navigate", url="about:blank")

@@ -100,7 +100,6 @@ class MadeRun:
     def __init__(self, path: Path, *, samples: int = 1, words: Words = answer, **rules: Any) -> None:
         config = Config.model_validate({"model": {"path": str(path / "model")}, "buffer": {"keep": "all"}})
         self.run = RunFolder.create(path, config)
-        (path / "model").mkdir()
         self.words, self.sampled = words, samples
         self.rules = {"group_size": 4, "groups_per_step": 2, "capacity": 4096} | rules
         self.buffer: Buffer = open_buffer(self.run.buffer, keep_all=True, **self.rules)

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 
 from asyncrl.trajectory import Ticket
+from asyncrl.view import source
 from asyncrl.view.command import write
 from asyncrl.view.run import ViewedRun
 from asyncrl.view.server import Server
+from tests.audit.real_run import fake_actor
+from tests.buffer.processes import BufferProcess
 from tests.view.browser import Browser, found
+from tests.view.live import LIVE, WORDS, train
 from tests.view.made_run import TEXT, MadeRun, answer
 
 pytestmark = [
@@ -258,3 +262,30 @@ def test_two_runs_side_by_side(browser: Browser, made: MadeRun, tmp_path: Path) 
         assert browser.js("new Set(panes.map(p => p.r.task)).size") == 1
     for run in runs:
         run.close()
+
+
+def test_a_live_run_grows_in_the_page_and_goes_on_without_it(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = BufferProcess(tmp_path / "run", **LIVE)
+    monkeypatch.setattr(source, "living", lambda run: {1: "buffer"} if process.process else {})
+    process.start()
+    try:
+        client, incarnation = process.learner()
+        with fake_actor(process.run, "actor-0"):
+            train(client, incarnation, 0)
+            run = ViewedRun(process.run, text=WORDS)
+            with served(run) as server:
+                browser.open(server.url)
+                assert " live, 1 steps" in browser.js("$('runs').textContent")
+                rows = len(shown(browser))
+                for b in (1, 2):
+                    train(client, incarnation, b)
+                browser.until(f"shown.length > {rows} && $('runs').textContent.includes('live, 3 steps')")
+                browser.js("pick(shown[0]); 1")
+                browser.until("!!document.querySelector('.side .seg')")
+                assert browser.errors == []
+            run.close()
+            train(client, incarnation, 3)
+    finally:
+        process.close()

@@ -15,21 +15,19 @@ from asyncrl.audit.payloads import PayloadFiles, decoded
 from asyncrl.audit.replay import _trainer, rebuilt
 from asyncrl.launch.run import open_run
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking.rollouts.text import TokenText
 from asyncrl.view import source
 from asyncrl.view.run import ViewedRun
 from asyncrl.view.source import Finished, Live
 from asyncrl.view.table import COLUMNS
 from tests.audit.real_run import STEPS, fake_actor, make_run
 from tests.buffer.processes import BufferProcess
-
-TEXT = TokenText(lambda ids: "".join(f"w{int(id)} " for id in ids))
+from tests.view.live import LIVE, WORDS, train
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Every group is sampled."""
-    return make_run(tmp_path_factory.mktemp("viewed"), text=TEXT)
+    return make_run(tmp_path_factory.mktemp("viewed"), text=WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +36,7 @@ def ledger(run: RunFolder) -> LedgerRows:
 
 
 def test_the_numbers_are_those_of_the_ledger_and_its_payloads(run: RunFolder, ledger: LedgerRows) -> None:
-    viewed = ViewedRun(run, text=TEXT)
+    viewed = ViewedRun(run, text=WORDS)
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in viewed.table()]
     assert {(row["group"], row["index"]) for row in rows} == set(ledger.trajectories)
     with closing(PayloadFiles(run.buffer / "payloads")) as files:
@@ -54,7 +52,7 @@ def test_the_numbers_are_those_of_the_ledger_and_its_payloads(run: RunFolder, le
 
 
 def test_what_the_loss_made_of_each_token_is_what_a_replay_makes_of_it(run: RunFolder, ledger: LedgerRows) -> None:
-    viewed = ViewedRun(run, text=TEXT)
+    viewed = ViewedRun(run, text=WORDS)
     config = run.load_config()
     trainer = _trainer(config)
     compared = 0
@@ -102,40 +100,29 @@ def files_open(path: Path) -> list[str]:
 
 def test_a_live_run_is_asked_and_goes_on_when_the_viewer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer's process is real; the actor and the learner are made up. Its files are not opened while it lives."""
-    process = BufferProcess(tmp_path / "run", learner={"groups_per_step": 2, "group_size": 2, "ranks": 1,
-                                                       "backend": "torch"}, buffer={"keep": "all"})  # fmt: skip
-    monkeypatch.setattr(source, "living", lambda run: {1: "buffer"} if process.process else {})
+    process = BufferProcess(tmp_path / "run", **LIVE)
     monkeypatch.setattr(source, "ANSWER_S", 2.0)
     process.start()
     try:
         client, incarnation = process.learner()
         with fake_actor(process.run, "actor-0"):
-
-            def step(b: int) -> None:
-                deadline = time.monotonic() + 30
-                while (reply := client.batch(incarnation, b, 0, 1, 1.0)).state == "waiting":
-                    assert time.monotonic() < deadline
-                assert reply.state == "ready"
-                version = client.finished(incarnation, b, "applied")
-                client.published(incarnation, 0, version, f"digest-{version}")
-
-            step(0)
-            viewed = ViewedRun(process.run, text=TEXT)
+            train(client, incarnation, 0)
+            viewed = ViewedRun(process.run, text=WORDS)
             assert isinstance(viewed._source, Live)
             assert viewed.live
             first = viewed.table()
             assert len(first) >= 4
             assert files_open(process.run.buffer) == []
-            step(1)
-            step(2)
+            train(client, incarnation, 1)
+            train(client, incarnation, 2)
             viewed.refresh()
             assert viewed.about()["steps"] == 3
             assert len(viewed.table()) > len(first)
             for group, index in viewed.keys()[:8]:
                 assert viewed.show(group, index)["from"] == "payload"
             viewed.close()
-            step(3)  # nobody looks any more, and the run goes on
-            viewed = ViewedRun(process.run, text=TEXT)
+            train(client, incarnation, 3)  # nobody looks any more, and the run goes on
+            viewed = ViewedRun(process.run, text=WORDS)
             refused = client.status()["service"].get("refused", 0)
             assert refused == 0
         process.kill()
