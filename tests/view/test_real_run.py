@@ -101,7 +101,8 @@ def files_open(path: Path) -> list[str]:
 def test_a_live_run_is_asked_and_goes_on_when_the_viewer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer's process is real; the actor and the learner are made up. Its files are not opened while it lives."""
     process = BufferProcess(tmp_path / "run", **LIVE)
-    monkeypatch.setattr(source, "ANSWER_S", 2.0)
+    monkeypatch.setattr(source, "living", lambda run: {1: "buffer"} if process.process else {})
+    monkeypatch.setattr(source, "ANSWER_S", 10.0)
     process.start()
     try:
         client, incarnation = process.learner()
