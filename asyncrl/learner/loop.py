@@ -64,8 +64,7 @@ class Learner:
         self._trainer = trainer
         self._publication = Publication(self._session, trainer.backend, publisher)
         self._saving = Saving(self._session, trainer, checkpoints, save_tokenizer)
-        self._report = StepReport(self._session, trainer.objective)
-        self._samples = samples
+        self._report = StepReport(self._session, trainer.objective, samples)
 
     def stop(self) -> None:
         self._session.stopping = True
@@ -86,8 +85,7 @@ class Learner:
             log.info("stopped at version %d, batch %d", session.version, session.batch)
         else:
             self._end(why)
-        if self._samples is not None:
-            self._samples.close()
+        self._report.close()
         session.ranks.order(Order("end"))
 
     def _train(self) -> str | None:
@@ -140,8 +138,6 @@ class Learner:
         self._report.step(b, reply, batch, result)
         if result.outcome == "applied" and version % session.config.weights.every == 0:
             self._publication.publish()
-        if self._samples is not None:
-            self._samples.take(b, reply, batch, result)
 
     def _end(self, why: str) -> None:
         session = self._session
