@@ -151,6 +151,11 @@ class RunFolder:
         return self.path / "spans.jsonl"
 
     @property
+    def rollouts(self) -> Path:
+        """Samples of what is trained on (`tracking.rollouts`); absent where none were written."""
+        return self.path / "rollouts"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

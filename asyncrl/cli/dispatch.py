@@ -11,7 +11,7 @@ from asyncrl.cli import system
 from asyncrl.cli.beginning import doctor, init, try_
 from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
-from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, trace, why
+from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, trace, view, why
 from asyncrl.errors import AsyncRLError, ConfigError, described
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -21,6 +21,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "try": try_,
     "eval": evaluate,
     "dashboard": dashboard,
+    "view": view,
     "status": status,
     "why": why,
     "chaos": chaos,

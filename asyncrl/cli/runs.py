@@ -150,6 +150,26 @@ def dashboard(words: list[str]) -> int:
     )  # fmt: skip
 
 
+def view(words: list[str]) -> int:
+    """Shows a run's rollouts in the browser, live or over; of two runs, side by side."""
+
+    @dataclass(frozen=True)
+    class View:
+        runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], Arg(help="A run folder, or two.", metavar="RUN [RUN]")]
+        port: Annotated[int, Arg(help="Port of the page on 127.0.0.1; 0: a free one.")] = 0
+        browser: Annotated[bool, Arg(help="Open the page in the browser.")] = True
+        export: Annotated[
+            Path | None, Arg(help="Write one page that needs no server to this file, and end.", metavar="FILE.html")
+        ] = None
+
+    options = tyro.cli(View, args=words, prog="asyncrl view", description=view.__doc__)
+    if not 1 <= len(options.runs) <= 2:
+        raise ConfigError(f"view is given {len(options.runs)} run folders: expected one or two.")
+    from asyncrl.view.command import view as show
+
+    return show(options.runs, port=options.port, browser=options.browser, export=options.export)
+
+
 def actors(words: list[str]) -> int:
     """Changes the actors of a live run: `add N --run RUN`, `remove NAME ... --run RUN`."""
 

@@ -48,7 +48,7 @@ _FREE: Mapping[str, str] = {
     "gpu_memory",
     "weights": "every kv drain channel full_every fanout",
     "eval": "tasks samples greedy success",
-    "tracking": "sinks project wandb_mode system_s trace_every",
+    "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
     "memory_check seed",
     "ray": "address cpus resources environment",

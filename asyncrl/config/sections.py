@@ -219,6 +219,11 @@ class TrackingConfig(Section):
     """Seconds between samples of CPU and memory per process."""
     trace_every: int = Field(0, ge=0)
     """Of which training steps `asyncrl trace` can show what each process did: one in so many; 0: the last 50."""
+    rollouts: int = Field(2, ge=0)
+    """Groups of each training step that are kept as samples, with their text and what the loss made of every token, in
+    `RUN/rollouts` (docs/how-to/view.md); 0: none."""
+    rollouts_mb: float = Field(256.0, gt=0)
+    """Bound on the size of all samples; past it sampled steps are removed, evenly over the run."""
 
 
 class RayConfig(Section):

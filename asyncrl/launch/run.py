@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -27,6 +28,8 @@ from asyncrl.launch.diagnosis.status import status
 from asyncrl.launch.processes import alive, python
 from asyncrl.process.logs import CONFIG_ERROR
 from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.rollouts import store
+from asyncrl.tracking.rollouts.sample import Rollout
 from asyncrl.tracking.sinks import jsonl
 
 POLL_S = 0.1
@@ -112,6 +115,12 @@ class Run:
         records = jsonl.by_step(self._folder.metrics)
         names = sorted({name for record in records for name in record})
         return {name: np.array([record.get(name, np.nan) for record in records], np.float64) for name in names}
+
+    def rollouts(self) -> Iterator[Rollout]:
+        """The sampled trajectories (`tracking.rollouts`), in the order of the batches: their text and, per token, the
+        version, the logprobs, the importance weight, the advantage and the loss mask. Raises RunError for a damaged
+        file, and for one that a newer asyncrl wrote."""
+        return store.read_all(self._folder.rollouts)
 
     def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the summary once every process of the run has ended. Raises TimeoutError; raises ConfigError or

@@ -22,11 +22,13 @@ from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks
+from asyncrl.learner.samples import Samples
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
+from asyncrl.tracking.rollouts.text import token_text
 from asyncrl.weights.channels import Channel, channel
 
 
@@ -77,6 +79,7 @@ def leader(
     weights: Channel,
     reporter: Reporter,
 ) -> Learner:
+    tokenizer = load_tokenizer(config.model)
     return Learner(
         config,
         trainer=trainer,
@@ -85,7 +88,8 @@ def leader(
         publisher=weights.publisher(run),
         reporter=reporter,
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints, config.learner.checkpoint_s),
-        save_tokenizer=load_tokenizer(config.model).save_pretrained,
+        save_tokenizer=tokenizer.save_pretrained,
+        samples=Samples(run.rollouts, config.tracking, lambda: token_text(tokenizer)),
     )
 
 

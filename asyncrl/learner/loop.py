@@ -34,6 +34,7 @@ from asyncrl.learner.checkpoints.saving import Saving
 from asyncrl.learner.evaluation import evaluate
 from asyncrl.learner.publication import Publication
 from asyncrl.learner.ranks import Order, Ranks
+from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
 from asyncrl.learner.step_report import StepReport
 from asyncrl.learner.trainer import Trainer
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 class Learner:
     """Rank 0, which leads the other ranks, if any (follower.py). `stop()` ends it after the current step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of one process
         self,
         config: Config,
         *,
@@ -57,12 +58,13 @@ class Learner:
         checkpoints: Checkpoints,
         save_tokenizer: Callable[[Path], None],
         ranks: Ranks | None = None,
+        samples: Samples | None = None,
     ) -> None:
         self._session = Session(config, buffer, reporter, ranks or Ranks())
         self._trainer = trainer
         self._publication = Publication(self._session, trainer.backend, publisher)
         self._saving = Saving(self._session, trainer, checkpoints, save_tokenizer)
-        self._report = StepReport(self._session, trainer.objective)
+        self._report = StepReport(self._session, trainer.objective, samples)
 
     def stop(self) -> None:
         self._session.stopping = True
@@ -83,6 +85,7 @@ class Learner:
             log.info("stopped at version %d, batch %d", session.version, session.batch)
         else:
             self._end(why)
+        self._report.close()
         session.ranks.order(Order("end"))
 
     def _train(self) -> str | None:

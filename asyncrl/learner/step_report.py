@@ -1,4 +1,4 @@
-"""Reports each training step: its metrics, and the run's counts of tokens and skipped batches."""
+"""Reports each training step: its metrics, samples, and the run's counts of tokens and skipped batches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from asyncrl.buffer.client import BatchReply
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult
@@ -17,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class StepReport:
-    def __init__(self, session: Session, objective: Objective) -> None:
-        self._session, self._objective = session, objective
+    def __init__(self, session: Session, objective: Objective, samples: Samples | None = None) -> None:
+        self._session, self._objective, self._samples = session, objective, samples
         self._tokens_trained, self._skipped = 0, 0
         self._no_signal = NoSignal(session.config.learner.steps)
         self.restart_clock()
@@ -28,8 +29,10 @@ class StepReport:
         self._last_applied = time.perf_counter()
 
     def step(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
-        """Reports the step on batch `b`, whose outcome the session counts already."""
+        """Reports the step on batch `b`, whose outcome the session counts already; takes samples of it."""
         self._spans(b, result)
+        if self._samples is not None:
+            self._samples.take(b, reply, batch, result)
         if result.outcome == "guard":
             self._guard(b, result.why)
             return
@@ -47,6 +50,11 @@ class StepReport:
         if why := self._no_signal.note(reply.trajectories):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
+
+    def close(self) -> None:
+        """Waits for the last samples, for a bounded time."""
+        if self._samples is not None:
+            self._samples.close()
 
     def _spans(self, b: int, result: StepResult) -> None:
         """Reports when the step on batch `b` was computed, and each part of it."""

@@ -14,13 +14,16 @@ import numpy as np
 
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.buffer.client import BufferClient
+from asyncrl.config.sections import TrackingConfig
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.samples import Samples
 from asyncrl.learner.trainer import Trainer
 from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.rollouts.text import TokenText
 from asyncrl.weights.local.shm import ShmPublisher
 from tests.buffer.processes import BufferProcess
 from tests.learner.fake_buffer import FakeReporter
@@ -81,8 +84,8 @@ def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def make_run(folder: Path) -> RunFolder:
-    """Leaves the run folder of a run whose buffer was killed at the end."""
+def make_run(folder: Path, text: TokenText | None = None) -> RunFolder:
+    """Leaves the run folder of a run whose buffer was killed at the end. `text`: keep every group as samples."""
     model = folder / "model"
     tiny_model().save_pretrained(model)
     process = BufferProcess(folder / "run", model={"path": str(model)}, **SECTIONS)
@@ -99,6 +102,7 @@ def make_run(folder: Path) -> RunFolder:
         reporter=reporter,  # type: ignore[arg-type]
         checkpoints=Checkpoints(run.checkpoints, config.learner.keep_checkpoints),
         save_tokenizer=lambda path: None,
+        samples=None if text is None else Samples(run.rollouts, TrackingConfig(rollouts=99), lambda: text),
     )
     try:
         with fake_actor(run, "actor-0"):

@@ -17,6 +17,7 @@ import zmq
 from asyncrl.buffer.client import codec, messages, retry
 from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutcome, Request, Start, TicketReply
+from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.record import to_record
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
@@ -114,6 +115,15 @@ class BlockingBuffer(ABC):
     def status(self) -> dict[str, Any]:
         """Counts by state and reason, staleness histograms, leases per actor, disk bytes, counts of the service."""
         return self.ask(messages.StatusRequest())
+
+    def page(self, group: int, batch: int) -> Page:
+        """Committed rows for a reader: groups from this number on, and the batches from this serial on. Raises
+        BufferRefused, with the code `busy` when readers ask for too much."""
+        return self.ask(messages.PageRequest(group, batch))
+
+    def record(self, group: int, index: int) -> Trajectory | None:
+        """One stored trajectory, for a reader; None: its payload is not kept. Raises as `page` does."""
+        return self.ask(messages.RecordRequest(group, index)).trajectory
 
     def caused(self) -> None:
         """Called before the running learner is killed on purpose: the batch that it holds is not suspected."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Union, cast, get_args
 import msgspec
 
 from asyncrl.buffer.client.errors import BufferRefused, LedgerRestored
-from asyncrl.buffer.client.messages import REQUESTS, BatchReply, Refusal, ReplyHeader, Request, TicketReply
+from asyncrl.buffer.client.messages import REQUESTS, BatchReply, RecordReply, Refusal, ReplyHeader, Request, TicketReply
 from asyncrl.buffer.record import from_record
 from asyncrl.trajectory import Count, Row, Ticket
 from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_row
@@ -73,6 +73,8 @@ def decode_reply(request: Request[T], header: ReplyHeader, frames: Sequence[Fram
     reply: Any = _decoded(_REPLIES[type(request)], header.reply, _MAX_REPLY_BYTES)
     if isinstance(reply, TicketReply):
         reply = _with_prefixes(reply, frames)
+    elif isinstance(reply, RecordReply) and frames:
+        reply = RecordReply(from_record(frames[0]))
     elif isinstance(reply, BatchReply):
         reply = replace(reply, trajectories=[from_record(record) for record in frames])
     return cast(T, reply)

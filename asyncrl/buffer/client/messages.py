@@ -15,7 +15,19 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from asyncrl.trajectory import Attempt, Branch, Count, Lease, LogHead, Ticket, TicketId, Trajectory
+from asyncrl.buffer.client.pages import Page, Serial
+from asyncrl.trajectory import (
+    Attempt,
+    Branch,
+    Count,
+    GroupIndex,
+    GroupNumber,
+    Lease,
+    LogHead,
+    Ticket,
+    TicketId,
+    Trajectory,
+)
 from asyncrl.user_errors import Cause
 
 T = TypeVar("T")
@@ -145,6 +157,12 @@ class EvalReply:
     """The set will not be done, for the reason `why`: the run ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordReply:
+    trajectory: Trajectory | None
+    """None: its payload is not kept. It travels as a frame."""
+
+
 # Requests
 
 
@@ -266,6 +284,20 @@ class EvaluationRequest(Request[EvalReply], frozen=True):
 
 class StatusRequest(Request[dict[str, Any]], frozen=True):
     pass
+
+
+class PageRequest(Request[Page], frozen=True):
+    """Committed rows for a reader (`asyncrl view`): groups from a number on, batches from a serial on."""
+
+    group: GroupNumber
+    batch: Serial
+
+
+class RecordRequest(Request[RecordReply], frozen=True):
+    """One stored trajectory, for a reader."""
+
+    group: GroupNumber
+    index: GroupIndex
 
 
 class CausedRequest(Request[None], frozen=True):

@@ -19,6 +19,7 @@ from asyncrl.buffer.client.messages import Head, PutOutcome, Refusal, Request
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.record import from_record
+from asyncrl.buffer.requests.readers import Readers
 from asyncrl.buffer.rules import Refused
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame, WireError
@@ -66,6 +67,7 @@ class Requests:
         self._buffer = buffer
         self._counts = counts
         self._clock = clock
+        self._readers = Readers(buffer.database, clock)
         self.handlers: Mapping[type[Request[Any]], Handler[Any]] = {
             messages.HelloRequest: Handler(self.on_hello),
             messages.TicketsRequest: Handler(
@@ -96,6 +98,8 @@ class Requests:
             messages.EvaluateRequest: Handler(self.on_evaluate),
             messages.EvaluationRequest: Handler(self.on_evaluation),
             messages.StatusRequest: Handler(self.on_status),
+            messages.PageRequest: Handler(self.on_page, urgent=False),
+            messages.RecordRequest: Handler(self.on_record, urgent=False),
             messages.CausedRequest: Handler(self.on_caused),
             messages.StopRequest: Handler(self.on_stop),
         }
@@ -224,6 +228,13 @@ class Requests:
 
     def on_status(self, request: messages.StatusRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         return Answer(self._buffer.status() | {"service": dict(self._counts)})
+
+    def on_page(self, request: messages.PageRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        return Answer(self._readers.page(request.group, request.batch))
+
+    def on_record(self, request: messages.RecordRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        record = self._readers.record(request.group, request.index)
+        return Answer(messages.RecordReply(None), [] if record is None else [record])
 
     def on_caused(self, request: messages.CausedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         self._buffer.caused()

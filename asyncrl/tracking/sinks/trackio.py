@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.redaction import masked
+from asyncrl.tracking.rollouts.tables import COLUMNS, NewTables
 from asyncrl.tracking.sinks import with_overview
 from asyncrl.tracking.state import Event, Record
 
@@ -46,8 +47,10 @@ def load(run: RunFolder) -> Any:
 
 class Trackio:
     def __init__(self, run: RunFolder, config: Config) -> None:
+        self._tables = NewTables(run.rollouts)
         values = masked(config.model_dump(mode="json"))
-        self._run = load(run).init(
+        self._trackio = load(run)
+        self._run = self._trackio.init(
             project=config.tracking.project, name=run.name, config=values, resume="allow", embed=False,
             auto_log_cpu=False, auto_log_gpu=False,
         )  # fmt: skip
@@ -55,9 +58,15 @@ class Trackio:
     def record(self, record: Record) -> None:
         values = with_overview(record)
         self._run.log(values, step=int(values.pop("step")))
+        self._log_rollouts()
 
     def event(self, event: Event) -> None:
         """Events stay in events.jsonl."""
 
+    def _log_rollouts(self) -> None:
+        for step, rows in self._tables.look():
+            self._run.log({"rollouts": self._trackio.Table(columns=list(COLUMNS), data=rows)}, step=step)
+
     def close(self, summary: Mapping[str, Any]) -> None:
+        self._log_rollouts()
         self._run.finish()

@@ -13,6 +13,7 @@ import wandb
 
 from asyncrl.errors import ConfigError
 from asyncrl.redaction import masked
+from asyncrl.tracking.rollouts.tables import COLUMNS, NewTables
 from asyncrl.tracking.series import AXES, SECTIONS
 from asyncrl.tracking.sinks import with_overview
 from asyncrl.tracking.state import Event, Record
@@ -44,14 +45,21 @@ class Wandb:
             self._run.define_metric(axis)
         for section in ("0_overview", *SECTIONS):
             self._run.define_metric(f"{section}/*", step_metric="step")
+        self._tables = NewTables(run.rollouts)
 
     def record(self, record: Record) -> None:
         self._run.log(with_overview(record))
+        self._log_rollouts()
 
     def event(self, event: Event) -> None:
         """Do nothing: events stay in events.jsonl, since wandb cannot show them on a time axis."""
 
+    def _log_rollouts(self) -> None:
+        for step, rows in self._tables.look():
+            self._run.log({"rollouts": wandb.Table(columns=list(COLUMNS), data=rows), "step": step})
+
     def close(self, summary: Mapping[str, Any]) -> None:
+        self._log_rollouts()
         for name, value in summary.items():
             self._run.summary[name] = value
         self._run.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
         rows.add_row("restarts", ", ".join(f"{role} {n}" for role, n in summary["restarts"].items()))
     rows.add_row("run folder", Text(str(run), style="bold", overflow="fold"))
     rows.add_row("report", Text(str(run / "report.html"), overflow="fold"))
+    rows.add_row("read the rollouts", Text(f"asyncrl view {shlex.quote(str(run))}", overflow="fold"))
     outcome = str(summary.get("outcome", "finished"))
     colour = {"finished": "green", "interrupted": "yellow"}.get(outcome, "red")
     if outcome != "finished" and summary.get("why"):

@@ -45,6 +45,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "evaluate": {"version": [0, 0], "label": "x"},
     "evaluation": {"label": "x"},
     "status": {},
+    "page": {"group": 0, "batch": 0},
+    "record": {"group": 0, "index": 0},
     "caused": {},
     "stop": {},
 }

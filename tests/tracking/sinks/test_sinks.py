@@ -35,6 +35,56 @@ sink.close({"held_out_success_end": 0.93})
 print("failures", sink.failures)
 """
 
+LOG_ROLLOUTS = """
+import sys
+from pathlib import Path
+from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.rollouts.store import Store
+from asyncrl.tracking.sinks import SINKS
+from asyncrl.plugins import resolve
+from tests.tracking.rollouts.test_store import a_rollout
+run = RunFolder.existing(Path(sys.argv[1]))
+sink = resolve(sys.argv[2], SINKS, "sinks")(run, run.load_config())
+store = Store(run.rollouts, 1.0)
+store.write([a_rollout(0, text="first words")])
+sink.record({"step": 1, "reward/mean": 0.5})
+store.write([a_rollout(1, text="second words"), a_rollout(1, text="more words", index=1)])
+sink.close({})
+"""
+
+
+def log_rollouts(run, sink):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "TRACKIO_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", LOG_ROLLOUTS, str(run.path), sink],
+        capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL,
+        env=env | {"HOME": str(run.path), "PYTHONPATH": os.getcwd(), "https_proxy": "http://127.0.0.1:9"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_rollouts_are_tables_in_wandb(tmp_path):
+    pytest.importorskip("wandb")
+    run = make(tmp_path, project="p", wandb_mode="offline")
+    log_rollouts(run, "wandb")
+    tables = [json.loads(path.read_text()) for path in run.path.glob("wandb/offline-run-*/files/media/table/*.json")]
+    assert sorted([row[0], row[-1]] for table in tables for row in table["data"]) == [
+        [1, "first words"], [2, "more words"], [2, "second words"],
+    ]  # fmt: skip
+
+
+def test_rollouts_are_tables_in_trackio(tmp_path):
+    pytest.importorskip("trackio")
+    run = make(tmp_path, project="p")
+    log_rollouts(run, "trackio")
+    database = sqlite3.connect(tmp_path / "runs" / ".trackio" / "p.db")
+    rows = database.execute("select step, metrics from metrics order by step").fetchall()
+    logged = [(step, json.loads(metrics)) for step, metrics in rows]
+    tables = {step: values["rollouts"] for step, values in logged if "rollouts" in values}
+    assert {step: [row["text"] for row in table["_value"]] for step, table in tables.items()} == {
+        1: ["first words"], 2: ["second words", "more words"],
+    }  # fmt: skip
+
 
 def log_all(run, sink, **environment):
     """In a process of its own, as in the launcher: trackers keep global state. No account, no home, no network."""

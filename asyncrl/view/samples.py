@@ -1,0 +1,89 @@
+"""The samples of a viewed run (`tracking.rollouts`): of which trajectories there are some, and one of them by name.
+
+The files may be larger than memory should be asked to hold, so they are read again: a few stay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.errors import RunError
+from asyncrl.tracking.rollouts import store
+from asyncrl.tracking.rollouts.sample import Rollout
+from asyncrl.view.table import Key
+
+LOOK_S = 1.0
+"""Seconds between two looks at the folder."""
+KEPT = 4
+"""Files kept in memory."""
+
+
+class _Place(msgspec.Struct):
+    group: int
+    index: int
+
+
+_PLACE = msgspec.json.Decoder(_Place)
+
+
+class Samples:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._looked = float("-inf")
+        self._times: dict[store.Key, int] = {}
+        self._held: dict[store.Key, tuple[Key, ...]] = {}
+        self._of: dict[Key, list[store.Key]] = {}
+        self._read: OrderedDict[store.Key, dict[Key, Rollout]] = OrderedDict()
+        self.trouble = ""
+        """The last file that could not be read, and why."""
+
+    def keys(self) -> list[Key]:
+        """The trajectories of which there is a sample."""
+        self._look()
+        return sorted(self._of)
+
+    def batches(self, key: Key) -> list[store.Key]:
+        """The (branch, batch) of the samples of one trajectory."""
+        self._look()
+        return self._of.get(key, [])
+
+    def get(self, batch: store.Key, key: Key) -> Rollout | None:
+        """One sample; None: it is not there any more, or damaged."""
+        if batch not in self._read:
+            try:
+                rollouts = store.read(store.path_of(self._folder, batch))
+            except RunError as error:
+                self.trouble, rollouts = str(error), []
+            self._read[batch] = {(r.group, r.index): r for r in rollouts}
+            while len(self._read) > KEPT:
+                self._read.popitem(last=False)
+        return self._read[batch].get(key)
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        times = {}
+        for batch, path in store.files(self._folder).items():
+            try:
+                times[batch] = path.stat().st_mtime_ns
+                if self._times.get(batch) != times[batch]:
+                    self._read.pop(batch, None)
+                    self._held[batch] = tuple(
+                        (place.group, place.index) for place in map(_PLACE.decode, path.read_bytes().splitlines())
+                    )
+            except FileNotFoundError:  # removed just now
+                times.pop(batch, None)
+            except (OSError, msgspec.MsgspecError) as error:
+                self._held[batch] = ()
+                self.trouble = f"{path} cannot be read ({error}): its samples are not shown."
+        if times != self._times:
+            self._times = times
+            self._of = {}
+            for batch in times:
+                for key in self._held[batch]:
+                    self._of.setdefault(key, []).append(batch)
