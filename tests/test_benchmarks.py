@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -75,3 +76,15 @@ def test_what_there_is_so_far_is_on_the_disk_and_earlier_results_stay(
     results.finish(out, ["first", "second"])
     assert out.read_text() == '[\n "first",\n "second"\n]\n'
     assert not part.exists()
+
+
+def test_the_bench_of_the_buffer_runs_to_its_end(tmp_path: Path) -> None:
+    """Its puts must be such as the buffer takes: each has an actor, a place in its log and a length within bounds."""
+    out = tmp_path / "buffer.json"
+    sizes = ["--tokens", "512", "--producers", "2", "--mb", "0.4", "--groups", "64"]
+    command = [sys.executable, str(BENCH / "buffer.py"), *sizes, "--without", "redis", "ray", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in json.loads(out.read_text())["throughput"]}
+    assert {"asyncrl, fsync commit", "asyncrl, fsync interval", "asyncrl, fsync off"} < rows.keys()
+    assert all(row["trajectories"] == 64 for row in rows.values())
