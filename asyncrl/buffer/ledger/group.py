@@ -104,8 +104,12 @@ class Group:
 
     def store(self, index: int, trajectory: Received | None) -> None:
         """Stores a trajectory; None removes it."""
-        self.stored[index] = trajectory
+        former, self.stored[index] = self.stored[index], trajectory
         # Computed once per put and not when they are read: every step reads those of all live groups.
+        if former is None and trajectory is not None and self.oldest is not None and self.newest is not None:
+            self.oldest = min(self.oldest, trajectory.versions[0][0])
+            self.newest = max(self.newest, trajectory.versions[-1][0])
+            return
         stored = self.trajectories
         self.oldest = min((r.versions[0][0] for r in stored), default=None)
         self.newest = max((r.versions[-1][0] for r in stored), default=None)

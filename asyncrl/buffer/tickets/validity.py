@@ -50,7 +50,7 @@ class Validity:
     def check_versions(self, trajectory: Trajectory, versions: VersionCounts) -> None:
         """Refuses tokens that are newer than the learner, or older than the weights that the attempt had to hold."""
         id, oldest = trajectory.id, versions[0][0]
-        self._check_newest(versions[-1][0], f"ticket {id}")
+        self._check_newest(versions[-1][0], id)
         leased = self._leased(id, trajectory.attempt)
         if leased is not None and oldest < leased[1]:
             self.refused["old_tokens"] += 1
@@ -63,11 +63,13 @@ class Validity:
 
     def check_prefix(self, prefix: Row) -> None:
         """Refuses a prefix that nobody can have sampled by now."""
-        self._check_newest(int(prefix.versions.max()), "a prefix")
+        self._check_newest(int(prefix.versions.max()), None)
 
-    def _check_newest(self, newest: int, what: str) -> None:
+    def _check_newest(self, newest: int, id: TicketId | None) -> None:
+        """`id`: the ticket; None: a prefix."""
         reached = self._ledger.history.recorded_version
         if newest > reached + 1:
+            what = "a prefix" if id is None else f"ticket {id}"
             why = f"{what} has a token of version {newest}; the learner has reached {reached}"
             raise Refused("bad_trajectory", why)
 
