@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -77,15 +78,23 @@ def test_what_there_is_so_far_is_on_the_disk_and_earlier_results_stay(
     assert not part.exists()
 
 
-def test_the_buffers_bench_sends_rows_that_the_buffer_takes() -> None:
-    """The longest of them; the bound on rows comes from `env.max_tokens` of the bench's own configuration."""
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import buffer as bench\n"
-        "from asyncrl.buffer.limits import Limits\n"
-        "from asyncrl.buffer.rules import Rules\n"
-        "limits = Limits.of(Rules.of(bench.config('off', 64)), (0, 0), 0)\n"
-        "limits.check_rows(bench.trajectory(bench.TicketId(0, 0, 0), 32768))\n"
-    )
-    command = [sys.executable, "-c", code, str(BENCH)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.timeout(330)
+def test_the_bench_of_the_buffer_runs_to_its_end(tmp_path: Path) -> None:
+    """Its puts must be such as the buffer takes: each has an actor, a place in its log and a length within bounds."""
+    out = tmp_path / "buffer.json"
+    sizes = ["--tokens", "512", "--producers", "2", "--mb", "0.4", "--groups", "64"]
+    command = [sys.executable, str(BENCH / "buffer.py"), *sizes, "--without", "redis", "ray", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in json.loads(out.read_text())["throughput"]}
+    assert {"asyncrl, fsync commit", "asyncrl, fsync interval", "asyncrl, fsync off"} < rows.keys()
+    assert all(row["trajectories"] == 64 for row in rows.values())
+
+
+def test_states_of_the_code_are_measured_in_turns() -> None:
+    command = [sys.executable, str(BENCH / "buffer_core.py"), f"a={BENCH.parents[1]}", f"b={BENCH.parents[1]}"]
+    sizes = ["--blocks", "2", "--processes", "1"]
+    done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert lines == [[what, name] for what in ("issue", "put", "out") for name in "ab"]

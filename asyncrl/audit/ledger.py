@@ -251,7 +251,7 @@ def read_ledger(folder: Path) -> LedgerRows:
             db.row_factory = sqlite3.Row
             db.execute("BEGIN")
             return _rows(db)
-    except (sqlite3.Error, struct.error, ValueError) as error:
+    except (sqlite3.Error, struct.error, ValueError, TypeError) as error:
         raise RunError(
             f"{path} cannot be read: {error}. If its folder is read-only, audit a copy of the run folder; a damaged "
             "ledger is restored from the newest checkpoint's buffer/."

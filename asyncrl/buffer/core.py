@@ -178,7 +178,7 @@ class Buffer:
         Raises Refused, and releases none, for a prefix that nobody can have sampled and for a ticket of another actor.
         """
         for prefix in (prefixes or {}).values():
-            self.tickets.validity.check_newest(int(prefix.versions.max()), "a prefix")
+            self.tickets.validity.check_newest(int(prefix.versions.max()), None)
         for id, attempt in leases:
             self.tickets.validity.check_actor(id, attempt, actor, "release")
         for place, lease in enumerate(leases):

@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096, 32768], help="per trajectory")
     parser.add_argument("--mb", type=float, default=100, help="payload of one measurement; four times that at 4096 / 8")
     parser.add_argument("--repeats", type=int, default=3, help="of the cell 4096 / 8, which the targets are about")
+    parser.add_argument("--groups", type=int, default=10_000, help="that wait when the buffer is restarted")
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; default: a temporary one")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "buffer.json")
     parser.add_argument("--again", action="store_true", help="measure everything, also what an interrupted run has")
@@ -83,7 +84,8 @@ def main() -> None:
             if package == "redis":
                 needs.program("redis-server", of=f"the row of {what}", remedy=f"apt install redis-server, {leave}")
     settings = {
-        name: str(getattr(args, name)) for name in ("producers", "tokens", "mb", "repeats", "folder", "without")
+        name: str(getattr(args, name))
+        for name in ("producers", "tokens", "mb", "repeats", "groups", "folder", "without")
     }
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=args.folder) as folder:
         results = measured(Path(folder), args, Parts(args.out.with_suffix(".part.json"), settings, args.again))
@@ -137,7 +139,7 @@ def measured(folder: Path, args: argparse.Namespace, parts: Parts) -> dict[str, 
         "throughput": rows,
         "producer": parts.get("producer", lambda: [producer(tokens) for tokens in args.tokens]),
         "latency": parts.get("latency", lambda: [latency(folder / "run", fsync) for fsync in ("commit", "interval")]),
-        "restart": parts.get("restart", lambda: restart(folder / "run", groups=10_000, group_size=2)),
+        "restart": parts.get("restart", lambda: restart(folder / "run", args.groups, group_size=2)),
     }
 
 
@@ -198,13 +200,12 @@ def trajectory(ticket: Ticket | TicketId, tokens: int, actor: str = "bench") -> 
     return Trajectory(id, attempt, *about, turn_records=(turn,), logged=line)
 
 
-def config(fsync: str, capacity: int, **learner: int) -> Config:
+def config(fsync: str, capacity: int, tokens: int, **learner: int) -> Config:
     sizes = {"groups_per_step": GROUPS_PER_STEP, "group_size": GROUP, "steps": 10**9} | learner
     # Nothing is refused here but by capacity.
     buffer = {"capacity": capacity, "max_staleness": 10**6, "fsync": fsync, "lease_s": 3600, "max_disk_gb": 1000}
-    return Config.model_validate(
-        {"learner": sizes, "buffer": buffer, "env": {"max_tokens": LONGEST}, "eval": {"tasks": 0}}
-    )
+    rows = {"max_tokens": max(tokens, 256)}
+    return Config.model_validate({"learner": sizes, "buffer": buffer, "env": rows, "eval": {"tasks": 0}})
 
 
 @contextmanager
@@ -227,7 +228,7 @@ def started(path: Path, config: Config) -> Iterator[tuple[RunFolder, psutil.Proc
 
 def through_the_buffer(path: Path, producers: int, tokens: int, n: int, fsync: str) -> Found:
     """n trajectories in through `producers` clients, then out to one learner."""
-    with started(path, config(fsync, n)) as (run, process, _):
+    with started(path, config(fsync, n, tokens)) as (run, process, _):
         idle = process.memory_info().rss
         with closing(BufferClient(run.address("buffer"), identity="learner", deadline_s=120)) as learner:
             incarnation = learner.start(0, 0, None).incarnation
@@ -302,7 +303,7 @@ def _answered(todo: dict[zmq.Socket[bytes], list[list[Any]]]) -> float:
         assert ready, f"{left} puts were not answered for 60 s"
         for sender, _ in ready:
             answer = unpack(sender.recv_multipart()[0])
-            assert set(answer.get("reply", ())) == {"stored"}, answer
+            assert all(put == "stored" for put in answer.get("reply") or [answer]), answer
             left -= 1
             if todo[sender]:
                 sender.send_multipart(todo[sender].pop(), copy=False)
@@ -329,7 +330,7 @@ def latency(path: Path, fsync: str, per_s: int = 200, seconds: int = 5, tokens: 
         await client.close()
         return found
 
-    settings = config(fsync, n + GROUP)
+    settings = config(fsync, n + GROUP, tokens)
     with started(path, settings) as (run, _, _):
         with closing(BufferClient(run.address("buffer"), identity="learner")) as learner:
             learner.published(learner.start(0, 0, None).incarnation, 0, 0, "bench")
@@ -346,7 +347,7 @@ def latency(path: Path, fsync: str, per_s: int = 200, seconds: int = 5, tokens: 
 
 def restart(path: Path, groups: int, group_size: int) -> Found:
     """Seconds from the start of the process to its first answer, with so many groups waiting."""
-    settings = config("off", groups * group_size, groups_per_step=1, group_size=group_size)
+    settings = config("off", groups * group_size, 8, groups_per_step=1, group_size=group_size)
     run = RunFolder.create(path, settings)
     database = Database(run.buffer, "off")
     buffer = Buffer(database, Rules.of(settings), open_source(settings), 0.0)

@@ -50,7 +50,7 @@ class Validity:
     def check_versions(self, trajectory: Trajectory, versions: VersionCounts) -> None:
         """Refuses tokens that are newer than the learner, or older than the weights that the attempt had to hold."""
         id, oldest = trajectory.id, versions[0][0]
-        self.check_newest(versions[-1][0], f"ticket {id}")
+        self.check_newest(versions[-1][0], id)
         leased = self._leased(id, trajectory.attempt)
         if leased is not None and oldest < leased[1]:
             self.refused["old_tokens"] += 1
@@ -60,12 +60,12 @@ class Validity:
                 f"{leased[0]} for tokens of version {leased[1]} or later: load `min_version` before sampling",
             )
 
-    def check_newest(self, newest: int, what: str) -> None:
-        """Refuses tokens that nobody can have sampled by now."""
+    def check_newest(self, newest: int, id: TicketId | None) -> None:
+        """Refuses tokens that nobody can have sampled by now. `id`: the ticket; None: a prefix."""
         reached = self._ledger.history.recorded_version
         if newest > reached + 1:
-            why = f"{what} has a token of version {newest}; the learner has reached {reached}"
-            raise Refused("bad_trajectory", why)
+            what = "a prefix" if id is None else f"ticket {id}"
+            raise Refused("bad_trajectory", f"{what} has a token of version {newest}, the learner is at {reached}")
 
     def _leased(self, id: TicketId, attempt: int) -> tuple[str, int] | None:
         """The actor of an attempt and the oldest version that its tokens may have."""

@@ -15,6 +15,7 @@ from asyncrl.audit.witnesses import SnapshotHead
 from asyncrl.buffer.ledger.chain import LONGEST
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.errors import RunError
 from tests.buffer.fakes import learner, open_buffer, play, reopen, step
 
 
@@ -75,6 +76,29 @@ def test_every_change_is_named(tmp_path: Path, statement: str, what: str) -> Non
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db, db:
         db.execute(statement)
     assert any(text.startswith(what) for text in said(tmp_path))
+
+
+def test_a_value_of_another_type_is_told_by_name_of_the_ledger(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    learner(buffer)
+    play(buffer)
+    buffer.commit(0)
+    buffer.database.close()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db, db:
+        db.execute("UPDATE trajectories SET versions = 99.5")
+    with pytest.raises(RunError, match=r"ledger\.sqlite cannot be read"):
+        read_ledger(tmp_path)
+
+
+def test_a_lost_trajectory_and_the_one_that_replaces_it_are_in_it(tmp_path: Path) -> None:
+    buffer = open_buffer(tmp_path)
+    learner(buffer)
+    play(buffer)
+    group = next(iter(buffer.ledger.live.values()))
+    buffer.ledger.lose(group, 0)
+    buffer.commit(0)
+    buffer.database.close()
+    assert said(tmp_path) == []
 
 
 def test_a_recorded_statement_may_do_nothing_but_change_rows(tmp_path: Path) -> None:
