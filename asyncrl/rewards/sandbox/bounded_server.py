@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -74,6 +75,11 @@ class BoundedServer(ThreadingHTTPServer):
             self._open.pop(request, None)
             self._asking.pop(request, None)
             self._changed.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of connections that broke or were closed: a stranger would fill the log."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def service_actions(self) -> None:
         """Closes what is overdue; called by `serve_forever` after each connection, and each half second."""
