@@ -40,6 +40,10 @@ SILENT_MS = 20_000
 DOMAIN = "asyncrl"
 HANDSHAKE_MS = 10_000
 """Within so many milliseconds a peer has shown its keys."""
+_FRAMES_HELD = 4
+_LEAST_HELD = 16 << 20
+"""Bytes that a tcp peer may have sent and the role not received: so many of the largest frames, and at least these. All
+parts of a message count."""
 _LOCAL = ("ipc://", "inproc://")
 S = TypeVar("S", bound=zmq.Socket[Any])
 
@@ -90,6 +94,7 @@ class Listener:
         Raises zmq.ZMQError if the address cannot be bound.
         """
         end = Endpoint.of(where)
+        self._kind = kind
         self._context = zmq.Context()
         self._gate: _Gate | None = None
         self._acceptor: AcceptorProcess | None = None
@@ -101,7 +106,9 @@ class Listener:
                 self.socket.bind(end.now())
             else:
                 self._gate = _Gate(self._context, end.keys)
-                self._acceptor = AcceptorProcess(end.name, own_host(end.host), end.folder)
+                self._acceptor = AcceptorProcess(
+                    end.name, own_host(end.host), end.folder, max(_FRAMES_HELD * max_bytes, _LEAST_HELD)
+                )
                 _watch(self.socket)
                 self.socket.curve_server = True
                 self.socket.curve_publickey = end.keys.server_public
@@ -122,6 +129,24 @@ class Listener:
         """Peers refused for their key."""
         return self._gate.refused if self._gate is not None else 0
 
+    def receive(self, most: int) -> list[zmq.Frame]:
+        """The next message; of one with more than `most` frames the first ones and one more. Raises zmq.Again.
+
+        ZeroMQ limits the size of a frame, not their number, and each costs far more memory here than on the wire.
+        """
+        frames = [self.socket.recv(zmq.NOBLOCK, copy=False)]
+        while frames[-1].more and len(frames) <= most:
+            frames.append(self.socket.recv(copy=False))
+        rest: list[int] = []
+        if frames[-1].more:
+            while self.socket.getsockopt(zmq.RCVMORE):
+                rest.append(len(self.socket.recv(copy=False)))
+        if self._acceptor is not None:
+            # The first frame of a ROUTER is the name of the peer, which is not on the wire.
+            sent = frames[1:] if self._kind == zmq.ROUTER else frames
+            self._acceptor.received(int(frames[-1].get(zmq.SRCFD)), [*map(len, sent), *rest])
+        return frames
+
     def close(self) -> None:
         """Close, after waiting for queued messages as long as the socket's LINGER says."""
         self.socket.close()
@@ -130,21 +155,6 @@ class Listener:
         self._context.term()
         if self._acceptor is not None:
             self._acceptor.close()
-
-
-def receive(socket: zmq.Socket[bytes], most: int) -> list[zmq.Frame]:
-    """The next message; of one with more than `most` frames the first ones and one more. Raises zmq.Again.
-
-    ZeroMQ limits the size of a frame, not their number, and each costs far more memory here than on the wire.
-    """
-    frames = [socket.recv(zmq.NOBLOCK, copy=False)]
-    while frames[-1].more and len(frames) <= most:
-        frames.append(socket.recv(copy=False))
-    if frames[-1].more:
-        rest = bytearray(8)
-        while socket.getsockopt(zmq.RCVMORE):
-            socket.recv_into(rest)
-    return frames
 
 
 class Link(Generic[S]):

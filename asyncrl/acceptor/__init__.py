@@ -10,25 +10,37 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+
+from asyncrl.acceptor.__main__ import FRAME_BYTES, TAKEN
 
 log = logging.getLogger(__name__)
 
 _END_S = 4.0
 """Longest wait for the process when its role ends; it hands over what the role said last."""
 _AGAIN_S = 0.1
+_SEALED_BYTES = 33
+"""What CURVE adds to a frame."""
+_TOLD = 8
+"""The role says what it has received of a peer each time it is such a part of what that may have sent."""
 _BACKLOG = 512
+_NAME_BYTES = 6
+"""Of a name that the system chose: 0, and five digits."""
 
 
 class AcceptorProcess:
     """`path` is the socket that the role binds, `address` what its peers connect to."""
 
-    def __init__(self, name: str, host: str, folder: Path | None) -> None:
-        """`folder`: of the launch's sockets, which its end removes; on other hosts there is none.
+    def __init__(self, name: str, host: str, folder: Path | None, most: int) -> None:
+        """`folder`: of the launch's sockets, which its end removes; on other hosts there is none. `most`: bytes that a
+        peer may have sent and the role not received; the largest message has fewer.
 
         Raises OSError if this host has no such address.
         """
-        self._name, self._closing = name, threading.Event()
+        self._name, self._closing, self._most = name, threading.Event(), most
+        self._taken: dict[int, int] = {}
+        """By the role's file of a connection: what the role has received and not said yet."""
         self._listening = socket.create_server((host, 0), backlog=_BACKLOG)
         there = folder if folder is not None and folder.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-", dir=there or _short_folder()))
@@ -46,6 +58,33 @@ class AcceptorProcess:
         self._process = self._start()
         self._thread.start()
 
+    def received(self, file: int, sizes: Iterable[int]) -> None:
+        """Called by the role for each message: its file of the connection (SRCFD), and the bytes of each frame."""
+        taken = self._taken.pop(file, 0)
+        for size in sizes:
+            sealed = size + _SEALED_BYTES
+            taken += sealed + (2 if sealed < 256 else 9) + FRAME_BYTES
+        if taken < self._most // _TOLD or not self._say(file, taken):
+            self._taken[file] = taken
+
+    def _say(self, file: int, taken: int) -> bool:
+        """False if it has to be said later."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            connection = socket.socket(fileno=file)
+            try:
+                name = connection.getpeername()
+            finally:
+                connection.detach()
+            if isinstance(name, bytes) and len(name) == _NAME_BYTES:
+                os.write(self._process.stdin.fileno(), TAKEN.pack(name, taken))
+        except BlockingIOError:
+            return False
+        except (OSError, ValueError):  # the connection or the process has ended
+            return True
+        return True
+
     def close(self) -> None:
         """To be called once the role has closed its socket."""
         self._closing.set()
@@ -60,13 +99,16 @@ class AcceptorProcess:
     def _start(self) -> subprocess.Popen[str]:
         file = self._listening.fileno()
         program = Path(__file__).with_name("__main__.py")
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), str(file), str(self.path)],
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(program), str(file), str(self._most), str(self.path)],
             pass_fds=(file,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        return process
 
     def _keep(self) -> None:
         """Passes on what the process reports, and starts another when it ends."""

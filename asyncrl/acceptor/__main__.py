@@ -4,8 +4,12 @@
 
 ZeroMQ takes every connection, so that strangers without keys could use up the open files of a role, and with them its
 disk. This process takes them instead, and has no files to lose. It keeps at most `PENDING` connections whose peer has
-not been admitted yet: with one more, the one that has been silent for longest is closed. It does not interpret what it
-carries, beyond the first byte of a peer and the word with which ZeroMQ admits it.
+not been admitted yet: with one more, the one that has been silent for longest is closed.
+
+ZeroMQ gathers the parts of a message until its last one, and neither their number nor their sum has a bound. So this
+process counts what an admitted peer has sent, and the role says what it has received (`Listener.receive`): a peer of
+which the role has not yet received `most` bytes is not read from, and closed if that lasts. It does not interpret what
+it carries, beyond the first byte of a peer, the word with which ZeroMQ admits it, and the length of each frame.
 
 `AcceptorProcess` starts this file by its path: it uses the standard library alone, so that it starts at once.
 """
@@ -18,6 +22,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from collections import Counter
@@ -39,6 +44,42 @@ SIGNATURE = 0xFF
 READY = b"\x05READY"
 """The command with which the socket admits a peer; the 234 bytes before it are a greeting and random."""
 HEAD_BYTES = 320
+GREETING_BYTES = 64
+LARGE = 0x02
+"""Flag of a frame whose length has eight bytes."""
+FRAME_BYTES = 2048
+"""What a frame counts beside its bytes on the wire: ZeroMQ and the role need memory and time for each."""
+LEAK_BYTES = 1024
+"""What is forgotten each second: heartbeats, of which the role receives nothing, count less than that."""
+STUCK_S = 15.0
+"""A peer is closed when for so long the role has received nothing of too much."""
+TOTAL = 4
+"""All peers together may have sent so many times what one may; beyond that, the one with most is closed."""
+TAKEN = struct.Struct("<6sQ")
+"""What the role says on the standard input: the name of a connection, and how much it has received from it."""
+
+
+@dataclass(slots=True)
+class Frames:
+    """Counts the frames that begin in a peer's bytes."""
+
+    skip: int = GREETING_BYTES
+    head: bytes = b""
+
+    def begin(self, data: bytes) -> int:
+        at, count = 0, 0
+        if self.head:
+            data, self.head = self.head + data, b""
+        while at + self.skip < len(data):
+            at += self.skip
+            size = 9 if data[at] & LARGE else 2
+            if at + size > len(data):
+                self.skip, self.head = 0, data[at:]
+                return count
+            self.skip = size + int.from_bytes(data[at + 1 : at + size], "big")
+            count += 1
+        self.skip -= len(data) - at
+        return count
 
 
 @dataclass(eq=False, slots=True)
@@ -62,12 +103,24 @@ class Pair:
     role: End | None = None
     head: bytearray | None = field(default_factory=bytearray)
     """What the role said first; None once the peer is admitted."""
+    name: bytes = b""
+    """Of the role's end, by which the role knows it."""
+    frames: Frames = field(default_factory=Frames)
+    held: int = 0
+    """What an admitted peer has sent and the role has not received: bytes, and FRAME_BYTES for each frame."""
+    stuck: float = 0.0
+    """Since when it is not read from because of that; 0: it is."""
 
 
 class Acceptor:
-    def __init__(self, listening: socket.socket, path: str, alive: int) -> None:
-        """`path`: the role's own socket. `alive`: a pipe that ends with the role's process."""
-        self._listening, self._path, self._alive = listening, path, alive
+    def __init__(self, listening: socket.socket, path: str, alive: int, most: int) -> None:
+        """`path`: the role's own socket. `alive`: a pipe that ends with the role's process, on which the role says what
+        it has received. `most`: what a peer may have sent beyond that."""
+        self._listening, self._path, self._alive, self._most_held = listening, path, alive, most
+        self._named: dict[bytes, Pair] = {}
+        """Connections to the role."""
+        self._held, self._said, self._leaked_at = 0, b"", 0.0
+        self._endless: Counter[str] = Counter()
         self._epoll = select.epoll()
         self._ends: dict[int, End] = {}
         self._pending: dict[Pair, None] = {}
@@ -89,6 +142,7 @@ class Acceptor:
                 self._handle(file, event)
             now = time.monotonic()
             self._close_overdue(now)
+            self._close_stuck(now)
             self._report(now)
             if os.getppid() != parent:
                 self._leave()
@@ -97,7 +151,7 @@ class Acceptor:
         if file == self._listening.fileno():
             self._accept()
         elif file == self._alive:
-            self._leave()
+            self._listen()
         elif (end := self._ends.get(file)) is not None:
             try:
                 # The event may be of a connection that was closed just before this one got its file's number.
@@ -120,6 +174,40 @@ class Acceptor:
             self._listening.close()
             for pair in [pair for pair in self._pending if pair.role is None]:
                 self._close(pair)
+
+    def _listen(self) -> None:
+        """Takes what the role has received off what its peers have sent."""
+        said = os.read(self._alive, TAKEN.size << 10)
+        if not said:
+            self._leave()
+        self._said += said
+        whole = len(self._said) // TAKEN.size * TAKEN.size
+        for name, taken in TAKEN.iter_unpack(self._said[:whole]):
+            if (pair := self._named.get(name)) is not None:
+                self._hold(pair, -taken)
+        self._said = self._said[whole:]
+
+    def _hold(self, pair: Pair, more: int) -> None:
+        before, pair.held = pair.held, max(0, pair.held + more)
+        self._held += pair.held - before
+        if stuck := pair.held > self._most_held:
+            pair.stuck = pair.stuck or time.monotonic()
+        if not stuck and pair.stuck:
+            pair.stuck = 0.0
+            self._settle(pair)
+
+    def _close_stuck(self, now: float) -> None:
+        if now - self._leaked_at < 1.0:
+            return
+        leak, self._leaked_at = int(LEAK_BYTES * min(now - self._leaked_at, 60.0)), now
+        for pair in [pair for pair in self._named.values() if pair.held]:
+            self._hold(pair, -leak)
+            if pair.stuck and now - pair.stuck > STUCK_S:
+                self._close_endless(pair)
+
+    def _close_endless(self, pair: Pair) -> None:
+        self._endless[pair.address] += 1
+        self._close(pair)
 
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
@@ -174,12 +262,22 @@ class Acceptor:
             return
         other = pair.role if end is pair.peer else pair.peer
         assert other is not None
-        if pair.head is not None and end is pair.role:
+        if end is pair.peer:
+            self._count(pair, data)
+        elif pair.head is not None:
             self._look(pair, data)
         sent = _send(other.socket, data)
         if sent < len(data):
             other.unsent = memoryview(data)[sent:]
+        if other.unsent or pair.stuck:
             self._settle(pair)
+        if self._held > TOTAL * self._most_held:
+            self._close_endless(max(self._named.values(), key=lambda each: each.held))
+
+    def _count(self, pair: Pair, data: bytes) -> None:
+        frames = pair.frames.begin(data)
+        if pair.head is None:
+            self._hold(pair, len(data) + FRAME_BYTES * frames)
 
     def _open(self, pair: Pair, first: int) -> bool:
         """Connects a peer that has spoken to the role; False if it is none, or the role has no room now."""
@@ -189,11 +287,13 @@ class Acceptor:
         role = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         role.setblocking(False)
         try:
+            role.bind("")  # the system chooses a name
             role.connect(self._path)
         except OSError:  # it ends, or its backlog is full: the peer comes again
             role.close()
             return False
-        pair.role = self._watch(role, pair)
+        pair.role, pair.name = self._watch(role, pair), role.getsockname()
+        self._named[pair.name] = pair
         return True
 
     def _look(self, pair: Pair, data: bytes) -> None:
@@ -215,7 +315,7 @@ class Acceptor:
         assert peer is not None
         assert role is not None
         for end, other in ((peer, role), (role, peer)):
-            reading = 0 if other.unsent else select.EPOLLIN
+            reading = 0 if other.unsent or (pair.stuck and end is peer) else select.EPOLLIN
             self._wait_for(end, reading | (select.EPOLLOUT if end.unsent else 0))
 
     def _wait_for(self, end: End, mask: int) -> None:
@@ -235,11 +335,13 @@ class Acceptor:
                 del self._ends[end.socket.fileno()]
                 end.socket.close()
         self._pairs -= 1
+        self._held -= pair.held
         self._pending.pop(pair, None)
+        self._named.pop(pair.name, None)
 
     def _report(self, now: float) -> None:
         """Says what was closed, to the role's log."""
-        if now < self._report_at or not (self._closed or self._full):
+        if now < self._report_at or not (self._closed or self._full or self._endless):
             return
         self._report_at = now + REPORT_S
         if self._closed:
@@ -249,6 +351,13 @@ class Acceptor:
                 f"them from {address}: something else than this run connects to it",
                 flush=True,
             )
+        if self._endless:
+            ((address, _),) = self._endless.most_common(1)
+            print(
+                f"{self._endless.total()} connections were closed because they sent more than {self._most_held >> 20} "
+                f"MiB of which nothing could be received yet, most of them from {address}: a message without an end",
+                flush=True,
+            )
         if self._full:
             print(
                 f"{self._full} connections were refused: {self._pairs} peers are connected, as many as the limit of "
@@ -256,6 +365,7 @@ class Acceptor:
                 flush=True,
             )
         self._closed.clear()
+        self._endless.clear()
         self._full = 0
 
 
@@ -275,9 +385,9 @@ if __name__ == "__main__":
     # It ends with the role's process, which may have something to say until then.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    listening, path = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    listening, most, path = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
     with contextlib.suppress(BrokenPipeError):  # the role has ended, and nobody reads the reports
-        Acceptor(listening, path, sys.stdin.fileno()).run(os.getppid())
+        Acceptor(listening, path, sys.stdin.fileno(), most).run(os.getppid())
     # A role that was killed has left its socket.
     for remove, left in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class AckLog:
         self._digest = xxhash.xxh3_128(written[:whole])
         self._flush = flush
         # A single write of a short line to an O_APPEND file is not torn when a process dies.
+        self._path, self._size = path, whole
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, whole)  # a power cut can leave part of a line
         self._flushed: LogHead | None = None
@@ -90,8 +92,12 @@ class AckLog:
         os.close(self._file)
 
     def _append(self, fields: Mapping[str, Any]) -> None:
+        """Raises OSError on a full disk; the log is then as before."""
         line = f"{json.dumps({'n': self._next, **fields})}\n".encode()
-        os.write(self._file, line)
+        if os.write(self._file, line) < len(line):  # as much as there was room for
+            os.ftruncate(self._file, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        self._size += len(line)
         self._digest.update(line)
         self._next += 1
 

@@ -31,7 +31,7 @@ from asyncrl.buffer.requests.handlers import Answer, Handler, Requests
 from asyncrl.buffer.requests.held import HeldRequest, HeldRequests
 from asyncrl.buffer.requests.outbox import Outbox
 from asyncrl.buffer.rules import Refused
-from asyncrl.sockets import Endpoint, Listener, receive
+from asyncrl.sockets import Endpoint, Listener
 from asyncrl.wire import Frame, WireError
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Service:
         count = 0
         while count < _AT_ONCE:
             try:
-                frames = receive(self._socket, 1 + self._buffer.limits.frames)
+                frames = self._listener.receive(1 + self._buffer.limits.frames)
             except zmq.Again:
                 if count or not self._socket.poll(int(wait_s * 1000 + 0.999)):
                     break

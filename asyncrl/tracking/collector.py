@@ -197,11 +197,13 @@ class Collector:
     def _messages(self) -> Iterator[dict[str, Any]]:
         for _ in range(AT_ONCE):
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
+                frames = self._listener.receive(1)
             except zmq.Again:
                 return
             try:
-                message = messages.decode(frame, max(self.state.steps, self.state.step))
+                if len(frames) != 1:
+                    raise WireError("a report has one frame, got more")
+                message = messages.decode(frames[0].buffer, max(self.state.steps, self.state.step))
             except WireError as error:
                 self._refuse(error)
                 continue

@@ -39,8 +39,8 @@ def test_what_a_role_said_last_reaches_a_slow_peer_that_still_speaks(role: Role)
 class Role:
     """A plain socket in the place of ZeroMQ's, behind a real acceptor process."""
 
-    def __init__(self, folder: Path) -> None:
-        self.acceptor = AcceptorProcess("role", "127.0.0.1", folder)
+    def __init__(self, folder: Path, most: int = 1 << 30) -> None:
+        self.acceptor = AcceptorProcess("role", "127.0.0.1", folder, most)
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(self.acceptor.path))
         self._listening.listen()

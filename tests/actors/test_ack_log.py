@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,26 @@ def test_a_line_that_a_power_cut_left_half_is_cut_off_and_numbers_go_on(tmp_path
             file.write('{"n": 7, "bra')
     AckLog(path).close()
     assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1]
+
+
+def test_a_line_for_which_the_disk_has_no_room_leaves_no_part_of_it(tmp_path: Path) -> None:
+    """Before, the next line was appended to that part, and the audit found both missing: half an hour of chaos."""
+    path = tmp_path / "actor-0.jsonl"
+    log = AckLog(path)
+    log.write(MADE)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limit[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            log.announce(MADE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    made = log.announce(MADE)
+    log.write(made)
+    log.close()
+    read = read_acks(path)
+    assert (len(read.acks), len(read.puts), read.missing, read.unreadable) == (2, 1, [], [])
+    assert made.logged == LogHead(1, read.heads[1])
 
 
 def test_the_audit_reads_what_was_announced_and_the_same_heads(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from asyncrl.actors.endpoint import open_connections
 from asyncrl.actors.endpoint.constraints import Constraints, constraints, refused, shown
 from asyncrl.actors.endpoint.deduplication import DistinctRequest
 from asyncrl.actors.endpoint.delivery import ANSWER_ID, OWN_CLIENT, Connections, Transmission
@@ -81,9 +81,10 @@ class EndpointServer:
         self._socket = socket.socket()
         self._server = _UvicornServer(
             uvicorn.Config(
-                self.app, http=_watched(self._connections), ws="none", lifespan="off", log_level="warning",
-                access_log=False, proxy_headers=False,
-                timeout_keep_alive=IDLE_S,
+                self.app, http=open_connections.limited(self._connections), ws="none", lifespan="off",
+                log_level="warning", access_log=False, proxy_headers=False, timeout_keep_alive=IDLE_S,
+                backlog=open_connections.ACCEPTED_AT_ONCE,
+                h11_max_incomplete_event_size=open_connections.MAX_HEAD_BYTES,
             )
         )  # fmt: skip
         self._serving: asyncio.Task[None] | None = None
@@ -96,6 +97,8 @@ class EndpointServer:
                 if self._serving.done():
                     self._serving.result()
                 await asyncio.sleep(0.005)
+        # uvicorn's backlog is also how many connections asyncio takes at once, and so it is small.
+        self._socket.listen(open_connections.WAITING)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -223,30 +226,17 @@ class _UvicornServer(uvicorn.Server):
         yield  # the actor handles signals
 
 
-def _watched(connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which reports to `connections` when each is opened and closed."""
-
-    class Watched(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if self.client is not None:
-                connections.opened(self.client, transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            if self.client is not None:
-                connections.closed(self.client, exc)
-
-    return Watched
-
-
 async def _body(request: Request) -> bytes:
-    """Raises BadRequest (413) past the limit."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise BadRequest(f"the request has more than {MAX_BODY_BYTES} bytes", code="too_large", status=413)
+    """Raises BadRequest past the limits of size (413) and time (408)."""
+    body, seconds = bytearray(), open_connections.BODY_S
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise BadRequest(f"the request has more than {MAX_BODY_BYTES} bytes", code="too_large", status=413)
+    except TimeoutError:
+        raise BadRequest(f"the body did not arrive within {seconds:g} s", code="too_slow", status=408) from None
     return bytes(body)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from asyncrl.errors import RunError
+from asyncrl.rewards.sandbox.bounded_server import BoundedServer
 from asyncrl.rewards.sandbox.contract import Result, Run, request_from_json, result_to_json
 from asyncrl.rewards.sandbox.local import LocalSandbox
 
@@ -21,49 +22,66 @@ MOST_SECONDS = 300.0
 """Longest run; a request for a longer one is refused."""
 
 
-def make_server(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -> ThreadingHTTPServer:
-    """A server that is bound and does not serve yet. Port 0: the first free one. Raises OSError."""
-    slots = threading.BoundedSemaphore(concurrency)
+class _Server(BoundedServer):
+    def __init__(self, sandbox: LocalSandbox, address: tuple[str, int], concurrency: int) -> None:
+        self._sandbox, self._slots = sandbox, threading.BoundedSemaphore(concurrency)
+        super().__init__(address, _Handler)
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 30.0
-
-        def do_GET(self) -> None:
-            self._answer(200 if self.path == "/v1/ping" else 404, "pong" if self.path == "/v1/ping" else "no such page")
-
-        def do_POST(self) -> None:
-            if self.path != "/run_code":
-                return self._answer(404, {"detail": f"{self.path}: there is only /run_code"})
+    def result(self, run: Run) -> Result:
+        with self._slots:
             try:
-                length = int(self.headers.get("Content-Length", ""))
-                if not 0 <= length <= _MOST_BYTES:
-                    raise ValueError(f"{length} bytes; expected at most {_MOST_BYTES}")
-                run = request_from_json(json.loads(self.rfile.read(length)))
-                if not 0 < run.run_timeout <= MOST_SECONDS:
-                    raise ValueError(f"run_timeout is {run.run_timeout}: expected 0 to {MOST_SECONDS} s")
-            except (ValueError, RecursionError) as error:
-                return self._answer(422, {"detail": str(error)})
-            with slots:
-                try:
-                    result = sandbox.run_now(run)
-                except Exception as error:
-                    result = Result("SandboxError", f"{type(error).__name__}: {error}")
-            self._answer(200, result_to_json(result))
+                return self._sandbox.run_now(run)
+            except Exception as error:
+                return Result("SandboxError", f"{type(error).__name__}: {error}")
 
-        def _answer(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
 
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Log nothing: there are thousands of runs."""
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 30.0
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    return server
+    def do_GET(self) -> None:
+        self._answer(200 if self.path == "/v1/ping" else 404, "pong" if self.path == "/v1/ping" else "no such page")
+
+    def do_POST(self) -> None:
+        if self.path != "/run_code":
+            return self._answer(404, {"detail": f"{self.path}: there is only /run_code"})
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+            if not 0 <= length <= _MOST_BYTES:
+                raise ValueError(f"{length} bytes; expected at most {_MOST_BYTES}")
+        except ValueError as error:
+            return self._answer(422, {"detail": str(error)})
+        with self.server.room(length) as given:
+            if not given:
+                return self._answer(503, {"detail": "too many large requests at once: send it again later"})
+            self._run(length)
+
+    def _run(self, length: int) -> None:
+        try:
+            body = self.rfile.read(length)
+            self.server.asked(self.connection)
+            run = request_from_json(json.loads(body))
+            if not 0 < run.run_timeout <= MOST_SECONDS:
+                raise ValueError(f"run_timeout is {run.run_timeout}: expected 0 to {MOST_SECONDS} s")
+        except (ValueError, RecursionError) as error:
+            return self._answer(422, {"detail": str(error)})
+        self._answer(200, result_to_json(self.server.result(run)))
+
+    def _answer(self, status: int, body: Any) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Log nothing: there are thousands of runs."""
+
+
+def make_server(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -> BoundedServer:
+    """A server that is bound and does not serve yet. Port 0: the first free one. Raises OSError."""
+    return _Server(sandbox, (host, port), concurrency)
 
 
 def serve(sandbox: LocalSandbox, host: str, port: int, concurrency: int) -> int:

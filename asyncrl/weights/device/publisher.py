@@ -27,7 +27,7 @@ import zmq
 from torch import Tensor
 
 from asyncrl.errors import RunError
-from asyncrl.sockets import Endpoint, Listener, receive
+from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.device.slot_leases import SlotLease, SlotLeases
 from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot
 from asyncrl.weights.device.transports import Transport
@@ -127,7 +127,7 @@ class DevicePublisher:
             return
         for _ in range(64):
             try:
-                yield [bytes(frame.buffer) for frame in receive(self._listener.socket, 2)]
+                yield [bytes(frame.buffer) for frame in self._listener.receive(2)]
             except zmq.Again:
                 return
 

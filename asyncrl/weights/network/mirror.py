@@ -137,9 +137,14 @@ class Mirror:
                 pause_s = min(2 * pause_s, PAUSE_S[1])
 
     def _join(self, server: Source, address: str, held: WeightsVersion | None) -> None:
-        """Fetch from the host that the server names. Without a reply nothing changes."""
+        """Fetch from the host that the server names. Without a reply, or when it refuses, nothing changes."""
         self._join_at = time.monotonic() + self._join_s
-        if (reply := server.join(address, self._lost)) is None:
+        try:
+            reply = server.join(address, self._lost) if address else None
+        except WireError as error:
+            log.warning("%s: this host hands no weights on for %g s: %s", self.dir, self._join_s, error)
+            return
+        if reply is None:
             return
         parent, newest = reply
         lags = bool(newest) and (held is None or newest != [held.branch, held.version, held.digest])

@@ -25,10 +25,14 @@ class Relay:
             name = source.announced.with_name(f"{source.announced.name}-{uuid.uuid4().hex}")
             self._end = Endpoint(source.name, announced=name, keys=source.keys, host=source.host)
         self.server = WeightsServer(folder, self._end, full_every=0, relays=True)
-        self.address = self._end.now()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights relay", daemon=True)
         self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where others find it; empty until it is announced."""
+        return self._end.now()
 
     def close(self) -> None:
         self._stop.set()

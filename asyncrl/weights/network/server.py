@@ -29,7 +29,7 @@ from typing import Any
 import xxhash
 import zmq
 
-from asyncrl.sockets import Endpoint, Listener, receive
+from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.local.folder import File, Watch
 from asyncrl.weights.network.changes import Changes, Delta, PendingDelta
 from asyncrl.weights.network.fanout import Fanout
@@ -121,7 +121,7 @@ class WeightsServer:
         if self._socket.poll(LOOK_MS):
             for _ in range(64):
                 try:
-                    frames = [bytes(frame.buffer) for frame in receive(self._socket, 2)]
+                    frames = [bytes(frame.buffer) for frame in self._listener.receive(2)]
                 except zmq.Again:
                     break
                 self._handle(frames)

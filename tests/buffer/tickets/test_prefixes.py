@@ -147,7 +147,7 @@ def test_a_new_branch_keeps_none(tmp_path: Path) -> None:
 def test_one_of_a_version_that_nobody_has_is_refused_and_the_ticket_stays_issued(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     (ticket,) = issue(buffer)
-    with pytest.raises(Refused, match="version 7; the learner has reached 0"):
+    with pytest.raises(Refused, match="version 7, the learner is at 0"):
         hand_back(buffer, ticket, prefix((7,)))
     assert len(buffer.leases) == 1
     assert counts(buffer) == {}

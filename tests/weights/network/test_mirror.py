@@ -19,6 +19,7 @@ from asyncrl.weights.network import fanout
 from asyncrl.weights.network import mirror as mirror_module
 from asyncrl.weights.network.mirror import Mirror
 from asyncrl.weights.network.subscriber import MirroredSubscriber
+from asyncrl.weights.requests import MAX_HELD
 from tests.weights.network.mirror_stage import Place, Serving, holds, model, same, until
 
 
@@ -87,6 +88,16 @@ def test_when_a_host_dies_those_that_fetched_from_it_go_on(place: Place, monkeyp
     monkeypatch.setattr(deaf.server, "_look", lambda: None)
     id = place.publish(2)
     assert all(holds(host, id) and same(host, 2) for host in hosts[1:]), "who answers but lags is left too"
+
+
+def test_a_host_that_the_tree_refuses_fetches_from_the_server(place: Place) -> None:
+    """Before, it asked again and again, and fetched nothing any more: a run under chaos stood still."""
+    serving = place.serve(fanout=2)
+    serving.server.fanout._heard = {f"host {i}": float("inf") for i in range(MAX_HELD)}
+    host = place.host("host", relays=True, answer_s=0.3, join_s=0.02)
+    for version in range(3):
+        assert holds(host, place.publish(version))
+    assert serving.server.counts["refused"] > 0
 
 
 def test_a_host_that_is_ahead_of_the_one_it_fetches_from_does_not_go_back(place: Place) -> None:
