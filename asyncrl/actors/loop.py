@@ -47,11 +47,11 @@ class Actor:
         self._engine, self._buffer, self._reporter = components.engine, components.buffer, components.reporter
         self._updates, self._keeper, self._acks = components.updates, components.keeper, components.acks
         self._concurrency = Concurrency.of(config)
-        self.tickets = HeldTickets(components, report=lambda: self._status.report())
+        self.tickets = HeldTickets(components, report=lambda: self._status.report(), holds=self._holds)
         self._status = Status(config.env.name, components, self.tickets, self._concurrency)
         self._stopping = False
-        self._issued_eval = False
-        """The last reply held evaluation tickets; the next one may, too."""
+        self._hold: tuple[int, int] | None = None
+        """The weights that the buffer asks for, since this actor plays an evaluation; None: the newest."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns after `stop` is set and every ticket is put or released. Raises what ends an actor: EngineDied,
@@ -86,7 +86,7 @@ class Actor:
             if self._concurrency.free(self.tickets.busy):
                 reply = await self.tickets.calls.until_answered("tickets", self._ask)
                 issued, self._status.no_ticket = reply.tickets, reply.why
-                self._issued_eval = any(ticket.kind == "eval" for ticket in issued)
+                self._hold = next((t.min_version for t in issued if t.kind == "eval"), reply.hold)
                 for ticket in issued:
                     self.tickets.begin(ticket)
             if not issued:
@@ -103,15 +103,35 @@ class Actor:
 
     async def _take_weights(self) -> None:
         while True:
-            if not self._evaluates() and await self._updates.look(self._evaluates):
+            if not self._stays() and await self._updates.look(self._stays, self._pinned()):
                 log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
                 self.tickets.changed.set()
                 self._status.report()
             await asyncio.sleep(LOOK_S)
 
-    def _evaluates(self) -> bool:
-        """Whether an evaluation runs: it measures one version, so no other is loaded before its episodes end."""
-        return self._issued_eval or any(held.ticket.kind == "eval" for held in self.tickets.playing.values())
+    def _stays(self) -> bool:
+        """Whether no other weights may be loaded now.
+
+        An evaluation measures one version: none is loaded before its episodes end, and to one that is older than what
+        an episode's ticket asks for the actor goes back when that episode has ended.
+        """
+        pinned = self._pinned()
+        return pinned is not None and (
+            self._engine.held_version == pinned
+            or any(held.ticket.min_version > pinned for held in self.tickets.playing.values())
+        )
+
+    def _pinned(self) -> tuple[int, int] | None:
+        """The weights to hold: those of the evaluation episodes in progress, or those that the buffer asks for."""
+        evaluating = (h.ticket.min_version for h in self.tickets.playing.values() if h.ticket.kind == "eval")
+        return next(evaluating, self._hold)
+
+    async def _holds(self, ticket: Ticket) -> None:
+        """Waits until the engine has the weights to which an evaluation ticket is pinned: it may have begun to load
+        others while the ticket was on its way."""
+        pinned = ticket.min_version if ticket.kind == "eval" else None
+        while pinned and (self._engine.held_version != pinned or self._updates.loading):  # noqa: ASYNC110 - of the engine
+            await asyncio.sleep(LOOK_S)
 
     async def _beat(self) -> None:
         """A sign of life for the keeper twice a second, and metrics every `tracking.system_s`."""

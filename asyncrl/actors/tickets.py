@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from asyncrl.actors.components import Components
@@ -53,8 +53,11 @@ class HeldTicket:
 
 
 class HeldTickets:
-    def __init__(self, components: Components, *, report: Callable[[], None]) -> None:
-        """`report` is called when what the actor waits for may have changed."""
+    def __init__(
+        self, components: Components, *, report: Callable[[], None], holds: Callable[[Ticket], Awaitable[None]]
+    ) -> None:
+        """`report` is called when what the actor waits for may have changed. `holds` waits until the engine has the
+        weights that a ticket needs."""
         self.counts = Counts()
         self.playing: dict[Lease, HeldTicket] = {}
         self.putting: dict[Lease, HeldTicket] = {}
@@ -64,7 +67,7 @@ class HeldTickets:
         """Fails with the error that ends the actor."""
         self.calls = Calls(report)
         self._play, self._buffer = components.play, components.buffer
-        self._keeper, self._acks, self._report = components.keeper, components.acks, report
+        self._keeper, self._acks, self._report, self._holds = components.keeper, components.acks, report, holds
 
     @property
     def busy(self) -> int:
@@ -89,6 +92,7 @@ class HeldTickets:
 
     async def _run(self, held: HeldTicket) -> None:
         try:
+            await self._holds(held.ticket)
             trajectory = await self._play(held.ticket, held.progress)
         except Interrupted:
             held.interrupted = True
