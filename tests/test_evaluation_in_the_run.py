@@ -25,8 +25,8 @@ from asyncrl.audit.checks import violations
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.witnesses import gather
-from asyncrl.buffer.client import BufferClient, BufferTimeout
 from asyncrl.config.held_out import for_set
+from asyncrl.errors import RunError
 from asyncrl.evaluation import play_held_out, with_model
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.learner.checkpoints.checkpoints import complete
@@ -116,7 +116,8 @@ RESTART_S = 240.0
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("actors", [{"count": 2, "eval": 1}, {"count": 2, "eval": 0}], ids=["reserved", "chosen"])
 def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any]) -> None:
-    """Each task counts once per set, every evaluated token carries the pinned version, and the audit is exact."""
+    """Each kill during another evaluation: each task counts once per set, every evaluated token carries the pinned
+    version, and the audit is exact."""
     kills = int(os.environ.get("ASYNCRL_TEST_KILLS", "30"))
     sections = {name: dict(values) for name, values in CONFIG.items()}
     sections["actors"] |= actors | {"slots": 4}
@@ -132,8 +133,11 @@ def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any]) -> Non
             command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=Path(__file__).parents[1]
         )
     try:
+        last = 0
         for number, role in zip(range(kills), itertools.cycle(KILLED), strict=False):
-            assert until(lambda: evaluating(run), RESTART_S), (tmp_path / "out").read_text()[-3000:]
+            opened = until(lambda last=last: newest_open(run) > last, RESTART_S)
+            assert opened, (tmp_path / "out").read_text()[-3000:]
+            last = newest_open(run)
             before = pid(run, role)
             time.sleep(0.05 * (number % 7))
             os.kill(before, signal.SIGKILL)
@@ -155,7 +159,7 @@ def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any]) -> Non
     done = [row for row in tables["evals"] if row["state"] == "done"]
     assert all(counted[row["serial"]] == whole[row["name"]] for row in done)
     assert len({(row["name"], row["branch"], row["due"]) for row in done}) == len(done)
-    assert len({row["due"] for row in done}) >= min(kills, 8) // 4
+    assert len({row["due"] for row in done}) >= kills // 2
     pinned = {row["serial"]: row["version"] for row in tables["evals"]}
     results = [row for row in tables["eval_results"] if row["digest"]]
     assert results
@@ -163,20 +167,18 @@ def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any]) -> Non
 
 
 def pid(run: RunFolder, role: str) -> int:
+    """0: it has not started."""
+    if not (run.path / "run.json").is_file() or not (run.path / "run.json").read_text():
+        return 0
     return int(run.record()["processes"].get(role, [0])[0])
 
 
-def evaluating(run: RunFolder) -> bool:
-    """An evaluation is open, and every process that is killed is there."""
-    if not (run.path / "run.json").is_file() or not all(pid(run, role) for role in KILLED):
-        return False
+def newest_open(run: RunFolder) -> int:
+    """Serial of the newest set that is open, while every process that is killed is there; else 0."""
+    if not all(pid(run, role) for role in KILLED):
+        return 0
     try:
-        client = BufferClient(run.address("buffer"), identity="test", deadline_s=2.0)
-    except (OSError, ValueError):
-        return False
-    try:
-        return bool(client.status()["evaluating"])
-    except BufferTimeout:
-        return False
-    finally:
-        client.close()
+        evals = read_ledger(run.buffer).tables["evals"]
+    except RunError:
+        return 0
+    return max((row["serial"] for row in evals if row["state"] == "open"), default=0)

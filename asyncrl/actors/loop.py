@@ -27,6 +27,7 @@ from typing import Any
 from asyncrl.actors.components import Components
 from asyncrl.actors.concurrency import Concurrency
 from asyncrl.actors.departure import LEAVE_S, drain
+from asyncrl.actors.holding import LOOK_S, Holding
 from asyncrl.actors.status import Status
 from asyncrl.actors.tickets import HeldTickets
 from asyncrl.buffer.client import TicketReply
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Longest time the buffer may hold a ticket request; kept short because new weights require a new request."""
-LOOK_S = 0.02
-"""Seconds between two looks for new weights; a look costs one stat."""
 
 
 class Actor:
@@ -47,11 +46,10 @@ class Actor:
         self._engine, self._buffer, self._reporter = components.engine, components.buffer, components.reporter
         self._updates, self._keeper, self._acks = components.updates, components.keeper, components.acks
         self._concurrency = Concurrency.of(config)
-        self.tickets = HeldTickets(components, report=lambda: self._status.report(), holds=self._holds)
+        self._holding = Holding(self._engine, self._updates, lambda: self.tickets.tickets)
+        self.tickets = HeldTickets(components, report=lambda: self._status.report(), holds=self._holding.until_held)
         self._status = Status(config.env.name, components, self.tickets, self._concurrency)
         self._stopping = False
-        self._hold: tuple[int, int] | None = None
-        """The weights that the buffer asks for, since this actor plays an evaluation; None: the newest."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns after `stop` is set and every ticket is put or released. Raises what ends an actor: EngineDied,
@@ -86,7 +84,7 @@ class Actor:
             if self._concurrency.free(self.tickets.busy):
                 reply = await self.tickets.calls.until_answered("tickets", self._ask)
                 issued, self._status.no_ticket = reply.tickets, reply.why
-                self._hold = next((t.min_version for t in issued if t.kind == "eval"), reply.hold)
+                self._holding.told(reply)
                 for ticket in issued:
                     self.tickets.begin(ticket)
             if not issued:
@@ -103,34 +101,10 @@ class Actor:
 
     async def _take_weights(self) -> None:
         while True:
-            if not self._stays() and await self._updates.look(self._stays, self._pinned()):
+            if await self._holding.look():
                 log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
                 self.tickets.changed.set()
                 self._status.report()
-            await asyncio.sleep(LOOK_S)
-
-    def _stays(self) -> bool:
-        """Whether no other weights may be loaded now.
-
-        An evaluation measures one version: none is loaded before its episodes end, and to one that is older than what
-        an episode's ticket asks for the actor goes back when that episode has ended.
-        """
-        pinned = self._pinned()
-        return pinned is not None and (
-            self._engine.held_version == pinned
-            or any(held.ticket.min_version > pinned for held in self.tickets.playing.values())
-        )
-
-    def _pinned(self) -> tuple[int, int] | None:
-        """The weights to hold: those of the evaluation episodes in progress, or those that the buffer asks for."""
-        evaluating = (h.ticket.min_version for h in self.tickets.playing.values() if h.ticket.kind == "eval")
-        return next(evaluating, self._hold)
-
-    async def _holds(self, ticket: Ticket) -> None:
-        """Waits until the engine has the weights to which an evaluation ticket is pinned: it may have begun to load
-        others while the ticket was on its way."""
-        pinned = ticket.min_version if ticket.kind == "eval" else None
-        while pinned and (self._engine.held_version != pinned or self._updates.loading):  # noqa: ASYNC110 - of the engine
             await asyncio.sleep(LOOK_S)
 
     async def _beat(self) -> None:

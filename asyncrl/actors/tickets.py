@@ -30,6 +30,7 @@ from asyncrl.trajectory import Lease, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
 
+Holds = Callable[[Ticket], Awaitable[None]]
 _OVER = ("unknown_ticket", "wrong_actor", "old_tokens")
 """Codes of refused puts after which the buffer expects no failure: this actor does not hold the attempt, or the buffer
 has ended it."""
@@ -53,9 +54,7 @@ class HeldTicket:
 
 
 class HeldTickets:
-    def __init__(
-        self, components: Components, *, report: Callable[[], None], holds: Callable[[Ticket], Awaitable[None]]
-    ) -> None:
+    def __init__(self, components: Components, *, report: Callable[[], None], holds: Holds) -> None:
         """`report` is called when what the actor waits for may have changed. `holds` waits until the engine has the
         weights that a ticket needs."""
         self.counts = Counts()
@@ -73,6 +72,11 @@ class HeldTickets:
     def busy(self) -> int:
         """Slots in use. An episode that is over and waits for the others of its group takes up none."""
         return sum(held.progress.phase != "put" for held in self.playing.values())
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Those whose episodes are in progress."""
+        return [held.ticket for held in self.playing.values()]
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:

@@ -29,24 +29,32 @@ class Evaluations:
         self._reported: set[int] = set()
         """Serials of the sets whose results were reported."""
         self._open = False
+        """Whether an evaluation may be open."""
         self._kept: tuple[int, int] | None = None
 
-    def due(self, version: int) -> bool:
-        """Whether an evaluation is due at this version, so that it must be published."""
-        return self._every > 0 and version > 0 and version % self._every == 0
+    def begin(self) -> None:
+        """Plays the evaluation before the first step; behind it, takes over what an earlier incarnation has left open,
+        and reports again what that one may not have reported.
 
-    def resume(self) -> None:
-        """Takes over what an earlier incarnation has left open, and reports again what that one may not have reported.
-        A set whose version this channel of weights cannot keep is played at once."""
-        if self._names and self._session.batch:
+        A set whose version this channel of weights cannot keep is played at once.
+        """
+        if self._session.batch == 0:
+            self.play("start")
+        elif self._names:
             reply = self._look("step")
             if not reply.done and reply.pinned != self._kept and not self._ahead(reply):
                 self._wait("step")
 
-    def look(self, published: bool = False) -> None:
-        """Called between two steps, and with `published` when an evaluation may just have become due: keeps the pinned
-        version, and reports the sets that are done."""
-        if self._open or published:
+    def publishes(self, version: int) -> bool:
+        """Whether this version is published: by the cadence, or because an evaluation is due at it."""
+        due = self._every > 0 and version > 0 and version % self._every == 0
+        self._open |= due
+        return due or version % self._session.config.weights.every == 0
+
+    def look(self) -> None:
+        """Called before each batch, and so before the next publication: keeps the pinned version, and reports the sets
+        that are done."""
+        if self._open:
             self._look("step")
 
     def play(self, label: str) -> None:

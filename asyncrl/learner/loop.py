@@ -75,9 +75,7 @@ class Learner:
         start(session, self._saving, self._publication, resume=resume, fresh=fresh, begun=begun)
         self._publication.ensure()
         session.reporter.ready()
-        self._evaluations.resume()
-        if session.batch == 0:
-            self._evaluations.play("start")
+        self._evaluations.begin()
         self._report.restart_clock()
         why = self._train()
         if why is None:
@@ -136,10 +134,8 @@ class Learner:
         self._saving.record(b, reply, batch, result)
         session.version, session.batch = version, b + 1
         self._report.step(b, reply, batch, result)
-        due = result.outcome == "applied" and self._evaluations.due(version)
-        if due or (result.outcome == "applied" and version % session.config.weights.every == 0):
+        if result.outcome == "applied" and self._evaluations.publishes(version):
             self._publication.publish()
-            self._evaluations.look(published=due)
 
     def _end(self, why: str) -> None:
         session = self._session
