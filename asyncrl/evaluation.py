@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import Progress as Bar
@@ -31,50 +28,12 @@ from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
+from asyncrl.config.held_out import HeldOutSet, for_set, held_out_sets
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
-from asyncrl.errors import ConfigError, RunError
-from asyncrl.trajectory import Ticket, TicketId, succeeded
-
-Z_95 = 1.959964
-
-
-@dataclass(frozen=True, slots=True)
-class Success:
-    """Success of one way of sampling."""
-
-    share: float
-    low: float
-    """95% interval"""
-    high: float
-    tasks: int
-    episodes: int
-    failed: int
-    """Episodes that failed in their environment: not counted."""
-    reward: float
-    """Mean over tasks of their mean reward."""
-    reward_half: float
-    """Half its 95% interval."""
-    pass_at: Mapping[int, float]
-    """By k: the chance that at least one of k episodes of a task succeeds; for k = 2, 4, 8, ... up to the episodes."""
-
-    def __str__(self) -> str:
-        interval = f"95%: {self.low:.1%} to {self.high:.1%}"
-        failed = f", {self.failed} failed in their environment" if self.failed else ""
-        counts = f"{self.episodes} episodes, {self.tasks} tasks{failed}"
-        passes = "".join(f"  pass@{k} {share:.1%}" for k, share in self.pass_at.items())
-        return f"{self.share:.1%}  ({interval}; {counts})  reward {self.reward:.3f} ± {self.reward_half:.3f}{passes}"
-
-
-class Outcome(Protocol):
-    """The part of a trajectory that is evaluated."""
-
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def reward(self) -> float: ...
-    @property
-    def rewards(self) -> Mapping[str, float]: ...
+from asyncrl.errors import ConfigError
+from asyncrl.success import Outcome, Success, success
+from asyncrl.trajectory import Ticket, TicketId
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +67,15 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) ->
     """
     console = Console(soft_wrap=True)
     config = with_model(config, model) if isinstance(model, Path) else config
-    if config.eval.tasks == 0:
+    if not (sets := held_out_sets(config)):
         raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
-    sampled, greedy = asyncio.run(play_held_out(config, model, console))
-    measured = {f"at temperature {config.actors.temperature:g}": by_source(sampled, config.eval.success)}
-    if greedy:
-        measured["greedy"] = by_source(greedy, config.eval.success)
+    measured: dict[str, dict[str, Success]] = {}
+    for held_out in sets:
+        sampled, greedy = asyncio.run(play_held_out(for_set(config, held_out.name), model, console))
+        of_set = f"{held_out.name}, " if len(sets) > 1 else ""
+        measured[f"{of_set}at temperature {held_out.temperature:g}"] = by_source(sampled, held_out)
+        if greedy:
+            measured[f"{of_set}greedy"] = by_source(greedy, held_out)
     kind, name = ("checkpoint", str(model)) if isinstance(model, Path) else ("endpoint", model.url)
     console.print(f"held-out success of {name}", highlight=False)
     rows = {
@@ -227,75 +189,20 @@ def _source_of(config: Config, task: Task) -> str:
 ALL = "all"
 
 
-def by_source(episodes: Sequence[Played], reward: str) -> dict[str, Success]:
+def by_source(episodes: Sequence[Played], held_out: HeldOutSet) -> dict[str, Success]:
     """Success over all episodes, and by data source where there are several. A source whose episodes all failed is
     left out.
 
     Raises RunError when all failed.
     """
-    measured = {ALL: success([episode.trajectory for episode in episodes], reward)}
+    reward, pass_at = held_out.success, held_out.pass_at
+    measured = {ALL: success([episode.trajectory for episode in episodes], reward, pass_at)}
     sources = sorted({episode.source for episode in episodes})
     for source in sources if len(sources) > 1 else ():
         own = [episode.trajectory for episode in episodes if episode.source == source]
         if any(t is not None for t in own):
-            measured[source] = success(own, reward)
+            measured[source] = success(own, reward, pass_at)
     return measured
-
-
-def success(trajectories: Sequence[Outcome | None], reward: str) -> Success:
-    """Success as `trajectory.succeeded` defines it; `reward` is the reward's name, None stands for a failed episode.
-    Raises RunError when all of them failed."""
-    finished = [t for t in trajectories if t is not None]
-    if not finished:
-        raise RunError(f"all {len(trajectories)} episodes failed in their environment: see above for why.")
-    by_task: dict[str, list[Outcome]] = {}
-    for t in finished:
-        by_task.setdefault(t.task_id, []).append(t)
-    counts = [(len(own), sum(succeeded(t.reward, t.rewards, reward) for t in own)) for own in by_task.values()]
-    share = sum(solved for _, solved in counts) / len(finished)
-    # Several samples of one task are not independent. Counted as one, they give an interval that is rather too wide.
-    low, high = wilson(share, len(by_task))
-    means = [statistics.fmean(t.reward for t in own) for own in by_task.values()]
-    half = Z_95 * statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
-    failed = len(trajectories) - len(finished)
-    return Success(
-        share, low, high, len(by_task), len(finished), failed, statistics.fmean(means), half, passes_at(counts)
-    )
-
-
-def passes_at(counts: Sequence[tuple[int, int]]) -> dict[int, float]:
-    """pass@k for k = 2, 4, 8, ... up to the largest number of episodes, each over the tasks that have k episodes.
-
-    `counts`: (episodes, successes) of each task.
-    """
-    passes, k = {}, 2
-    while k <= max(n for n, _ in counts):
-        passes[k] = statistics.fmean(pass_at(k, n, c) for n, c in counts if n >= k)
-        k *= 2
-    return passes
-
-
-def pass_at(k: int, n: int, c: int) -> float:
-    """Chance of a success among k episodes drawn from n of which c succeeded; unbiased (Chen et al., 2107.03374).
-
-    >>> pass_at(1, 4, 1), pass_at(2, 4, 2), pass_at(3, 4, 2)
-    (0.25, 0.8333333333333334, 1.0)
-    """
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def wilson(share: float, n: int, z: float = Z_95) -> tuple[float, float]:
-    """Interval of a share observed in n trials (Wilson, 1927); also valid near 0 and 1.
-
-    >>> tuple(round(x, 3) for x in wilson(0.9, 200))
-    (0.851, 0.934)
-    >>> tuple(round(x, 3) for x in wilson(1.0, 10))
-    (0.722, 1.0)
-    """
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # The interval contains the share itself in spite of rounding.
-    return max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share))
 
 
 def _ticket(config: Config, task: int, held_out: Task, index: int, attempt: int) -> Ticket:

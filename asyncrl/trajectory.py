@@ -25,7 +25,7 @@ Finite = Annotated[float, msgspec.Meta(ge=float(np.finfo(np.float64).min), le=fl
 
 Branch = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 GroupNumber = Annotated[int, msgspec.Meta(ge=0, le=2**41 - 1)]
-"""Evaluation tickets have the upper half (buffer/evaluation.py)."""
+"""Evaluation tickets have the upper half (buffer/evaluations/places.py)."""
 GroupIndex = Annotated[int, msgspec.Meta(ge=0, le=2**20 - 1)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """The numbers of a ticket are only compared: a ledger that was lost may have issued any of them."""
@@ -76,6 +76,8 @@ class Ticket:
     prefix: Row | None = None
     """What an interrupted attempt at the first turn has left: the prompt, and behind it what was sampled, one token or
     more. The episode goes on behind it (`actors.resume_episodes`)."""
+    eval_set: str = ""
+    """Name of the held-out set of an eval ticket."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

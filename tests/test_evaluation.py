@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import Config
+from asyncrl.config.held_out import HeldOutSet
 from asyncrl.errors import ConfigError, RunError
-from asyncrl.evaluation import Played, by_source, evaluate, pass_at, passes_at, success, wilson, with_model
+from asyncrl.evaluation import Played, by_source, evaluate, with_model
+from asyncrl.success import pass_at, passes_at, success, wilson
 from tests.learner.tiny import random_trajectory
+
+SET = HeldOutSet("held_out", 9, 1, True, 1.0)
 
 
 def earning(*rewards: float | None) -> list[object]:
@@ -49,12 +53,12 @@ def test_pass_at_k_is_the_mean_over_all_ways_to_draw_k() -> None:
 def test_each_data_source_is_told_apart() -> None:
     wins, losses = earning(1.0, 1.0), earning(0.0, None)  # type: ignore[arg-type]
     episodes = [Played("a", t) for t in wins] + [Played("b", t) for t in losses]  # type: ignore[arg-type]
-    found = by_source([*episodes, Played("c", None)], "success")
+    found = by_source([*episodes, Played("c", None)], SET)
     assert {source: (s.share, s.episodes, s.failed) for source, s in found.items()} == {
         "all": (2 / 3, 3, 2), "a": (1.0, 2, 0), "b": (0.0, 1, 1),
     }  # fmt: skip
     assert (found["a"].reward, found["a"].reward_half) == (9.0, 0.0)
-    assert list(by_source(episodes[:2], "success")) == ["all"]
+    assert list(by_source(episodes[:2], SET)) == ["all"]
 
 
 def test_all_failed_is_no_number() -> None:

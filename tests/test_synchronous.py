@@ -39,7 +39,7 @@ from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion
 
 STEPS, GROUPS, SIZE = 3, 2, 4
-DEADLINE_S = 100.0
+DEADLINE_S = 300.0
 SECTIONS: dict[str, Any] = {
     "model": {"path": "quickstart"},
     "env": {"name": "lookup", "max_turns": 6, "max_tokens": 256},
@@ -131,7 +131,10 @@ async def synchronous_loop(config: Config) -> Synchronous:
 @pytest.fixture
 def config(tmp_path: Path, request: pytest.FixtureRequest) -> Config:
     sections = SECTIONS | {"launch": SECTIONS["launch"] | {"runs_dir": str(tmp_path)}}
-    sections["actors"] = SECTIONS["actors"] | {"slots": getattr(request, "param", 1)}
+    given = getattr(request, "param", 1)
+    changes = given if isinstance(given, dict) else {"actors": {"slots": given}}
+    for section, values in changes.items():
+        sections[section] = SECTIONS[section] | values
     return Config.model_validate(sections)
 
 
@@ -169,6 +172,25 @@ def trained(ledger: LedgerRows) -> list[tuple[tuple[int, ...], tuple[str, ...]]]
 
 @pytest.mark.usefixtures("torch_as_it_was")
 def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(config: Config, finished: RunFolder) -> None:
+    as_in_the_plain_loop(config, finished)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("torch_as_it_was")
+@pytest.mark.parametrize(
+    "config",
+    [{"eval": {"tasks": 2, "every": 1}}, {"eval": {"tasks": 2, "every": 1}, "actors": {"count": 2, "eval": 1}}],
+    indirect=True,
+    ids=["one actor in turn", "a reserved actor"],
+)
+def test_with_evaluation_during_the_run_too(config: Config, finished: RunFolder) -> None:
+    as_in_the_plain_loop(config, finished)
+    evals = read_ledger(finished.buffer).tables["evals"]
+    assert [row["due"] for row in evals if row["state"] == "done"][::STEPS] == [0, STEPS]
+
+
+def as_in_the_plain_loop(config: Config, finished: RunFolder) -> None:
     plain = asyncio.run(synchronous_loop(config))
     assert min(plain.gradients) > 0, "a step without a gradient compares nothing: take another launch.seed"
     assert plain.most_turns > 1, "the engine goes on from what it computed in the turn before"

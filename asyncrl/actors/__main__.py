@@ -21,7 +21,7 @@ from asyncrl.actors.daemon_threads import running, use_daemon_threads
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.leases import LeaseKeeper, Patience
 from asyncrl.actors.loop import Actor
-from asyncrl.actors.player import player
+from asyncrl.actors.player import players
 from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
@@ -51,7 +51,7 @@ async def run(folder: RunFolder, name: str) -> None:
     if config.weights.drain:
         engine = DrainingEngine(engine)
     opened = AsyncExitStack()
-    play_episode = await opened.enter_async_context(player(config, engine, renderer, actor=name))
+    play_episode = await opened.enter_async_context(players(config, engine, renderer, actor=name))
     weights = channel(config).subscriber(folder)  # may fetch while the engine starts
     await engine.start()
 

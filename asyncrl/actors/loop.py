@@ -27,6 +27,7 @@ from typing import Any
 from asyncrl.actors.components import Components
 from asyncrl.actors.concurrency import Concurrency
 from asyncrl.actors.departure import LEAVE_S, drain
+from asyncrl.actors.holding import LOOK_S, Holding
 from asyncrl.actors.status import Status
 from asyncrl.actors.tickets import HeldTickets
 from asyncrl.buffer.client import TicketReply
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Longest time the buffer may hold a ticket request; kept short because new weights require a new request."""
-LOOK_S = 0.02
-"""Seconds between two looks for new weights; a look costs one stat."""
 
 
 class Actor:
@@ -47,11 +46,10 @@ class Actor:
         self._engine, self._buffer, self._reporter = components.engine, components.buffer, components.reporter
         self._updates, self._keeper, self._acks = components.updates, components.keeper, components.acks
         self._concurrency = Concurrency.of(config)
-        self.tickets = HeldTickets(components, report=lambda: self._status.report())
+        self._holding = Holding(self._engine, self._updates, lambda: self.tickets.tickets)
+        self.tickets = HeldTickets(components, report=lambda: self._status.report(), holds=self._holding.until_held)
         self._status = Status(config.env.name, components, self.tickets, self._concurrency)
         self._stopping = False
-        self._issued_eval = False
-        """The last reply held evaluation tickets; the next one may, too."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Returns after `stop` is set and every ticket is put or released. Raises what ends an actor: EngineDied,
@@ -86,7 +84,7 @@ class Actor:
             if self._concurrency.free(self.tickets.busy):
                 reply = await self.tickets.calls.until_answered("tickets", self._ask)
                 issued, self._status.no_ticket = reply.tickets, reply.why
-                self._issued_eval = any(ticket.kind == "eval" for ticket in issued)
+                self._holding.told(reply)
                 for ticket in issued:
                     self.tickets.begin(ticket)
             if not issued:
@@ -103,16 +101,12 @@ class Actor:
 
     async def _take_weights(self) -> None:
         while True:
-            if not self._evaluates() and await self._updates.look(self._evaluates):
+            if await self._holding.look():
                 self._reporter.span("load", self._updates.load_s, self._engine.held_version[1])
                 log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
                 self.tickets.changed.set()
                 self._status.report()
             await asyncio.sleep(LOOK_S)
-
-    def _evaluates(self) -> bool:
-        """Whether an evaluation runs: it measures one version, so no other is loaded before its episodes end."""
-        return self._issued_eval or any(held.ticket.kind == "eval" for held in self.tickets.playing.values())
 
     async def _beat(self) -> None:
         """A sign of life for the keeper twice a second, and metrics every `tracking.system_s`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.engines.protocol import Engine
@@ -20,6 +20,7 @@ from asyncrl.actors.episodes.group_scores import GroupScores
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.rendering.template import Renderer
 from asyncrl.config import Config
+from asyncrl.config.held_out import for_set
 from asyncrl.data.base import Task
 from asyncrl.data.checked import UNREADABLE
 from asyncrl.errors import ConfigError
@@ -76,6 +77,24 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         Clients(config.actors.episode_s) as clients,
     ):
         yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))
+
+
+@asynccontextmanager
+async def players(config: Config, engine: Engine, renderer: Renderer, *, actor: str) -> AsyncIterator[Play]:
+    """Like `player`, for the tickets of a run: those of a held-out set with an environment of its own are played there.
+    Raises ConfigError."""
+    async with AsyncExitStack() as opened:
+        train = await opened.enter_async_context(player(config, engine, renderer, actor=actor))
+        own = {
+            name: await opened.enter_async_context(player(for_set(config, name), engine, renderer, actor=actor))
+            for name, given in config.eval.sets.items()
+            if given.env
+        }
+
+        async def play_any(ticket: Ticket, progress: Progress) -> Trajectory:
+            return await own.get(ticket.eval_set, train)(ticket, progress)
+
+        yield play_any
 
 
 def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[Ticket, Progress], Awaitable[R]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from asyncrl.actors.components import Components
@@ -30,6 +30,7 @@ from asyncrl.trajectory import Lease, Ticket, Trajectory
 
 log = logging.getLogger(__name__)
 
+Holds = Callable[[Ticket], Awaitable[None]]
 _OVER = ("unknown_ticket", "wrong_actor", "old_tokens")
 """Codes of refused puts after which the buffer expects no failure: this actor does not hold the attempt, or the buffer
 has ended it."""
@@ -53,8 +54,9 @@ class HeldTicket:
 
 
 class HeldTickets:
-    def __init__(self, components: Components, *, report: Callable[[], None]) -> None:
-        """`report` is called when what the actor waits for may have changed."""
+    def __init__(self, components: Components, *, report: Callable[[], None], holds: Holds) -> None:
+        """`report` is called when what the actor waits for may have changed. `holds` waits until the engine has the
+        weights that a ticket needs."""
         self.counts = Counts()
         self.playing: dict[Lease, HeldTicket] = {}
         self.putting: dict[Lease, HeldTicket] = {}
@@ -64,12 +66,17 @@ class HeldTickets:
         """Fails with the error that ends the actor."""
         self.calls = Calls(report)
         self._play, self._buffer = components.play, components.buffer
-        self._keeper, self._acks, self._report = components.keeper, components.acks, report
+        self._keeper, self._acks, self._report, self._holds = components.keeper, components.acks, report, holds
 
     @property
     def busy(self) -> int:
         """Slots in use. An episode that is over and waits for the others of its group takes up none."""
         return sum(held.progress.phase != "put" for held in self.playing.values())
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Those whose episodes are in progress."""
+        return [held.ticket for held in self.playing.values()]
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -89,6 +96,7 @@ class HeldTickets:
 
     async def _run(self, held: HeldTicket) -> None:
         try:
+            await self._holds(held.ticket)
             trajectory = await self._play(held.ticket, held.progress)
         except Interrupted:
             held.interrupted = True

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
-from asyncrl.weights.protocol import Subscriber, Weights, WeightsCorrupt
+from asyncrl.weights.protocol import Subscriber, Weights, WeightsCorrupt, WeightsVersion
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class DrainingEngine:
 
 
 class WeightUpdates:
-    """Loads versions newer than the one held: of a later branch, or later on the same branch."""
+    """Loads versions newer than the one held, of a later branch or later on the same branch; or one that was asked for,
+    which may be older."""
 
     def __init__(self, engine: Engine, subscriber: Subscriber, *, recompute_kv: bool) -> None:
         self._engine, self._subscriber, self._recompute_kv = engine, subscriber, recompute_kv
@@ -83,25 +84,36 @@ class WeightUpdates:
         self.load_s = 0.0
         """Seconds that the last update took, including reading and checking."""
 
-    async def look(self, postpone: Callable[[], bool] = lambda: False) -> bool:
-        """Load a newer version, if there is one, unless `postpone()` holds once it is read and checked. Returns whether
-        one was loaded.
+    def _wanted(self, found: WeightsVersion | None, version: tuple[int, int] | None) -> bool:
+        """Whether a version that is there is to be loaded."""
+        if found is None:
+            return False
+        if version is not None:
+            return found.order == version and (not self.count or self._engine.held_version != version)
+        return not self.count or found.order > self._engine.held_version
+
+    def _found(self, version: tuple[int, int] | None) -> WeightsVersion | None:
+        pinned = self._subscriber.pinned() if version is not None else None
+        return pinned if pinned is not None and pinned.order == version else self._subscriber.latest()
+
+    async def look(self, postpone: Callable[[], bool] = lambda: False, version: tuple[int, int] | None = None) -> bool:
+        """Load a newer version, or `version` if it is not held, unless there is none or `postpone()` holds once it is
+        read and checked. Returns whether one was loaded.
 
         Corrupt weights are not loaded; the next look tries again. Raises WeightsMismatch.
         """
         start = time.monotonic()
         try:
-            latest = self._subscriber.latest()
-            if latest is None or (self.count and latest.order <= self._engine.held_version):
+            if not self._wanted(self._found(version), version):
                 return False
             # Every byte is read here, while the engine still generates.
-            weights = await asyncio.to_thread(self._subscriber.open)
+            weights = await asyncio.to_thread(self._subscriber.open, version=version)
             opened = time.monotonic()
         except WeightsCorrupt as error:
             log.error("weights were not loaded: %s", error)
             return False
         try:
-            if self.count and weights.id.order <= self._engine.held_version:
+            if not self._wanted(weights.id, version):
                 return False
             await self._engine.check(weights)
             if postpone():
@@ -111,7 +123,7 @@ class WeightUpdates:
             try:
                 if time.monotonic() - opened > REOPEN_S:
                     weights.close()
-                    weights = await asyncio.to_thread(self._subscriber.open)
+                    weights = await asyncio.to_thread(self._subscriber.open, version=version)
                     await self._engine.check(weights)
                 await self._engine.load(weights)
             finally:

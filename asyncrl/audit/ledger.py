@@ -20,8 +20,8 @@ from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
 TABLES = (
-    "attempts", "batches", "checkpoints", "eval_results", "evals", "incarnations", "logs", "prefixes", "published",
-    "uses",
+    "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
+    "published", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 

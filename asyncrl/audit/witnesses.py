@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
-from asyncrl.buffer.tasks.sources import open_curriculum, open_source
+from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config, resuming
-from asyncrl.data.base import Curriculum
+from asyncrl.config.held_out import HeldOutSet, held_out_sets
+from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError, RunError
@@ -87,13 +88,8 @@ class Bounds:
     """Whether the run ends when filters have used up their allowance (`buffer.on_starved`)."""
     env_retries: int = 2
     group_scored: bool = False
-    eval_tasks: int = 0
-    eval_samples: int = 1
-    eval_greedy: bool = True
-
-    def eval_size(self, held_out: int) -> int:
-        """How many results a whole evaluation has."""
-        return min(self.eval_tasks, held_out) * (self.eval_samples + self.eval_greedy)
+    eval_sets: tuple[HeldOutSet, ...] = ()
+    eval_every: int = 0
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -115,9 +111,8 @@ class Bounds:
             starved_ends=b.on_starved == "end",
             env_retries=c.env.retries,
             group_scored=bool(c.env.group_score),
-            eval_tasks=c.eval.tasks,
-            eval_samples=c.eval.samples,
-            eval_greedy=c.eval.greedy,
+            eval_sets=held_out_sets(c),
+            eval_every=c.eval.every,
         )
 
 
@@ -139,8 +134,8 @@ class Evidence:
     """What decided the result of a training step under every configuration that the run had."""
     snapshots: tuple[SnapshotHead, ...] = ()
     """Of each checkpoint with a copy of the ledger."""
-    held_out: int = 0
-    """How many held-out tasks the source has."""
+    held_out: Mapping[str, int] = field(default_factory=dict)
+    """How many held-out tasks the source of each held-out set has, by its name."""
     completed: tuple[str, ...] = ()
     """Names of the checkpoints that the learner reported as complete, in that order."""
 
@@ -182,9 +177,18 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         published=published,
         settings=tuple(resuming.settings(each) for each in configs),
         snapshots=snapshots,
-        held_out=source.held_out_size,
+        held_out=_held_out(configs, source),
         completed=completed,
     )
+
+
+def _held_out(configs: Sequence[Config], source: TaskSource) -> dict[str, int]:
+    """By set of any configuration that the run had, the latest counting."""
+    sizes: dict[str, int] = {}
+    for config in configs:
+        own = open_held_out(config)
+        sizes |= {each.name: own.get(each.name, source).held_out_size for each in held_out_sets(config)}
+    return sizes
 
 
 def stored_in_checkpoints(

@@ -2,7 +2,7 @@
 
     tickets/        which tickets are issued (queue.py: in what order), what becomes of a trajectory
     batches.py      which groups make batch b, what its outcome means
-    evaluation.py   the evaluation sets
+    evaluations/    the evaluation sets
     retention.py    which payloads stay
     ledger/         what is remembered, durable with `commit`; snapshot.py puts it into a checkpoint
 
@@ -22,7 +22,8 @@ from typing import Any
 from asyncrl.buffer.batches import BatchAnswer, Batches
 from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
-from asyncrl.buffer.evaluation import FIRST_NUMBER, EvalSets
+from asyncrl.buffer.evaluations.places import FIRST_NUMBER
+from asyncrl.buffer.evaluations.sets import EvalSets
 from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -54,8 +55,10 @@ class Buffer:
         now: float,
         curriculum: Curriculum | None = None,
         on_step_end: OnStepEnd | None = None,
+        held_out: Mapping[str, TaskSource] | None = None,
     ) -> None:
-        """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks."""
+        """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks. `held_out`: the
+        sources of those held-out sets that have one of their own."""
         self.database = database
         self.rules = rules
         self.ledger = Ledger(database)
@@ -68,7 +71,8 @@ class Buffer:
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
         self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses)
-        self.evals = EvalSets(database, rules, source, self.leases, self._made())
+        sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
+        self.evals = EvalSets(database, rules, sources, self.leases, self._made())
         self.limits = Limits.of(rules, furthest(database), self.evals.total)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
@@ -97,6 +101,7 @@ class Buffer:
     def joined(self, actor: str) -> None:
         """A new process under this name: the tickets of its predecessor are issued again."""
         self.actor_weights.pop(actor, None)
+        self.evals.players.left(actor)
         for lease in self.leases:
             if lease.actor == actor:
                 self._release(lease, "lapsed")
@@ -110,21 +115,32 @@ class Buffer:
             return [], "the run is stopping"
         if self.batches.not_begun:
             return [], f"{self.batches.not_begun}, and the learner has not started on it"
-        if self.evals.is_open:
+        if self.evals.plays(now, actor):
             failing = self.tickets.failures.verdict
             return ([], failing) if failing else self.evals.issue(now, actor, held, credits)
+        if self.evals.everyone or self.evals.players.is_reserved(actor):
+            return [], f"no evaluation is open, and {actor} plays nothing else (actors.eval)"
         return self.tickets.issue(now, actor, held, credits)
 
-    def prospect(self, held: tuple[int, int]) -> str:
-        """What weights `held` are good for now: if an actor that holds them gets no ticket, no other of this kind does.
+    def hold(self, now: float, actor: str, held: tuple[int, int]) -> tuple[int, int] | None:
+        """The weights that an actor is to hold, if not the newest: those to which its evaluation is pinned. A reserved
+        actor without one keeps what it has."""
+        if self.evals.plays(now, actor):
+            return self.evals.pinned
+        return held if self.evals.players.is_reserved(actor) and held >= (0, 0) else None
+
+    def prospect(self, now: float, actor: str, held: tuple[int, int]) -> str:
+        """What an actor with weights `held` can get now: if one gets no ticket, no other of this kind does.
 
         There are few kinds, whatever the actors say that they hold.
         """
         history = self.ledger.history
         if held > self._made():
             return "not made"
-        if held == self.evals.pinned:
-            return "pinned"
+        if self.evals.plays(now, actor):
+            return "pinned" if held == self.evals.pinned else "to be pinned"
+        if self.evals.players.is_reserved(actor):
+            return "reserved"
         return "published" if held >= (history.branch, history.published or 0) else "old"
 
     def _made(self) -> tuple[int, int]:
@@ -133,6 +149,7 @@ class Buffer:
 
     def renew(self, now: float, actor: str, leases: Sequence[Lease]) -> list[Lease]:
         """Returns the leases that this actor no longer holds."""
+        self.evals.players.heard(now, actor)
         return self.leases.renew(now, actor, leases)
 
     def logged(self, actor: str, head: LogHead) -> None:
@@ -223,7 +240,10 @@ class Buffer:
         return self.batches.finished(incarnation, b, outcome)
 
     def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
-        return self.batches.published(incarnation, branch, version, digest)
+        now_on = self.batches.published(incarnation, branch, version, digest)
+        if now_on == branch:
+            self.evals.due((branch, version))
+        return now_on
 
     def checkpointed(
         self, now: float, incarnation: int, version: int, batch: int, path: Path, wait: bool = True
@@ -278,28 +298,37 @@ class Buffer:
         if not path.is_dir():
             raise Refused("bad_checkpoint", f"{path} is not a folder on the buffer's host")
 
-    def evaluate(self, version: tuple[int, int], label: str) -> None:
-        """Opens an evaluation set. Training leases are revoked; a trajectory that is put all the same still counts.
+    def evaluate(self, version: tuple[int, int]) -> None:
+        """Opens the held-out sets for every actor. Training leases are revoked; a trajectory that is put all the same
+        still counts.
 
-        Raises Refused for a version that was not published, since nobody could play the set.
+        Raises Refused for a version that was not published, since nobody could play the sets.
         """
         history = self.ledger.history
         published = -1 if history.published is None else history.published
-        if not self.evals.knows(label) and not (version[0] == history.branch and 0 <= version[1] <= published):
+        if not self.evals.known(version) and not (version[0] == history.branch and 0 <= version[1] <= published):
             raise Refused(
                 "not_published",
-                f"evaluation {label!r} is asked for version {version[1]} of branch {version[0]}; version {published} "
+                f"an evaluation is asked for version {version[1]} of branch {version[0]}; version {published} "
                 f"of branch {history.branch} is the last that was published",
             )
-        self.evals.open(label, version)
-        if self.evals.is_open:
-            for lease in self.leases:
-                if not lease.eval:
-                    self.tickets.release(lease, "revoked")
+        self.evals.evaluate(version)
+        self._revoke_training()
 
-    def evaluation(self, label: str) -> EvalReply:
-        reply, failing = self.evals.reply(label), self.tickets.failures.verdict
+    def evaluation(self, *, everyone: bool = False, lost: tuple[int, int] | None = None) -> EvalReply:
+        history = self.ledger.history
+        if lost is not None and history.published is not None:
+            self.evals.lost(lost, (history.branch, history.published))
+        if everyone != self.evals.everyone:
+            self.evals.everyone = everyone and self.evals.is_open
+            self._revoke_training()
+        reply, failing = self.evals.reply(), self.tickets.failures.verdict
         return replace(reply, why=failing, failed=True) if failing and not reply.done else reply
+
+    def _revoke_training(self) -> None:
+        for lease in self.leases if self.evals.everyone else ():
+            if not lease.eval:
+                self.tickets.release(lease, "revoked")
 
     # Any process
 
@@ -340,6 +369,7 @@ class Buffer:
             "disk_bytes": self.database.payloads.disk_bytes,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,
+            "players": self.evals.players.names(self.evals.everyone),
             "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }

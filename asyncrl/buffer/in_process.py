@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.requests.handlers import Answer, Requests
 from asyncrl.buffer.rules import Refused, Rules
-from asyncrl.buffer.tasks.sources import open_curriculum, open_source
+from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.wire import Frame, WireError
@@ -60,11 +60,13 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
         clock: VirtualClock | None = None,
         curriculum: Curriculum | None = None,
         checkpoints: Path | None = None,
+        held_out: Mapping[str, TaskSource] | None = None,
     ) -> None:
         """
         Args:
             folder: holds the ledger, and continues the one that is there; None: in memory, gone at `close`.
             clock: advanced by the caller, so that leases lapse, and by requests that wait.
+            held_out: the sources of held-out sets that have one of their own.
             checkpoints: the folder below which checkpoints may be written; None: nowhere.
         """
         super().__init__("in-process")
@@ -75,15 +77,15 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
             folder = Path(self._open.enter_context(memory))
         database = Database(folder, "off", wall_clock=self.clock)
         self._open.callback(database.close)
-        self.core = Buffer(database, rules, source, self.clock.now, curriculum)
+        self.core = Buffer(database, rules, source, self.clock.now, curriculum, held_out=held_out)
         self._requests = Requests(self.core, Counter(), self.clock, checkpoints)
         self.core.commit(self.clock.now)
 
     @classmethod
     def of(cls, config: Config, **options: Any) -> InProcessBuffer:
         """The buffer of a run with this config. Raises ConfigError."""
-        source = open_source(config)
-        return cls(Rules.of(config), source, curriculum=open_curriculum(config, source), **options)
+        source, held_out = open_source(config), open_held_out(config)
+        return cls(Rules.of(config), source, curriculum=open_curriculum(config, source), held_out=held_out, **options)
 
     def close(self) -> None:
         self._open.close()

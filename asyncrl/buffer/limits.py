@@ -130,7 +130,7 @@ def _at(request: Request[Any], place: Place) -> Any:
     field, *inside = place
     value = getattr(request, str(field))
     for index in inside:
-        value = value[index]
+        value = None if value is None else value[index]
     return value
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config, resuming
+from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 
@@ -54,9 +55,11 @@ class Rules:
     """The first trajectory of a group is sampled greedily."""
     actors_seed: int = 0
     data_seed: int = 0
-    eval_tasks: int = 0
-    eval_samples: int = 1
-    eval_greedy: bool = True
+    eval_sets: tuple[HeldOutSet, ...] = ()
+    eval_every: int = 0
+    eval_reserved: int = 0
+    """Actors that play evaluations only (`actors.eval`)."""
+    eval_share: float = 0.25
     ranks: int = 1
     slots: int = 64
     """Most episodes of one actor."""
@@ -104,9 +107,10 @@ class Rules:
             greedy_first=c.learner.greedy_baseline,
             actors_seed=c.actors.seed,
             data_seed=c.data.seed,
-            eval_tasks=c.eval.tasks,
-            eval_samples=c.eval.samples,
-            eval_greedy=c.eval.greedy,
+            eval_sets=held_out_sets(c),
+            eval_every=c.eval.every,
+            eval_reserved=c.actors.eval,
+            eval_share=c.eval.share,
             ranks=c.learner.ranks,
             slots=c.actors.most_slots,
             row_tokens=c.env.max_tokens + c.actors.max_new_tokens,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.errors import ConfigError
-from asyncrl.evaluation import wilson
 from asyncrl.launch.placement.resources import sharing_a_host
+from asyncrl.success import wilson
 
 KINDS = {
     "actor": "killed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
+from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
@@ -37,7 +38,7 @@ def impossible(c: Tree) -> list[str]:
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
             "remove them, or use learner.backend megatron."
         )
-    problems += of_environments(c, NEEDS_VALUES) + _layers(c)
+    problems += of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
     problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     if c.actors.max_new_tokens >= c.env.max_tokens:
@@ -229,6 +230,8 @@ def warnings(c: Tree) -> list[str]:
         "write ${NAME} instead, and the process that needs it reads the environment variable NAME."
         for field, _ in given_in_clear(c.model_dump(mode="json"))
     ]
+    if paused := pause(c):
+        problems.append(paused)
     if how := quantization(c):
         problems.append(
             f"actors.engine_options.args.quantization is {how}: the policy that samples differs from the one that is "

@@ -87,6 +87,9 @@ class EnvConfig(Section):
 class ActorsConfig(Section):
     count: int = Field(1, ge=0)
     """Actor processes."""
+    eval: int = Field(0, ge=0)
+    """Of these, how many play nothing but evaluations during the run (`eval.every`), the first ones; 0: some are chosen
+    for each (`eval.share`). Before the first and after the last step all actors play."""
     engine: str = "hf"
     """Inference engine: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang`
     (docs/how-to/engines.md) or `package.module:Name`."""
@@ -196,6 +199,31 @@ class WeightsConfig(Section):
     fetch from the learner's host."""
 
 
+class EvalSetConfig(Section):
+    """One held-out set of `eval.sets`. What it leaves out is as in `eval`, and as in training."""
+
+    env: str = ""
+    """Its environment; empty: `env.name` with `env.options`."""
+    env_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `env`."""
+    source: str = ""
+    """Where its tasks come from, of which those held out are played; empty: `data.source` with `data.options`."""
+    source_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `source`."""
+    tasks: int | None = Field(None, ge=1)
+    """Held-out tasks; default: `eval.tasks`."""
+    samples: int | None = Field(None, ge=1)
+    """Sampled episodes of each task; default: `eval.samples`."""
+    greedy: bool | None = None
+    """Play each task once more, greedily; default: `eval.greedy`."""
+    temperature: float | None = Field(None, gt=0)
+    """Of the sampled episodes; default: `actors.temperature`."""
+    pass_at: list[int] = Field(default_factory=list)
+    """The k of pass@k, at most `samples`; empty: the powers of two."""
+    success: str | None = None
+    """Name of the reward that counts as success; default: `eval.success`."""
+
+
 class EvalConfig(Section):
     tasks: int = Field(200, ge=0)
     """Held-out tasks played before the first and after the last training step; 0: no evaluation."""
@@ -206,6 +234,15 @@ class EvalConfig(Section):
     success: str = "success"
     """Name of the reward, among those of the environment, that counts as success; the total reward if none has this
     name. 1 is a success."""
+    sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
+    """Held-out sets by name, each a mapping of `env`, `env_options`, `source`, `source_options`, `tasks`, `samples`,
+    `greedy`, `temperature`, `pass_at`, `success` (docs/how-to/evaluation.md). The first is the one that the terminal
+    shows. Empty: one set, `held_out`, of the fields above."""
+    every: int = Field(0, ge=0)
+    """Training steps from one evaluation during the run to the next; 0: only before the first and after the last."""
+    share: float = Field(0.25, gt=0, le=1)
+    """With no actor reserved (`actors.eval`), the share of the actors that may play an evaluation during the run, at
+    least one; the others go on training."""
 
 
 class TrackingConfig(Section):

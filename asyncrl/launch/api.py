@@ -17,6 +17,7 @@ import zmq
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.config import Config
+from asyncrl.config.held_out import for_set, held_out_sets
 from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, RunError
 from asyncrl.launch.backends.local import Local, backend
@@ -41,6 +42,7 @@ from asyncrl.tracking import sinks
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncrl.data.base import TaskSource
     from asyncrl.tracking.collector import Collector
 
 NEW = Origin()
@@ -150,13 +152,32 @@ def _check_data(config: Config) -> list[str]:
     tasks, warned = check_first_tasks(config, source)
     if config.launch.try_reset and not is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name")):
         check_reset(config, tasks)
-    if config.eval.tasks == 0 or source.held_out_size:
-        return warned
+    return warned + _check_held_out(config, source)
+
+
+def _check_held_out(config: Config, source: TaskSource) -> list[str]:
+    """Opens what the held-out sets have of their own, and tries it; gives warnings. Raises ConfigError."""
+    from asyncrl.buffer.tasks.drawing import checked_task
+    from asyncrl.buffer.tasks.sources import open_held_out
+
+    own, empty = open_held_out(config), []
+    for each in held_out_sets(config):
+        given, tasks = config.eval.sets.get(each.name), own.get(each.name, source)
+        if not tasks.held_out_size:
+            empty.append(each.name)
+        elif given is not None and given.env and config.launch.try_reset and not _is_agent(given.env, each.name):
+            check_reset(for_set(config, each.name), [checked_task(tasks.held_out(0), "held-out task 0")])
+    if not empty:
+        return []
     return [
-        *warned,
         f"eval.tasks is {config.eval.tasks}, and data.source {config.data.source} holds no task out: nothing is "
-        "evaluated. data.options.held_out_size holds some out, eval.tasks 0 says that none is meant.",
+        f"evaluated ({', '.join(empty)}). data.options.held_out_size holds some out, eval.tasks 0 says that none is "
+        "meant.",
     ]
+
+
+def _is_agent(env: str, of_set: str) -> bool:
+    return is_agent(resolve(env, ENVIRONMENTS, f"eval.sets.{of_set}.env"))
 
 
 def _collector(run: RunFolder, prepared: Prepared, console: Console | None) -> Collector:

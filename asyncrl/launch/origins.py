@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.evaluation import place_of
+from asyncrl.buffer.evaluations.places import place_of
 from asyncrl.buffer.ledger.witnessed import Witnessed, read_witnessed
 from asyncrl.config import Config
 from asyncrl.config.loading import Sourced, fields, load

@@ -1,18 +1,17 @@
-"""The held-out set: the actors play it on one policy version, and its results become numbers."""
+"""Evaluations as the learner sees them: it has the held-out sets played before the first and after the last step, keeps
+the version fetchable to which one is pinned during the run, and reports what was measured."""
 
 from __future__ import annotations
 
 import logging
-import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-from asyncrl.buffer.client import BufferRefused, EvalReply, EvalResult
+from asyncrl.buffer.client import EvalReply, EvalSetReply
+from asyncrl.config.held_out import held_out_sets
 from asyncrl.errors import RunError
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
-from asyncrl.trajectory import succeeded
+from asyncrl.weights.protocol import Publisher
 
 log = logging.getLogger(__name__)
 
@@ -20,91 +19,147 @@ POLL_S = 0.2
 """Between two looks at how far the actors have come."""
 
 
-def evaluate(session: Session, label: str) -> None:
-    """Has the held-out set played on the version that was just published, and reports it."""
-    if session.config.eval.tasks == 0 or session.stopping:
-        return
-    # A run that is given more steps, or begins a new branch, ends a second time, and is evaluated again.
-    branch = f"-{session.branch}" if session.branch else ""
-    name = label if label == "start" else f"{label}-{session.version}{branch}"
-    session.reporter.waiting("evaluation", "actors")
-    reply = _played(session, name) if _opened(session, name) else None
-    if reply is None:
-        return
-    session.reporter.waiting(None)
-    values, counts = held_out(reply.results, reward=session.config.eval.success)
-    failed = reply.total - len(reply.results)
-    session.reporter.metrics(values, step=session.version)
-    session.reporter.event("eval", label=label, step=session.version, failed=failed, **counts)
-    if failed:
-        session.reporter.event("eval_failed", label=label, step=session.version, why=reply.why)
-    log.info("held-out set at version %d (%s): %s", session.version, label, counts)
+class Evaluations:
+    """Those of one incarnation of the learner."""
 
+    def __init__(self, session: Session, publisher: Publisher) -> None:
+        self._session, self._publisher = session, publisher
+        self._names = [each.name for each in held_out_sets(session.config)]
+        self._every = session.config.eval.every if self._names else 0
+        self._reported: set[int] = set()
+        """Serials of the sets whose results were reported."""
+        self._open = False
+        """Whether an evaluation may be open."""
+        self._kept: tuple[int, int] | None = None
 
-def _opened(session: Session, name: str) -> bool:
-    """Opens the set, after another that a learner before this one has left open; False when the learner is told to
-    stop. Raises BufferRefused when that one is not done within `actors.episode_s`."""
-    deadline = time.monotonic() + session.config.actors.episode_s
-    while not session.stopping:
-        try:
-            session.ask(lambda: session.buffer.evaluate((session.branch, session.version), name))
-            return True
-        except BufferRefused as error:
-            if error.code != "eval_open" or time.monotonic() > deadline:
-                raise
+    def begin(self) -> None:
+        """Plays the evaluation before the first step; behind it, takes over what an earlier incarnation has left open,
+        and reports again what that one may not have reported.
+
+        A set whose version this channel of weights cannot keep is played at once.
+        """
+        if self._session.batch == 0:
+            self.play("start")
+        elif self._names:
+            reply = self._look("step")
+            if not reply.done and reply.pinned != self._kept and not self._ahead(reply):
+                self._wait("step")
+
+    def publishes(self, version: int) -> bool:
+        """Whether this version is published: by the cadence, or because an evaluation is due at it."""
+        due = self._every > 0 and version > 0 and version % self._every == 0
+        self._open |= due
+        return due or version % self._session.config.weights.every == 0
+
+    def look(self) -> None:
+        """Called before each batch, and so before the next publication: keeps the pinned version, and reports the sets
+        that are done."""
+        if self._open:
+            self._look("step")
+
+    def play(self, label: str) -> None:
+        """Has all actors finish what is open, and then play every set on the version that was just published."""
+        session = self._session
+        if not self._names or session.stopping:
+            return
+        if self._wait(label):
+            session.ask(lambda: session.buffer.evaluate((session.branch, session.version)))
+            self._wait(label)
+
+    def _wait(self, label: str) -> bool:
+        """Waits for all episodes of what is open; False when the learner is told to stop. Raises RunError when no
+        episode ends for `actors.episode_s`."""
+        session = self._session
+        patience_s = session.config.actors.episode_s
+        finished, since = -1, time.monotonic()
+        session.reporter.waiting("evaluation", "actors")
+        while not (reply := self._look(label, everyone=True)).done:
+            if session.stopping:
+                return False
+            if reply.failed:
+                raise RunError(f"the run cannot go on: {reply.why}")
+            if reply.finished != finished:
+                finished, since = reply.finished, time.monotonic()
+            if time.monotonic() - since > patience_s:
+                raise RunError(
+                    f"the evaluation of {reply.pinned} stands at {reply.finished} of {reply.total} episodes "
+                    f"for actors.episode_s = {patience_s:g} s: {reply.why or 'no actor plays it'}"
+                )
             session.ranks.order(Order("wait"))
-            session.reporter.waiting("evaluation", str(error))
+            session.reporter.waiting("evaluation", reply.why)
             time.sleep(POLL_S)
-    return False
+        session.reporter.waiting(None)
+        return not session.stopping
+
+    def _look(self, label: str, everyone: bool = False) -> EvalReply:
+        session = self._session
+        reply = self._keep(session.ask(lambda: session.buffer.evaluation(everyone=everyone)), everyone)
+        self._open = not reply.done
+        for each in reply.sets:
+            if each.state in ("done", "failed") and each.serial not in self._reported:
+                self._reported.add(each.serial)
+                if each.due or not self._session.batch:  # before the first step it was reported before the first step
+                    self._report(label, each)
+        return reply
+
+    def _ahead(self, reply: EvalReply) -> bool:
+        """The pinned version is one that this incarnation has not made again yet."""
+        return reply.pinned is not None and reply.pinned > (self._session.branch, self._session.version)
+
+    def _keep(self, reply: EvalReply, everyone: bool) -> EvalReply:
+        """Keeps the pinned version. One that is gone, and will not be made again, is said to be lost."""
+        pinned = reply.pinned
+        if pinned is None and self._kept is not None:
+            self._publisher.unpin()
+            self._kept = None
+        if pinned is None or pinned == self._kept:
+            return reply
+        if self._publisher.pin(pinned):
+            self._kept = pinned
+            return reply
+        latest = self._publisher.latest()
+        if self._ahead(reply) or (latest is not None and latest.order == pinned):
+            return reply
+        log.warning("version %s is gone: the evaluation of it starts again", pinned)
+        reply = self._session.ask(lambda: self._session.buffer.evaluation(everyone=everyone, lost=pinned))
+        if reply.pinned is not None and self._publisher.pin(reply.pinned):
+            self._kept = reply.pinned
+        return reply
+
+    def _report(self, label: str, played: EvalSetReply) -> None:
+        reporter, label = self._session.reporter, "start" if played.due == 0 else label
+        about = {"label": label, "set": played.name, "step": played.due, "branch": played.branch}
+        if played.state == "failed":
+            reporter.event("eval_failed", why="its version was lost each time that it was begun", **about)
+            return
+        values, counts = measured(played, first=played.name == self._names[0])
+        reporter.metrics(values, step=played.due)
+        version = {} if played.version == (played.branch, played.due) else {"played_by": list(played.version)}
+        reporter.event("eval", failed=played.failed, **about, **version, **counts)
+        if played.failed:
+            why = f"{played.failed} episodes failed in their environment"
+            reporter.event("eval_failed", why=why, **about)
+        log.info("held-out set %s at version %d (%s): %s", played.name, played.due, label, counts)
 
 
-def _played(session: Session, name: str) -> EvalReply | None:
-    """Waits for all episodes of the set; None when the learner is told to stop. Raises RunError when no episode ends
-    for `actors.episode_s`."""
-    patience_s = session.config.actors.episode_s
-    finished, since = -1, time.monotonic()
-    while not (reply := session.ask(lambda: session.buffer.evaluation(name))).done:
-        if session.stopping:
-            return None
-        if reply.failed:
-            raise RunError(f"the run cannot go on: {reply.why}")
-        if reply.finished != finished:
-            finished, since = reply.finished, time.monotonic()
-        if time.monotonic() - since > patience_s:
-            raise RunError(
-                f"the evaluation at version {session.version} stands at {reply.finished} of {reply.total} episodes "
-                f"for actors.episode_s = {patience_s:g} s: {reply.why or 'no actor plays it'}"
-            )
-        session.ranks.order(Order("wait"))
-        session.reporter.waiting("evaluation", reply.why or f"{reply.finished} of {reply.total} episodes")
-        time.sleep(POLL_S)
-    return reply
-
-
-@dataclass(frozen=True, slots=True)
-class Success:
-    """Share of held-out episodes that succeeded."""
-
-    episodes: int
-    share: float
-
-
-def success(results: Sequence[EvalResult], *, greedy: bool, reward: str) -> Success | None:
-    """Success of the greedy episodes, or of those sampled at the training temperature; None when there are none.
-
-    `reward`: the reward that tells success (`eval.success`).
-    """
-    solved = [succeeded(r.reward, r.rewards, reward) for r in results if r.greedy == greedy]
-    return Success(len(solved), statistics.fmean(solved)) if solved else None
-
-
-def held_out(results: Sequence[EvalResult], *, reward: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Series, and fields of the event: shares and episodes, sampled and greedy."""
-    values: dict[str, float] = {}
+def measured(played: EvalSetReply, *, first: bool) -> tuple[dict[str, float], dict[str, float]]:
+    """Series of a set that is done, and fields of the event: shares and episodes, sampled and greedy. `first`: it is
+    the one that the terminal and the summary show."""
+    of_set = f"reward/held_out/{played.name}"
+    values: dict[str, float] = {f"{of_set}/seconds": played.seconds}
     counts: dict[str, float] = {}
-    for kind, greedy in (("sampled", False), ("greedy", True)):
-        succeeded_share = success(results, greedy=greedy, reward=reward)
-        if succeeded_share is not None:
-            values[f"reward/held_out_success_{kind}"] = succeeded_share.share
-            counts |= {kind: succeeded_share.share, f"{kind}_episodes": succeeded_share.episodes}
+    for way, m in played.measures.items():
+        values |= {f"{of_set}/{way}": m.share, f"{of_set}/{way}_low": m.low, f"{of_set}/{way}_high": m.high}
+        values[f"{of_set}/{way}_reward"] = m.reward
+        counts |= {way: m.share, f"{way}_low": m.low, f"{way}_high": m.high, f"{way}_episodes": m.episodes}
+        if first:
+            values[f"reward/held_out_success_{way}"] = m.share
+    if "sampled" in played.measures:
+        passes = played.measures["sampled"].pass_at
+        values |= {f"{of_set}/pass_at/{k}": share for k, share in passes.items()}
+        counts |= {f"pass_at_{k}": share for k, share in passes.items()}
+    if played.failed:
+        values[f"{of_set}/failed"] = played.failed
+    if played.skipped:
+        values[f"{of_set}/skipped"] = played.skipped
     return values, counts

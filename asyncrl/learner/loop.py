@@ -1,13 +1,13 @@
 """The learner's loop: batches in, policy versions out.
 
-      start(checkpoint or initial weights) ─> publish ─> held-out set (before the first step)
+      start(checkpoint or initial weights) ─> publish ─> held-out sets (before the first step)
          │
          ▼
     ┌─> batch b ──> train_step ──> finished(b) ──> publish? ──> checkpoint? ──┐
     └────────────────────────────── b + 1 ────────────────────────────────────┘
          │ ended: all steps done, or nothing left to learn; or SIGTERM
          ▼
-      publish ─> checkpoint ─> held-out set (after the last step)
+      publish ─> checkpoint ─> held-out sets (after the last step)
 
     takes     batch b and its outcome so far, from the buffer: the same answer however often it is asked
     gives     the outcome of b to the buffer, weights to the actors (publication.py), checkpoints to the disk
@@ -31,7 +31,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, Done
 from asyncrl.learner.checkpoints.resume import start
 from asyncrl.learner.checkpoints.saving import Saving
-from asyncrl.learner.evaluation import evaluate
+from asyncrl.learner.evaluation import Evaluations
 from asyncrl.learner.publication import Publication
 from asyncrl.learner.ranks import Order, Ranks
 from asyncrl.learner.samples import Samples
@@ -63,6 +63,7 @@ class Learner:
         self._session = Session(config, buffer, reporter, ranks or Ranks())
         self._trainer = trainer
         self._publication = Publication(self._session, trainer.backend, publisher)
+        self._evaluations = Evaluations(self._session, publisher)
         self._saving = Saving(self._session, trainer, checkpoints, save_tokenizer)
         self._report = StepReport(self._session, trainer.objective, samples)
 
@@ -76,9 +77,8 @@ class Learner:
         start(session, self._saving, self._publication, resume=resume, fresh=fresh, begun=begun)
         self._publication.ensure()
         session.reporter.ready()
-        if session.batch == 0:
-            evaluate(session, "start")
-            self._report.restart_clock()
+        self._evaluations.begin()
+        self._report.restart_clock()
         why = self._train()
         if why is None:
             self._saving.save(wait=True)
@@ -93,6 +93,7 @@ class Learner:
         session, why = self._session, ""
         while not session.stopping:
             self._saving.report()
+            self._evaluations.look()
             session.reporter.waiting("batch", why or "buffer")
             reply = session.request_batch()
             why = reply.why
@@ -136,14 +137,14 @@ class Learner:
         self._saving.record(b, reply, batch, result)
         session.version, session.batch = version, b + 1
         self._report.step(b, reply, batch, result)
-        if result.outcome == "applied" and version % session.config.weights.every == 0:
+        if result.outcome == "applied" and self._evaluations.publishes(version):
             self._publication.publish()
 
     def _end(self, why: str) -> None:
         session = self._session
         self._publication.publish()
         self._saving.save(wait=True)
-        evaluate(session, "end")
+        self._evaluations.play("end")
         if session.stopping:
             return
         session.reporter.event("ended", step=session.version, why=why)

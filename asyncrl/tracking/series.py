@@ -93,6 +93,8 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "correction": None,
     "metric": None,
     "role": None,
+    "set": None,
+    "k": None,
     "sink": None,
 }
 """Names allowed in each placeholder; None: any name without a slash or a space."""
@@ -206,8 +208,25 @@ _TABLE: list[Series] = [
     Series("reward/success/{env}", "share", "the same, by environment"),
     Series("reward/mean/{env}", "reward", "mean reward, by environment"),
     Series("reward/zero_variance_groups", "share", "groups of the step whose rewards are all equal: no gradient"),
-    Series("reward/held_out_success_sampled", "share", "held-out tasks solved at the training temperature"),
-    Series("reward/held_out_success_greedy", "share", "held-out tasks solved greedily"),
+    Series("reward/held_out_success_sampled", "share", "sampled episodes of the first held-out set that succeeded"),
+    Series("reward/held_out_success_greedy", "share", "greedy episodes of the first held-out set that succeeded"),
+    *[
+        Series(f"reward/held_out/{{set}}/{name}", unit, f"{meaning}, of one held-out set")
+        for name, unit, meaning in (
+            ("sampled", "share", "success of the sampled episodes"),
+            ("sampled_low", "share", "lower end of its 95% interval"),
+            ("sampled_high", "share", "upper end of its 95% interval"),
+            ("sampled_reward", "reward", "mean reward of the sampled episodes"),
+            ("greedy", "share", "success of the greedy episodes"),
+            ("greedy_low", "share", "lower end of its 95% interval"),
+            ("greedy_high", "share", "upper end of its 95% interval"),
+            ("greedy_reward", "reward", "mean reward of the greedy episodes"),
+            ("failed", "episodes", "episodes that failed in their environment and do not count"),
+            ("skipped", "evaluations", "evaluations skipped because one was still open"),
+            ("seconds", "s", "from the evaluation's opening to its last episode"),
+        )
+    ],
+    Series("reward/held_out/{set}/pass_at/{k}", "share", "pass@k of the sampled episodes of one held-out set"),
     Series("reward/turns", "turns", "assistant turns per trajectory of the step"),
     Series("reward/length", "tokens", "policy tokens per trajectory of the step"),
     Series("reward/truncated", "share", "trajectories ended by a limit of turns or tokens"),

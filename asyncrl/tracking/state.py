@@ -21,6 +21,8 @@ Record = dict[str, float]
 
 SAMPLED = "reward/held_out_success_sampled"
 GREEDY = "reward/held_out_success_greedy"
+HELD_OUT = "reward/held_out"
+"""How the names of all series of evaluations begin."""
 
 MAX_ROLES = 10_000
 MAX_NAMES = 1 << 17
@@ -107,7 +109,8 @@ class RunState:
         last: Record = {}
         for record in records:
             last |= record
-            self._tokens_at[int(record.get("step", 0))] = record.get("tokens", 0.0)
+            if "tokens" in record:
+                self._tokens_at[int(record.get("step", 0))] = record["tokens"]
             self._keep(record)
         self.started -= last.get("wall_s", 0.0)
         self._carried = {name: value for name, value in last.items() if name in SERIES and SERIES[name].total}
@@ -154,7 +157,14 @@ class RunState:
         self.restarts[role] = self.restarts.get(role, 0) + 1
 
     def record(self, step: int, now: float) -> Record:
-        """The record of training step `step`, which ended at `now`."""
+        """The record of training step `step`, which ended at `now`. Results of an evaluation that come behind a later
+        step are a record of their own, which is merged with that of their step."""
+        if step < self.step and self._of_step and all(name.startswith(HELD_OUT) for name in self._of_step):
+            late: Record = {"step": float(step)} | self._of_step
+            self._of_step = {}
+            if SAMPLED in late or GREEDY in late:
+                self.held_out.append(late)
+            return late
         values = self.now(now)
         values |= self._of_step | self._waits(now)
         record = {

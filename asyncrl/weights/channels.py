@@ -50,7 +50,7 @@ class Zmq:
     def publisher(self, run: RunFolder) -> Publisher:
         from asyncrl.weights.local.shm import ShmPublisher
 
-        return ShmPublisher(run.shm)
+        return ShmPublisher(run.shm, pins=False)
 
     def subscriber(self, run: RunFolder) -> Subscriber:
         from asyncrl.weights.network.subscriber import MirroredSubscriber

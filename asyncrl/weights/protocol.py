@@ -52,14 +52,28 @@ class Publisher(Protocol):
         """The version that subscribers see now; it survives the publisher's process."""
         ...
 
+    def pin(self, version: tuple[int, int]) -> bool:
+        """Keep (branch, version), the latest or the one pinned before, until `unpin`, whatever is published meanwhile.
+        False: it is gone, or this channel keeps none but the latest."""
+        ...
+
+    def unpin(self) -> None:
+        """Keep none but the latest."""
+        ...
+
 
 class Subscriber(Protocol):
     def latest(self) -> WeightsVersion | None:
         """The newest published version, or None. Cheap, since it is called often."""
         ...
 
-    def open(self, verify: bool = True) -> Weights:
-        """The newest version. Raises WeightsCorrupt if it does not match its digest."""
+    def pinned(self) -> WeightsVersion | None:
+        """The version that the publisher has pinned, or None. Cheap as well."""
+        ...
+
+    def open(self, verify: bool = True, version: tuple[int, int] | None = None) -> Weights:
+        """The newest version, or `version` if it is the newest or pinned. Raises WeightsCorrupt if it is not there or
+        does not match its digest."""
         ...
 
     def close(self) -> None: ...

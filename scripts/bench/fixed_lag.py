@@ -24,7 +24,6 @@ from asyncrl.actors.player import environment
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
-from asyncrl.evaluation import success
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import flatten
@@ -33,6 +32,7 @@ from asyncrl.learner.ragged import clamped_exp, log_ratio
 from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import train_step
+from asyncrl.success import success
 from asyncrl.trajectory import Kind, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion
 

@@ -240,6 +240,12 @@ class MeasuringPublisher:
     def latest(self) -> WeightsVersion | None:
         return self._publisher.latest()
 
+    def pin(self, version: tuple[int, int]) -> bool:
+        return self._publisher.pin(version)
+
+    def unpin(self) -> None:
+        self._publisher.unpin()
+
 
 def share(a: File, b: File) -> float:
     """Of the elements, those that changed."""

@@ -41,6 +41,7 @@ class FakeBuffer:
         self.refuses: Exception | None = None
         """Raised by `fail`."""
         self.silent = 0
+        self.hold: tuple[int, int] | None = None
 
     async def hello(self, role: str) -> dict[str, Any]:
         assert role == "actor"
@@ -60,7 +61,7 @@ class FakeBuffer:
         lent, self.free = self.free[:credits], self.free[credits:]
         if not lent:
             await asyncio.sleep(wait_s / 10)
-        return TicketReply(lent, "" if lent else "nothing to do")
+        return TicketReply(lent, "" if lent else "nothing to do", self.hold)
 
     async def put(self, trajectory: Trajectory) -> Any:
         if self.silent:
@@ -85,17 +86,21 @@ class FakeSubscriber:
     def __init__(self) -> None:
         self.version: tuple[int, int] | None = (0, 0)
         self.corrupt = False
+        self.kept: tuple[int, int] | None = None
 
     def latest(self) -> WeightsVersion | None:
         return None if self.version is None else WeightsVersion(*self.version, "0" * 32)
 
-    def open(self, verify: bool = True) -> Any:
+    def pinned(self) -> WeightsVersion | None:
+        return None if self.kept is None else WeightsVersion(*self.kept, "0" * 32)
+
+    def open(self, verify: bool = True, version: tuple[int, int] | None = None) -> Any:
         if self.corrupt:
             raise WeightsCorrupt("cut short")
-        version = self.latest()
+        found = self.latest() if version is None else WeightsVersion(*version, "0" * 32)
 
         class FakeWeights:
-            id = version
+            id = found
 
             def close(self) -> None:
                 return None

@@ -18,10 +18,18 @@ from asyncrl.weights.protocol import Weights
 STOP = 0
 
 
-def ticket(index: int = 0, *, group: int = 0, kind: Any = "train", seed: int = 7, **task: Any) -> Ticket:
+def ticket(
+    index: int = 0,
+    *,
+    group: int = 0,
+    kind: Any = "train",
+    seed: int = 7,
+    min_version: tuple[int, int] = (0, 0),
+    **task: Any,
+) -> Ticket:
     task = {"id": f"task{group}", "prompt": "Hello"} | task
     temperature = 1.0 if kind == "train" else 0.0
-    return Ticket(TicketId(0, group, index), 1, kind, task, (0, 0), 4, temperature, seed, 30.0)
+    return Ticket(TicketId(0, group, index), 1, kind, task, min_version, 4, temperature, seed, 30.0)
 
 
 class FakeEngine:

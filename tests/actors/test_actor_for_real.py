@@ -70,7 +70,7 @@ def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> Non
         learner.published(start.incarnation, start.branch, version, id.digest)
 
     publish(0)
-    learner.evaluate((start.branch, 0), "before")
+    learner.evaluate((start.branch, 0))
     for b in range(3):
         reply = batch(learner, start.incarnation, b)
         assert len(reply.trajectories) == GROUPS * SIZE
@@ -91,7 +91,7 @@ def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> Non
             continue
         models.append(models[1])
         publish(b + 1)
-    assert learner.evaluation("before").done
+    assert learner.evaluation().done
 
     stage.actor.send_signal(signal.SIGTERM)
     assert stage.actor.wait(20) == 0, stage.roles.log(stage.actor)

@@ -120,9 +120,9 @@ def test_an_evaluation_that_begins_while_weights_are_read_keeps_its_version(tmp_
         s = Stage(tmp_path, [])
         read = s.subscriber.open
 
-        def slowly(verify: bool = True) -> Any:
+        def slowly(verify: bool = True, version: Any = None) -> Any:
             time.sleep(0.3)
-            return read(verify)
+            return read(verify, version)
 
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: s.engine.held_version == (0, 0) and bool(s.buffer.credits))
@@ -137,5 +137,71 @@ def test_an_evaluation_that_begins_while_weights_are_read_keeps_its_version(tmp_
         s.stop.set()
         await running
         assert (s.buffer.stored[0].oldest_version, s.buffer.stored[0].newest_version) == (0, 0)
+
+    act(scenario)
+
+
+def test_a_player_goes_back_to_the_pinned_version_and_no_further_until_its_part_is_done(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [])
+        s.subscriber.version = (0, 3)
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: s.engine.held_version == (0, 3) and bool(s.buffer.credits))
+        s.subscriber.kept, s.buffer.hold = (0, 2), (0, 2)
+        await until(lambda: s.engine.held_version == (0, 2))
+        s.subscriber.version = (0, 4)
+        s.buffer.free.append(ticket(kind="eval", min_version=(0, 2)))
+        await until(lambda: len(s.buffer.stored) == 1)
+        assert s.engine.held_version == (0, 2)
+        assert (s.buffer.stored[0].oldest_version, s.buffer.stored[0].newest_version) == (2, 2)
+        s.buffer.hold = None
+        await until(lambda: s.engine.held_version == (0, 4))
+        s.stop.set()
+        await running
+
+    act(scenario)
+
+
+def test_a_player_goes_back_only_behind_the_episodes_that_need_a_later_version(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        s = Stage(tmp_path, [ticket(min_version=(0, 3))])
+        s.subscriber.version = (0, 3)
+        s.engine.gate = asyncio.Event()
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.engine.calls))
+        s.subscriber.kept, s.buffer.hold = (0, 2), (0, 2)
+        await asyncio.sleep(0.15)
+        assert s.engine.held_version == (0, 3)
+        s.engine.gate.set()
+        await until(lambda: s.engine.held_version == (0, 2))
+        assert [(t.oldest_version, t.newest_version) for t in s.buffer.stored] == [(3, 3)]
+        s.stop.set()
+        await running
+
+    act(scenario)
+
+
+def test_a_ticket_that_met_newer_weights_on_its_way_is_played_with_the_pinned_ones(tmp_path: Path) -> None:
+    """The actor loads version 1 while the buffer answers with a ticket pinned to version 0."""
+
+    async def scenario() -> None:
+        s = Stage(tmp_path, [])
+        issue = s.buffer.tickets
+
+        async def slowly(*words: Any) -> Any:
+            reply = await issue(*words)
+            if reply.tickets:
+                s.subscriber.version, s.subscriber.kept = (0, 1), (0, 0)
+                await until(lambda: s.engine.held_version == (0, 1))
+            return reply
+
+        s.buffer.tickets = slowly  # type: ignore[method-assign]
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(s.buffer.credits))
+        s.buffer.free.append(ticket(kind="eval"))
+        await until(lambda: len(s.buffer.stored) == 1)
+        assert (s.buffer.stored[0].oldest_version, s.buffer.stored[0].newest_version) == (0, 0)
+        s.stop.set()
+        await running
 
     act(scenario)

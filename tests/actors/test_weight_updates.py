@@ -28,7 +28,7 @@ class FakeChannel:
     def latest(self) -> WeightsVersion:
         return NEWER
 
-    def open(self) -> Any:
+    def open(self, version: tuple[int, int] | None = None) -> Any:
         if self.damaged:
             raise WeightsCorrupt("a byte")
         return self.weights
@@ -84,7 +84,7 @@ def test_what_was_opened_long_before_the_pause_came_is_opened_anew(monkeypatch: 
     lent: list[FakeWeights] = []
 
     class Lender(FakeChannel):
-        def open(self) -> Any:
+        def open(self, version: tuple[int, int] | None = None) -> Any:
             lent.append(FakeWeights())
             return lent[-1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, 
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.selection import zero_variance
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
+from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
-from asyncrl.trajectory import Ticket
-from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, put, trajectory
+from asyncrl.trajectory import Ticket, TicketId
+from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, put, rules, trajectory
 from tests.buffer.tickets.test_prefixes import prefix
 
 
@@ -106,16 +108,43 @@ class Simulated:
 
     def evaluate(self) -> None:
         history = self.buffer.ledger.history
-        self.buffer.evaluate((history.branch, history.published or 0), "step 1")
+        self.buffer.evaluate((history.branch, history.published or 0))
         for ticket in self.issue(8):
             self.put(ticket, 0.5)
+
+    def trained(self, steps: int) -> None:
+        """Steps by another actor, while the first one is reserved."""
+        other = AckLog(self.folder / "acks" / "actor-1.jsonl")
+        for _ in range(steps):
+            history = self.buffer.ledger.history
+            for ticket in self.buffer.issue(self.now, "actor-1", (0, history.published or 0), 6)[0]:
+                made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index))
+                made = other.announce(replace(made, actor="actor-1"))
+                if put(self.buffer, made) == "stored":
+                    other.write(made)
+                    self.buffer.logged("actor-1", other.head)
+            self.step()
+
+    def evaluated(self, pinned: int, tickets: int = 99) -> list[Ticket]:
+        """The reserved actor plays so many tickets with the pinned version."""
+        issued = self.buffer.issue(self.now, "actor-0", (0, pinned), tickets)[0]
+        for ticket in issued:
+            made = self.log.announce(trajectory(ticket, (pinned,), float(ticket.id.index) / 2))
+            assert put(self.buffer, made) == "stored"
+        return issued
+
+    def failing(self, pinned: int) -> tuple[TicketId, int]:
+        """One more of its tickets, for an episode that fails."""
+        (ticket,) = self.buffer.issue(self.now, "actor-0", (0, pinned), 1)[0]
+        return ticket.id, ticket.attempt
 
     def evidence(self) -> Evidence:
         """Closes the buffer."""
         self.buffer.commit(self.now)
         self.buffer.database.close()
         r: dict[str, Any] = {"max_uses": 1, "over_age": "drop", "mask_min_kept": 0.5} | RULES | self.rules
-        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_tasks", "eval_samples", "eval_greedy")
+        r["eval_sets"] = rules(**self.rules).eval_sets
+        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every")
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
             **{name: r[name] for name in taken if name in r},
@@ -139,7 +168,7 @@ class Simulated:
             (bounds,),
             tuple(self.published),
             snapshots=tuple(self.snapshots),
-            held_out=FakeSource().held_out_size,
+            held_out={each.name: FakeSource().held_out_size for each in rules(**self.rules).eval_sets},
         )
 
 
@@ -215,9 +244,28 @@ def used_twice(folder: Path) -> Simulated:
     return run
 
 
+def evaluated(folder: Path) -> Simulated:
+    """Two sets are due at every step: played, skipped while they were open, begun again, and open at the end."""
+    sets = (HeldOutSet("easy", 2, 1, False, 1.0), HeldOutSet("hard", 1, 2, True, 0.5, pass_at=(2,)))
+    run = Simulated(folder, eval_sets=sets, eval_every=1, eval_reserved=1, env_retries=0)
+    run.trained(1)
+    assert [t.eval_set for t in run.evaluated(1)] == ["easy"] * 2 + ["hard"] * 3
+    run.trained(2)
+    run.evaluated(2, tickets=2)
+    run.buffer.evaluation(lost=(0, 2))
+    run.kill()
+    run.evaluated(3, tickets=2)
+    run.buffer.fail("actor-0", *run.failing(3), "env_error", "away")
+    run.checkpoint()
+    run.trained(1)
+    run.evaluated(4, tickets=3)
+    return run
+
+
 KINDS: dict[str, Callable[[Path], Simulated]] = {
     "interrupted": interrupted,
     "forked": forked,
     "wait": awaited,
     "max_uses 2": used_twice,
+    "evaluated": evaluated,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
+from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
@@ -63,7 +64,10 @@ class FakeCurriculum:
         self.width = state["width"]
 
 
-def rules(**changes: Any) -> Rules:
+def rules(*, eval_tasks: int = 0, eval_samples: int = 1, eval_greedy: bool = True, **changes: Any) -> Rules:
+    """With `eval_tasks` there is one held-out set."""
+    if eval_tasks:
+        changes["eval_sets"] = (HeldOutSet("held_out", eval_tasks, eval_samples, eval_greedy, 1.0),)
     return Rules(**(RULES | changes))
 
 
@@ -74,10 +78,11 @@ def open_buffer(
     curriculum: Curriculum | None = None,
     on_step_end: OnStepEnd | None = None,
     wall_clock: Callable[[], float] = time.time,
+    held_out: Mapping[str, FakeSource] | None = None,
     **changes: Any,
 ) -> Buffer:
     database = Database(folder, wall_clock=wall_clock)
-    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, curriculum, on_step_end)
+    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, curriculum, on_step_end, held_out)
     buffer.commit(now)
     return buffer
 

@@ -54,13 +54,13 @@ def test_a_run_from_the_first_ticket_to_the_end(start: Start, tmp_path: Path) ->
     learner, incarnation = buffer.learner()
     actor = buffer.client("actor-0")
     assert actor.hello("actor") == Head(branch=0, version=0, published=0)
-    learner.evaluate((0, 0), "start")
+    learner.evaluate((0, 0))
     held_out = actor.tickets("actor-0", (0, 0), 9, [], 1.0).tickets
     assert [t.kind for t in held_out] == ["eval", "eval"]
     for ticket in held_out:
         actor.put(trajectory(ticket, (0,)))
-    results = learner.evaluation("start")
-    assert (results.done, [r.reward for r in results.results]) == (True, [1.0, 1.0])
+    results = learner.evaluation(everyone=True)
+    assert (results.done, results.sets[0].measures["sampled"].share) == (True, 1.0)
     for version in range(3):
         made = {t.digest(): t for t in play(actor, version)}
         reply = learner.batch(incarnation, version, 0, 1, 5.0)
@@ -180,7 +180,7 @@ def test_malformed_messages_are_refused_and_counted(start: Start) -> None:
         [pack({"op": "fail", **ticket, "reason": "x" * 5000, "detail": ""} | good)],
         [pack({"op": "renew", "actor": "a", "leases": {}} | good)],
         [pack({"op": "checkpointed", "incarnation": incarnation, "version": 0, "batch": 0, "path": 3} | good)],
-        [pack({"op": "evaluate", "version": [0, True], "label": "x"} | good)],
+        [pack({"op": "evaluate", "version": [0, True]} | good)],
         [pack({"op": "hello", "role": "actor", "n": 1})],
     ]
     for frames in messages:
@@ -214,7 +214,7 @@ def test_refusals_name_their_code(start: Start) -> None:
         (lambda: learner.start(5, 5, 0), "unknown_checkpoint"),
         (lambda: learner.put(trajectory_without_ticket()), "unknown_ticket"),
         (lambda: learner.checkpointed(incarnation + 1, 0, 0, "/nowhere"), "bad_checkpoint"),
-        (lambda: learner.evaluation("never"), "unknown_eval"),
+        (lambda: learner.evaluate((0, 7)), "not_published"),
     ):
         with pytest.raises(BufferRefused) as refused:
             ask()

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.buffer.client import BatchReply, BufferRefused, BufferTimeout, EvalReply, EvalResult, Start
+from asyncrl.buffer.client import BatchReply, BufferRefused, BufferTimeout, EvalReply, EvalSetReply, Start
+from asyncrl.success import Success
 from tests.learner.tiny import random_trajectory
 
 EVAL_TASKS = 4
@@ -26,7 +27,13 @@ class FakeBuffer:
         self.outcomes: dict[int, str] = {}
         self.handed: dict[int, BatchReply] = {}
         self.published_versions: list[tuple[int, int]] = []
-        self.evaluations: dict[str, tuple[int, int]] = {}
+        self.evaluations: list[tuple[int, int]] = []
+        self.done: list[EvalSetReply] = []
+        self.open: list[tuple[int, int]] = []
+        """Pins of the evaluations that are not done"""
+        self.eval_every = 0
+        self.asked_for_all: list[bool] = []
+        """Whether each look at the evaluation asked for every actor"""
         self.checkpoints: list[int] = []
         self.asked: list[int] = []
         self.outages = 0
@@ -40,7 +47,7 @@ class FakeBuffer:
         self.on_batch: Any = None
         """Called with the number of the batch before it is answered"""
         self.on_evaluation: Any = None
-        """Called with the label; while it is set, the last set is never done"""
+        """Called with the pinned version; while it is set, only the first evaluation is ever done"""
 
     def hello(self, role: str) -> dict[str, Any]:
         return {}
@@ -115,6 +122,10 @@ class FakeBuffer:
         assert incarnation == self.incarnation
         assert branch == self.branch
         self.published_versions.append((branch, version))
+        due = self.eval_every and version and version % self.eval_every == 0
+        if due and not self.open and (branch, version) not in self.evaluations:
+            self.evaluations.append((branch, version))
+            self.open.append((branch, version))
         return branch
 
     def checkpointed(self, incarnation: int, version: int, batch: int, path: str) -> None:
@@ -123,22 +134,38 @@ class FakeBuffer:
         os.mkdir(Path(path) / "buffer")
         self.checkpoints.append(batch)
 
-    def evaluate(self, version: tuple[int, int], label: str) -> None:
+    def evaluate(self, version: tuple[int, int]) -> None:
         assert version in self.published_versions
-        self.evaluations.setdefault(label, version)
+        assert not self.open
+        if version not in self.evaluations:
+            self.evaluations.append(version)
+            self.open.append(version)
 
-    def evaluation(self, label: str) -> EvalReply:
-        version = self.evaluations[label]
-        if self.on_evaluation is not None:
-            self.on_evaluation(label)
-            if label.startswith("end"):
-                return EvalReply(False, 0, 2 * EVAL_TASKS, [], "no actor plays")
-        results = [
-            EvalResult(f"t{i}", greedy, float(i < share), {"success": float(i < share)}, version)
-            for greedy, share in ((False, 1), (True, 3))
-            for i in range(EVAL_TASKS)
-        ]
-        return EvalReply(True, len(results), len(results), results, "")
+    def play_evaluation(self) -> None:
+        """The actors play what is open."""
+        for branch, version in self.open:
+            measures = {
+                way: Success(share, 0.1, 0.9, EVAL_TASKS, EVAL_TASKS, 0, share, 0.1, {})
+                for way, share in (("sampled", 0.25), ("greedy", 0.75))
+            }
+            serial = len(self.done) + 1
+            self.done.append(
+                EvalSetReply(serial, "held_out", branch, version, (branch, version), "done", measures, 0, 0, 1.0)
+            )
+        self.open.clear()
+
+    def evaluation(self, *, everyone: bool = False, lost: tuple[int, int] | None = None) -> EvalReply:
+        self.asked_for_all.append(everyone)
+        if lost is not None:
+            self.open = [max(self.published_versions)]
+        pinned = self.open[0] if self.open else None
+        if pinned is not None and self.on_evaluation is not None:
+            self.on_evaluation(pinned)
+        if pinned is not None and everyone and not (self.on_evaluation is not None and pinned[1]):
+            self.play_evaluation()
+        pinned = self.open[0] if self.open else None
+        total = 2 * EVAL_TASKS * len(self.open)
+        return EvalReply(not self.open, pinned, 0, total, self.done[-1:], "no actor plays" if self.open else "")
 
 
 def share(reply: BatchReply, rank: int, size: int) -> BatchReply:

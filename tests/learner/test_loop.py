@@ -68,7 +68,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     weights, reporter = played(tmp_path, buffer)
     assert buffer.outcomes == dict.fromkeys(range(4), "applied")
     assert buffer.published_versions == [(0, v) for v in range(5)]
-    assert buffer.evaluations == {"start": (0, 0), "end-4": (0, 4)}
+    assert buffer.evaluations == [(0, 0), (0, 4)]
     assert [p.name for p in complete(tmp_path / "checkpoints")] == ["step-000002", "step-000004"]
     assert buffer.checkpoints == [2, 4]
     assert [kind for kind, _ in reporter.events][:3] == ["published", "ready", "eval"]
@@ -165,7 +165,7 @@ def test_stopped_in_order_it_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert buffer.outcomes == dict.fromkeys(range(3), "applied"), "the step that runs is finished"
     assert complete(tmp_path / "checkpoints")[-1].name == "step-000003"
     assert not reporter.of("ended")
-    assert "end-4" not in buffer.evaluations
+    assert (0, 4) not in buffer.evaluations
     buffer.on_batch = None
     played(tmp_path, buffer, resume=True)
     assert buffer.asked == [0, 1, 2, 3, 4]
@@ -174,7 +174,7 @@ def test_stopped_in_order_it_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_stopped_during_the_last_evaluation_the_run_has_not_ended(tmp_path: Path) -> None:
     buffer, reporter = FakeBuffer(steps=1), FakeReporter()
     learner, _ = a_learner(a_config(steps=1), tmp_path, buffer, reporter)
-    buffer.on_evaluation = lambda label: learner.stop() if label.startswith("end") else None
+    buffer.on_evaluation = lambda pinned: learner.stop() if pinned[1] else None
     learner.run(resume=False)
     assert not reporter.of("ended")
     assert [e["label"] for e in reporter.of("eval")] == ["start"]
@@ -192,7 +192,7 @@ def test_weights_lost_with_the_memory_that_held_them_are_published_again(tmp_pat
     buffer.steps = 4
     played(tmp_path, buffer, resume=True)
     assert buffer.published_versions[-2:] == [(0, 3), (0, 4)]
-    assert set(buffer.evaluations) == {"start", "end-3", "end-4"}
+    assert buffer.evaluations == [(0, 0), (0, 3), (0, 4)]
 
 
 def test_guard_keeps_the_version_and_goes_on(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_fresh_at_a_checkpoint_begins_a_branch_and_a_death_on_it_stays_there(tmp
     assert buffer.asked == [2, 3, 2, 3, 4], "the newest checkpoint is of the line that was left"
     assert reporter.of("resumed")[0]["checkpoint"] == str(at)
     assert [p.name for p in complete(tmp_path / "checkpoints")][-1] == "step-000004-b000004-br1"
-    assert buffer.evaluations["end-4-1"] == (1, 4), "evaluated again"
+    assert buffer.evaluations[-1] == (1, 4), "evaluated again"
 
 
 def test_when_no_checkpoint_is_known_to_the_ledger_it_says_so(tmp_path: Path) -> None:
@@ -312,3 +312,49 @@ def test_no_evaluation_when_none_is_asked_for(tmp_path: Path) -> None:
     buffer = FakeBuffer(steps=4)
     played(tmp_path, buffer, config=config)
     assert not buffer.evaluations
+
+
+def test_at_an_evaluation_step_weights_are_published_and_kept_whatever_the_cadence(tmp_path: Path) -> None:
+    """`weights.every` 4 and `eval.every` 3: the pinned version can be had until its sets are done, and training goes
+    on meanwhile; what was skipped is not evaluated at a later step either."""
+    values = a_config(steps=8, checkpoint_every=20).model_dump()
+    changed = {"weights": {"every": 4}, "eval": {"tasks": 4, "every": 3}}
+    config = Config.model_validate(values | changed | {"buffer": {"max_staleness": 3, "capacity": 99}})
+    buffer, reporter, seen = FakeBuffer(steps=8), FakeReporter(), ShmSubscriber(tmp_path / "shm")
+    buffer.eval_every = 3
+    pinned: list[Any] = []
+
+    def on_batch(b: int) -> None:
+        pinned.append(None if (at := seen.pinned()) is None else at.order)
+        if pinned[-1] is not None:
+            seen.open(version=pinned[-1]).close()
+        if b == 5:
+            buffer.play_evaluation()
+
+    buffer.on_batch = on_batch
+    learner, _ = a_learner(config, tmp_path, buffer, reporter)
+    learner.run(resume=False)
+    assert buffer.published_versions == [(0, v) for v in (0, 3, 4, 6, 8)]
+    assert pinned == [None, None, None, (0, 3), (0, 3), (0, 3), (0, 6), (0, 6), (0, 6)]
+    assert [(e["label"], e["step"]) for e in reporter.of("eval")] == [("start", 0), ("step", 3), ("end", 6), ("end", 8)]
+    assert seen.pinned() is None
+    assert not list((tmp_path / "shm").glob("*.pinned"))
+    assert buffer.asked_for_all.index(False) < len(buffer.asked_for_all) - 1 - buffer.asked_for_all[::-1].index(False)
+
+
+def test_a_pinned_version_that_is_gone_is_said_to_be_lost(tmp_path: Path) -> None:
+    """A learner that resumes behind it, without the memory that held it."""
+    buffer, reporter = FakeBuffer(steps=4), FakeReporter()
+    buffer.eval_every = 1
+    config = a_config()
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"every": 1})})
+    learner, _ = a_learner(config, tmp_path, buffer, reporter)
+    buffer.on_batch = lambda b: learner.stop() if b == 2 else None
+    learner.run(resume=False)
+    assert buffer.open == [(0, 1)], "still open, pinned to it"
+    for file in (tmp_path / "shm").iterdir():
+        file.unlink()
+    buffer.on_batch = None
+    _, reporter = played(tmp_path, buffer, resume=True, config=config)
+    assert [e["step"] for e in reporter.of("eval")][-1] == 4
+    assert buffer.evaluations == [(0, 0), (0, 1), (0, 4)]

@@ -151,3 +151,24 @@ def test_tokens_of_steps_that_are_done_again_count_once():
 def test_a_malformed_message_raises_one_of_the_documented_errors(broken):
     with pytest.raises((KeyError, TypeError, ValueError)):
         RunState(0.0, 1, 0).take(broken)
+
+
+def test_an_evaluation_that_ends_behind_later_steps_is_merged_with_the_record_of_its_own():
+    """Its record brings nothing of the present: clock, tokens and rates of its step stay."""
+    run_state = RunState(0.0, 20, 2)
+    list(played(run_state, fake_run(20)))
+    before = run_state.last, run_state.step, len(run_state.recent)
+    late = {
+        "reward/held_out_success_sampled": 0.7,
+        "reward/held_out/dev/sampled": 0.7,
+        "reward/held_out/dev/seconds": 3.0,
+    }
+    run_state.take(metrics("learner", 99.0, late, step=10))
+    assert run_state.record(10, 99.0) == {"step": 10.0} | late
+    assert (run_state.last, run_state.step, len(run_state.recent)) == before
+    assert view(run_state, "run", 99.0).held_out[-1] == (10, 0.7, None)
+    again = RunState(0.0, 20, 2)
+    again.resume([{"step": 10.0, "wall_s": 5.0, "tokens": 77.0}, {"step": 10.0} | late])
+    assert again._tokens_at == {10: 77.0}
+    run_state.take(metrics("learner", 100.0, {"reward/mean": 0.1}, step=9))
+    assert "wall_s" in run_state.record(9, 100.0), "a step that is done again is a whole record"

@@ -9,7 +9,7 @@ from typing import Any
 from asyncrl.audit.actor_logs import AckLines, PrefixLine, PutLine
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow
 from asyncrl.audit.table import Check, apply
-from asyncrl.buffer.evaluation import place_of
+from asyncrl.buffer.evaluations.places import place_of
 
 Logs = Sequence[AckLines]
 
@@ -86,7 +86,7 @@ def _is_result(line: PutLine, row: dict[str, Any], of: dict[str, Any] | None) ->
     said = (line.digest, line.reward, line.task_id, dict(line.rewards))
     if of is None or said != (row["digest"], row["reward"], row["task_id"], _json(row["rewards"])):
         return False
-    return line.branch == of["branch"] and {version for version, _ in line.versions} == {of["version"]}
+    return line.branch == of["on_branch"] and {version for version, _ in line.versions} == {of["version"]}
 
 
 def prefixes_were_announced(ledger: LedgerRows, logs: Logs) -> Iterator[str]:

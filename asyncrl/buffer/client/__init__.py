@@ -9,7 +9,7 @@ errors.py                       how a call ends without its answer
 from asyncrl.buffer.client.asynchronous import AsyncBufferClient
 from asyncrl.buffer.client.blocking import BufferClient
 from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout, LedgerRestored
-from asyncrl.buffer.client.messages import BatchReply, EvalReply, EvalResult, Start, TicketReply
+from asyncrl.buffer.client.messages import BatchReply, EvalReply, EvalSetReply, Start, TicketReply
 
 __all__ = [
     "AsyncBufferClient",
@@ -18,7 +18,7 @@ __all__ = [
     "BufferRefused",
     "BufferTimeout",
     "EvalReply",
-    "EvalResult",
+    "EvalSetReply",
     "LedgerRestored",
     "Start",
     "TicketReply",

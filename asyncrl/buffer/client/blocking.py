@@ -104,13 +104,14 @@ class BlockingBuffer(ABC):
         """The learner's part lies in the folder `path`, `batch` is the one it wants next; adds `path`/buffer."""
         self.ask(messages.CheckpointedRequest(incarnation, version, batch, path))
 
-    def evaluate(self, version: tuple[int, int], label: str) -> None:
-        """Opens the evaluation set of the config, pinned to (branch, version). Idempotent per label."""
-        self.ask(messages.EvaluateRequest(version, label))
+    def evaluate(self, version: tuple[int, int]) -> None:
+        """Opens the held-out sets, pinned to (branch, version), for every actor. Does so once for each version."""
+        self.ask(messages.EvaluateRequest(version))
 
-    def evaluation(self, label: str) -> EvalReply:
-        """The progress of an evaluation set; its results when it is done."""
-        return self.ask(messages.EvaluationRequest(label))
+    def evaluation(self, *, everyone: bool = False, lost: tuple[int, int] | None = None) -> EvalReply:
+        """Where the latest evaluation stands. `everyone`: all actors play what is open. `lost`: these weights are gone,
+        and what is pinned to them starts again at the newest."""
+        return self.ask(messages.EvaluationRequest(everyone, lost))
 
     def status(self) -> dict[str, Any]:
         """Counts by state and reason, staleness histograms, leases per actor, disk bytes, counts of the service."""

@@ -17,7 +17,7 @@ from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, en
 T = TypeVar("T")
 
 _MAX_REPLY_BYTES = 1 << 30
-"""Size of a reply's header: tickets bring their tasks, of any size; an evaluation brings all its results."""
+"""Size of a reply's header: tickets bring their tasks, of any size."""
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -93,10 +93,12 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], header: Frame | msgspec.Raw, m
 # Prefixes, beside tickets and leases
 
 
-def ticket_reply(tickets: Sequence[Ticket], why: str) -> tuple[TicketReply, list[Frame]]:
+def ticket_reply(
+    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None
+) -> tuple[TicketReply, list[Frame]]:
     """A reply with its frames."""
     places, frames = encode_prefixes([ticket.prefix for ticket in tickets])
-    return TicketReply([replace(t, prefix=None) if t.prefix else t for t in tickets], why, places), frames
+    return TicketReply([replace(t, prefix=None) if t.prefix else t for t in tickets], why, hold, places), frames
 
 
 def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
@@ -119,4 +121,4 @@ def _with_prefixes(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:
     tickets = list(reply.tickets)
     for place, prefix in prefixes_at(reply.prefixes, frames, len(tickets)).items():
         tickets[place] = replace(tickets[place], prefix=prefix)
-    return TicketReply(tickets, reply.why)
+    return replace(reply, tickets=tickets, prefixes=())

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 from asyncrl.buffer.client.pages import Page, Serial
+from asyncrl.success import Success
 from asyncrl.trajectory import (
     Attempt,
     Branch,
@@ -94,6 +95,9 @@ class TicketReply:
     tickets: list[Ticket]
     why: str
     """If there are fewer tickets than credits: what the buffer is waiting for."""
+    hold: tuple[int, int] | None = None
+    """The weights to hold, (branch, version): an evaluation is pinned to them that this actor plays, or it has nothing
+    else to do. None: the newest."""
     prefixes: Sequence[Count] = ()
     """Indices into `tickets`: these tickets have a prefix. The frames come in the same order."""
 
@@ -137,24 +141,39 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class EvalResult:
-    task_id: str
-    greedy: bool
-    reward: float
-    rewards: Mapping[str, float]
+class EvalSetReply:
+    serial: int
+    name: str
+    branch: int
+    due: int
+    """With branch and name its identity: the version at which it was due."""
     version: tuple[int, int]
+    """The weights that play it."""
+    state: Literal["open", "done", "restarted", "failed"]
+    measures: Mapping[str, Success]
+    """By way of sampling; of a set that is done."""
+    failed: int
+    """Episodes that failed in their environment."""
+    skipped: int
+    """How often this set was skipped so far, over all steps."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class EvalReply:
     done: bool
+    """No set is open."""
+    pinned: tuple[int, int] | None
+    """The version that must stay fetchable."""
     finished: int
+    """Episodes of the open sets."""
     total: int
-    results: list[EvalResult]
+    sets: list[EvalSetReply]
+    """Those of the latest evaluation, each as it was begun last."""
     why: str
-    """If not done: what the set waits for. If done: how many episodes failed in their environment, and the last one."""
+    """What the open sets wait for."""
     failed: bool = False
-    """The set will not be done, for the reason `why`: the run ends."""
+    """They will not be done, for the reason `why`: the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +294,13 @@ class CheckpointedRequest(Request[None], frozen=True):
 
 class EvaluateRequest(Request[None], frozen=True):
     version: Weights
-    label: _Name
 
 
 class EvaluationRequest(Request[EvalReply], frozen=True):
-    label: _Name
+    everyone: bool = False
+    """The learner waits for what is open: every actor plays it."""
+    lost: Weights | None = None
+    """These weights can no longer be had."""
 
 
 class StatusRequest(Request[dict[str, Any]], frozen=True):

@@ -10,10 +10,10 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 6
+VERSION = 7
 """Raised with every change of the tables; a ledger of another version is refused."""
 
-READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003"}
+READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003", 6: "0.1.0 at commit cdb86a9"}
 """By version of the tables: the last asyncrl that reads them."""
 
 
@@ -21,7 +21,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 6: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 7: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -173,12 +173,16 @@ CREATE TABLE checkpoints (
     released INTEGER NOT NULL DEFAULT 0,    -- 1: no longer kept for resuming, or on a part of history that was left
     at REAL NOT NULL                -- its announcement, behind the buffer's part of it
 );
-CREATE TABLE evals (
+CREATE TABLE evals (                -- evaluation sets (evaluations/)
     serial INTEGER PRIMARY KEY,
-    label TEXT NOT NULL,
+    name TEXT NOT NULL,             -- of the set; with branch and due its identity
     branch INTEGER NOT NULL,
+    due INTEGER NOT NULL,           -- the version at which it was due
+    on_branch INTEGER NOT NULL,     -- with version: the weights that play it; others than those due if it began again
     version INTEGER NOT NULL,
-    state TEXT NOT NULL             -- open, done, restarted, failed
+    state TEXT NOT NULL,            -- open, done, restarted, failed, skipped
+    opened_at REAL NOT NULL,
+    ended_at REAL                   -- NULL while open, and of skipped
 );
 CREATE TABLE eval_results (
     serial INTEGER NOT NULL,
@@ -188,8 +192,24 @@ CREATE TABLE eval_results (
     greedy INTEGER NOT NULL,
     reward REAL NOT NULL,
     rewards TEXT NOT NULL,          -- JSON
-    digest TEXT NOT NULL,
+    digest TEXT NOT NULL,           -- of the trajectory; empty: it failed in its environment
+    oldest INTEGER,                 -- versions of its policy tokens; NULL: it failed
+    newest INTEGER,
     PRIMARY KEY (serial, task, idx)
+) WITHOUT ROWID;
+CREATE TABLE eval_measures (        -- what a whole set has measured
+    serial INTEGER NOT NULL,
+    way TEXT NOT NULL,              -- sampled, greedy
+    share REAL NOT NULL,            -- success, with its 95% interval
+    low REAL NOT NULL,
+    high REAL NOT NULL,
+    tasks INTEGER NOT NULL,
+    episodes INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    reward REAL NOT NULL,           -- mean, and half its 95% interval
+    reward_half REAL NOT NULL,
+    pass_at TEXT NOT NULL,          -- JSON: share by k
+    PRIMARY KEY (serial, way)
 ) WITHOUT ROWID;
 CREATE TABLE counters (
     branch INTEGER NOT NULL,

@@ -74,7 +74,7 @@ class Requests:
                 self.on_tickets,
                 check=self._renew,
                 may_wait=_wait_s,
-                alike=lambda request: self._buffer.prospect(request.held),
+                alike=lambda request: self._buffer.prospect(self._clock(), request.actor, request.held),
                 urgent=False,
                 once=True,
             ),
@@ -119,10 +119,12 @@ class Requests:
             self._buffer.logged(request.actor, request.logged)
 
     def on_tickets(self, request: messages.TicketsRequest, _: Sequence[Frame], at_once: bool) -> Answer | None:
-        tickets, why = self._buffer.issue(self._clock(), request.actor, request.held, request.credits)
-        if not tickets and not at_once and not self._buffer.stopping:
+        buffer, asked = self._buffer, (request.actor, request.held)
+        tickets, why = buffer.issue(self._clock(), *asked, request.credits)
+        hold = buffer.hold(self._clock(), *asked)
+        if not tickets and not at_once and not buffer.stopping and hold in (None, request.held):
             return None
-        return Answer(*codec.ticket_reply(tickets, why))
+        return Answer(*codec.ticket_reply(tickets, why, hold))
 
     def on_renew(self, request: messages.RenewRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         return Answer(self._buffer.renew(self._clock(), request.actor, request.leases))
@@ -218,11 +220,11 @@ class Requests:
         return Answer() if written else None
 
     def on_evaluate(self, request: messages.EvaluateRequest, _: Sequence[Frame], at_once: bool) -> Answer:
-        self._buffer.evaluate(request.version, request.label)
+        self._buffer.evaluate(request.version)
         return Answer()
 
     def on_evaluation(self, request: messages.EvaluationRequest, _: Sequence[Frame], at_once: bool) -> Answer:
-        return Answer(self._buffer.evaluation(request.label))
+        return Answer(self._buffer.evaluation(everyone=request.everyone, lost=request.lost))
 
     # Any process
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from asyncrl.config import Config
+from asyncrl.config.held_out import for_set
 from asyncrl.data import SOURCES
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import check_members
@@ -54,6 +55,20 @@ def open_source(config: Config) -> TaskSource:
         )
     _check_sizes(config, GroupSizes(source, config.learner.group_size))
     return source
+
+
+def open_held_out(config: Config) -> dict[str, TaskSource]:
+    """The sources of those held-out sets that have one of their own, by the name of the set. Raises ConfigError."""
+    sources = {}
+    for name, given in config.eval.sets.items():
+        if given.source:
+            sources[name] = open_source(for_set(config, name))
+            if not sources[name].held_out_size:
+                raise ConfigError(
+                    f"eval.sets.{name}.source {given.source!r} keeps no task held out: there is nothing to play. Set "
+                    f"its option for held-out tasks in eval.sets.{name}.source_options."
+                )
+    return sources
 
 
 def _check_sizes(config: Config, sizes: GroupSizes) -> None:

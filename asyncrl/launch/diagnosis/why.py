@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-LEARNER_TICKETS = ("admission", "capacity", "disk", "no weights", "all ")
+LEARNER_TICKETS = ("admission", "capacity", "disk", "no weights", "all ", "no evaluation")
 """How the buffer's reasons to issue no ticket begin that the learner ends, by training or publishing."""
 
 
@@ -98,13 +98,14 @@ def _line(role: RoleState, awaits: Sequence[str]) -> str:
 
 def _old_weights(buffer: Mapping[str, object] | None, roles: Set[str]) -> list[str]:
     """Lines about actors that get no tickets because their weights are old. `roles`: the live ones; the buffer also
-    remembers actors that have left."""
+    remembers actors that have left, and those that play an evaluation hold the version to which it is pinned."""
     versions = (buffer or {}).get("held")
     if buffer is None or not isinstance(versions, Mapping) or not isinstance(buffer["published"], int):
         return []
-    newest = (buffer["branch"], buffer["published"])
+    newest, players = (buffer["branch"], buffer["published"]), buffer.get("players")
+    training = roles - set(players if isinstance(players, list) else ())
     behind = {
-        actor: tuple(version) for actor, version in versions.items() if actor in roles and tuple(version) < newest
+        actor: tuple(version) for actor, version in versions.items() if actor in training and tuple(version) < newest
     }
     return [
         f"{actor} holds weights (branch {b}, version {v}), and {newest[1]} of branch {newest[0]} are published"

@@ -28,6 +28,10 @@ REWARD = (
         "reward", "Reward and success", "per trajectory",
         ("reward/mean", "reward/success", "reward/held_out_success_sampled", "reward/held_out_success_greedy"),
     ),
+    Panel(
+        "held_out", "Success on each held-out set", "share",
+        ("reward/held_out/{set}/sampled", "reward/held_out/{set}/greedy"),
+    ),
     Panel("episode", "Length of an episode", "tokens", ("reward/length",)),
     Panel("turns", "Turns of an episode", "turns", ("reward/turns",)),
     Panel("stop_reasons", "What ended the episodes", "share", ("reward/stopped/{stop}",), stacked=True),

@@ -19,7 +19,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 SMOOTHED = (
     "reward/mean", "reward/success", "throughput/tokens_generated_per_s", "throughput/tokens_trained_per_s",
 )  # fmt: skip
-POINTS = ("reward/held_out_success_sampled", "reward/held_out_success_greedy")
+POINTS = "reward/held_out"
+"""How the names of series begin that have few values, which are drawn as points."""
 AXIS = {"step": "training step", "wall_s": "seconds", "tokens": "tokens trained"}
 
 
@@ -85,7 +86,7 @@ def _idle(name: str, values: Sequence[float], stacked: bool) -> bool:
 def _lines(axes: Any, curves: dict[str, tuple[list[float], list[float]]], log: bool) -> None:
     for i, (name, (x, y)) in enumerate(curves.items()):
         colour, label = COLOURS[i % len(COLOURS)], _label(name)
-        if name in POINTS:
+        if name.startswith(POINTS):
             axes.plot(x, y, "o", ms=6, color=colour, label=label, zorder=5)
         elif name == "staleness/bound":
             axes.plot(x, y, "--", color="#222", linewidth=1.2, label="bound", zorder=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.tracking.series import BUCKETS
-from asyncrl.tracking.state import GREEDY, SAMPLED, Event, Record, RunState
+from asyncrl.tracking.state import GREEDY, HELD_OUT, SAMPLED, Event, Record, RunState
 from asyncrl.tracking.terminal.view import RoleView, View, view
 
 REFRESH_S = 0.5
@@ -54,8 +55,7 @@ def line(view: View, record: Record) -> str:
     """One training step, or one evaluation, as one plain line."""
     step = f"step {record['step']:.0f}/{view.steps}"
     if "reward/mean" not in record:
-        success = _held_out(record.get(SAMPLED), record.get(GREEDY))
-        return f"{step}  " + (f"held-out success {success}" if success else "no held-out episode was scored")
+        return f"{step}  {_evaluated(record)}"
     parts = [step, f"reward {record['reward/mean']:.3f}"]
     if "reward/success" in record:
         parts.append(f"success {record['reward/success']:.2f}")
@@ -135,7 +135,7 @@ class Terminal:
 
     def record(self, record: Record) -> None:
         if self._live is None:
-            now = self._state.started + record["wall_s"]
+            now = self._state.started + record.get("wall_s", time.time() - self._state.started)
             self._plain(line(view(self._state, self._run.name, now), record))
 
     def event(self, event: Event) -> None:
@@ -268,6 +268,17 @@ def _rows() -> Table:
     rows.add_column(style="dim", width=12, no_wrap=True)
     rows.add_column()
     return rows
+
+
+def _evaluated(record: Record) -> str:
+    """What one evaluation of one set found."""
+    if success := _held_out(record.get(SAMPLED), record.get(GREEDY)):
+        return f"held-out success {success}"
+    for of_set in dict.fromkeys(name.split("/")[2] for name in record if name.startswith(f"{HELD_OUT}/")):
+        of = (record.get(f"{HELD_OUT}/{of_set}/{way}") for way in ("sampled", "greedy"))
+        if success := _held_out(*of):
+            return f"held-out success of {of_set} {success}"
+    return "no held-out episode was scored"
 
 
 def _held_out(sampled: float | None, greedy: float | None) -> str:

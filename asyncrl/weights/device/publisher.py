@@ -97,6 +97,13 @@ class DevicePublisher:
         """The newest version of this process; versions on a GPU end with it."""
         return self._newest
 
+    def pin(self, version: tuple[int, int]) -> bool:
+        """False: it keeps none but the latest."""
+        return False
+
+    def unpin(self) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join(5.0)

@@ -173,8 +173,15 @@ class DeviceSubscriber:
             raise RunError(f"weights are no longer received: {self._failed!r}") from self._failed
         return self._newest
 
-    def open(self, verify: bool = True) -> LeasedWeights:
-        """Lease the newest version. Checksums are compared when the tensors are read, whatever `verify` is."""
+    def pinned(self) -> WeightsVersion | None:
+        """None: the learner keeps no version but the newest."""
+        return None
+
+    def open(self, verify: bool = True, version: tuple[int, int] | None = None) -> LeasedWeights:
+        """Lease the newest version. Checksums are compared when the tensors are read, whatever `verify` is. Raises
+        WeightsCorrupt if it is not the `version` asked for."""
+        if version is not None and (self._newest is None or self._newest.order != version):
+            raise WeightsCorrupt(f"version {version} is no longer on the learner's GPU")
         terms, packed = self.client.ask("lease")
         try:
             sizes, handles = [int(n) for n in terms["sizes"]], terms["handles"]

@@ -2,7 +2,7 @@
 
 A version appears in two renames: its complete file gets its name, then `latest.json` points at it. So a reader sees the
 old version or the new one; a truncated file has no trailer, and an altered one another digest: both are WeightsCorrupt.
-The folder holds at most `keep` versions and one file for the next.
+The folder holds at most `keep` versions, one file for the next, and the version that is pinned, if any.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from asyncrl.weights.local.reused_files import Maps, ReusedFile, hold, release
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 
 _POINTER = "latest.json"
+_PINNED = "pinned.json"
+"""Points at the pinned version: a link to its file, which is then not reused."""
 
 
 class Folder:
@@ -32,6 +34,7 @@ class Folder:
         dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left_over in (*dir.glob("*.tmp"), *dir.glob("*.spare")):
             left_over.unlink()
+        self._unlink_pins(but=_pinned_file(dir))
 
     def begin(self) -> ReusedFile:
         """A file to write the next version into."""
@@ -53,23 +56,51 @@ class Folder:
         if (same := self._slots.pop(slot.path, None)) is not None:
             same.close()  # the version was published before
         self._slots[slot.path] = slot
-        pointer = self.dir / (_POINTER + ".tmp")
-        entry = {"branch": id.branch, "version": id.version, "digest": id.digest, "file": slot.path.name}
-        pointer.write_text(json.dumps(entry))
-        os.replace(pointer, self.dir / _POINTER)
+        self._point(_POINTER, id, slot.path.name)
         # Names sort by branch and version, except when a version is published a second time.
         names = sorted(name for name in os.listdir(self.dir) if name.endswith(".weights"))
         for old in [self.dir / name for name in names[: -self.keep]]:
             if old == slot.path:
                 continue
-            mine = self._slots.pop(old, None)
-            if mine is not None and not any(path.suffix == ".spare" for path in self._slots):
+            mine, pinned = self._slots.pop(old, None), old.stat().st_nlink > 1
+            if mine is not None and not pinned and not any(path.suffix == ".spare" for path in self._slots):
                 mine.rename(old.with_suffix(".spare"))
                 self._slots[mine.path] = mine
             else:
                 old.unlink()
                 if mine is not None:
                     mine.close()
+
+    def pin(self, version: tuple[int, int]) -> bool:
+        """Keep (branch, version) until `unpin`, also for readers that start later. False: it is no longer there."""
+        held = Watch(self.dir)
+        at = held.pointer(_PINNED)
+        if at is not None and at[0].order == version and (self.dir / at[1]).exists():
+            return True
+        latest = held.pointer()
+        if latest is None or latest[0].order != version:
+            return False
+        file = self.dir / f"{Path(latest[1]).stem}.pinned"
+        file.unlink(missing_ok=True)
+        os.link(self.dir / latest[1], file)
+        self._point(_PINNED, latest[0], file.name)
+        self._unlink_pins(but=file.name)
+        return True
+
+    def unpin(self) -> None:
+        (self.dir / _PINNED).unlink(missing_ok=True)
+        self._unlink_pins(but="")
+
+    def _point(self, pointer: str, id: WeightsVersion, file: str) -> None:
+        unfinished = self.dir / (pointer + ".tmp")
+        entry = {"branch": id.branch, "version": id.version, "digest": id.digest, "file": file}
+        unfinished.write_text(json.dumps(entry))
+        os.replace(unfinished, self.dir / pointer)
+
+    def _unlink_pins(self, but: str) -> None:
+        for path in self.dir.glob("*.pinned"):
+            if path.name != but:
+                path.unlink()
 
     def error(self, error: OSError, version: int) -> RunError:
         return RunError(
@@ -117,7 +148,7 @@ class Watch:
 
     def __init__(self, dir: Path) -> None:
         self.dir = dir
-        self._seen: tuple[tuple[int, int], WeightsVersion, str] | None = None
+        self._seen: dict[str, tuple[tuple[int, int], WeightsVersion, str]] = {}
         self._maps = Maps()
         self._lock = threading.Lock()
 
@@ -126,13 +157,18 @@ class Watch:
         found = self.pointer()
         return found[0] if found else None
 
+    def pinned(self) -> WeightsVersion | None:
+        """The version that is kept for an evaluation. Costs one stat if nothing changed."""
+        found = self.pointer(_PINNED)
+        return found[0] if found else None
+
     def file(self, verify_bytes: bool) -> File:
         """The newest version. Raises WeightsCorrupt."""
         return self._open(File, verify_bytes)
 
-    def _open(self, kind: type[F], verify_bytes: bool) -> F:
+    def _open(self, kind: type[F], verify_bytes: bool, version: tuple[int, int] | None = None) -> F:
         for _ in range(10):
-            found = self.pointer()
+            found = self._at(version)
             if found is None:
                 break
             id, name = found
@@ -146,19 +182,36 @@ class Watch:
                 raise
         raise WeightsCorrupt(f"no weights can be opened in {self.dir}: nothing was published, or its file was removed")
 
-    def pointer(self) -> tuple[WeightsVersion, str] | None:
-        """The newest version and the name of its file."""
-        path = self.dir / _POINTER
+    def _at(self, version: tuple[int, int] | None) -> tuple[WeightsVersion, str] | None:
+        """The newest version, or the one asked for if it is the newest or pinned."""
+        for pointer in (_POINTER, _PINNED):
+            found = self.pointer(pointer)
+            if version is None or (found is not None and found[0].order == version):
+                return found
+        return None
+
+    def pointer(self, name: str = _POINTER) -> tuple[WeightsVersion, str] | None:
+        """The version that a pointer names, the newest one unless said, and the name of its file."""
+        path = self.dir / name
         with self._lock:
             try:
                 stat = path.stat()
                 mark = (stat.st_ino, stat.st_mtime_ns)
-                if self._seen is None or self._seen[0] != mark:
+                if name not in self._seen or self._seen[name][0] != mark:
                     pointer = json.loads(path.read_text())
                     id = WeightsVersion(int(pointer["branch"]), int(pointer["version"]), str(pointer["digest"]))
-                    self._seen = (mark, id, str(pointer["file"]))
+                    self._seen[name] = (mark, id, str(pointer["file"]))
             except FileNotFoundError:
                 return None
             except (ValueError, KeyError, TypeError) as error:
                 raise WeightsCorrupt(f"{path} is not a pointer to weights: {error}") from error
-            return self._seen[1], self._seen[2]
+            return self._seen[name][1:]
+
+
+def _pinned_file(dir: Path) -> str:
+    """Name of the file that the pointer to the pinned version names; empty: there is none that can be read."""
+    try:
+        found = Watch(dir).pointer(_PINNED)
+    except WeightsCorrupt:
+        return ""
+    return found[1] if found else ""

@@ -24,9 +24,11 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 class ShmPublisher:
     """Publishes into `dir`, as its only writer."""
 
-    def __init__(self, dir: Path, keep: int = 2) -> None:
+    def __init__(self, dir: Path, keep: int = 2, *, pins: bool = True) -> None:
+        """`pins`: every reader can have a pinned version."""
         self.dir = dir
         self._folder = Folder(dir, keep)
+        self._pins = pins
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, torch.Tensor]]) -> WeightsVersion:
         """Write, then rename. Raises RunError naming the folder if its file system is full."""
@@ -46,13 +48,20 @@ class ShmPublisher:
     def latest(self) -> WeightsVersion | None:
         return ShmSubscriber(self.dir).latest()
 
+    def pin(self, version: tuple[int, int]) -> bool:
+        return self._pins and self._folder.pin(version)
+
+    def unpin(self) -> None:
+        self._folder.unpin()
+
 
 class ShmSubscriber(Watch):
     """A reader of `dir`; there may be any number of them."""
 
-    def open(self, verify: bool = True) -> ShmWeights:
-        """Map the newest version. `verify` reads every byte once; without it only the index is checked."""
-        return self._open(ShmWeights, verify)
+    def open(self, verify: bool = True, version: tuple[int, int] | None = None) -> ShmWeights:
+        """Map the newest version, or the pinned one. `verify` reads every byte once; without it only the index is
+        checked."""
+        return self._open(ShmWeights, verify, version)
 
     def close(self) -> None:
         """Drop the maps."""

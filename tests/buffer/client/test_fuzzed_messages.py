@@ -56,8 +56,8 @@ def requests(folder: Path) -> list[list[bytes]]:
         {"op": "finished", "incarnation": 1, "b": 0, "outcome": "applied"},
         {"op": "published", "incarnation": 1, "branch": 0, "version": 0, "digest": "d"},
         {"op": "checkpointed", "incarnation": 1, "version": 0, "batch": 0, "path": str(folder / "nowhere")},
-        {"op": "evaluate", "version": [0, 0], "label": "start"},
-        {"op": "evaluation", "label": "start"},
+        {"op": "evaluate", "version": [0, 0]},
+        {"op": "evaluation", "everyone": True, "lost": [0, 0]},
         {"op": "status"},
     ]
     return [[pack(header | who)] for header in headers] + [[pack({"op": "put"} | who), record]] * 6

@@ -174,6 +174,6 @@ def test_a_task_that_no_ticket_can_carry_is_named(tmp_path: Path, value: Any) ->
     assert len(buffer.issue(0, "a", (0, 0), 2)[0]) == 2
     with pytest.raises(RunError, match=r"data\.source gave task 1, which no ticket can carry"):
         buffer.issue(0, "a", (0, 0), 2)
-    buffer.evaluate((0, 0), "start")
+    buffer.evaluate((0, 0))
     with pytest.raises(RunError, match=r"data\.source gave held-out task 0, "):
         buffer.issue(0, "a", (0, 0), 1)

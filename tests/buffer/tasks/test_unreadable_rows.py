@@ -47,7 +47,7 @@ def test_the_buffer_issues_it_all_the_same_and_drops_it_when_it_fails(tmp_path: 
 def test_a_held_out_row_costs_its_own_episodes(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, source=BrokenRows(), eval_tasks=2, env_retries=0)
     learner(buffer)
-    buffer.evaluate((0, 0), "start")
+    buffer.evaluate((0, 0))
     tickets, _ = buffer.issue(0.0, "actor-0", (0, 0), 8)
     assert [UNREADABLE in ticket.task for ticket in tickets] == [False, False, True, True]
     assert "a task without 'id': its keys are question" in tickets[2].task[UNREADABLE]

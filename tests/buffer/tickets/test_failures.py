@@ -134,14 +134,14 @@ def test_attempts_at_an_evaluation_count_and_end_it(tmp_path: Path) -> None:
     source = FakeSource(held_out_size=30)
     buffer = open_buffer(tmp_path, stop_if_all_fail=True, env_retries=0, eval_tasks=30, source=source)
     learner(buffer)
-    buffer.evaluate((0, 0), "start")
+    buffer.evaluate((0, 0))
     for n in range(20):
-        assert not buffer.evaluation("start").failed
+        assert not buffer.evaluation(everyone=True).failed
         (ticket,), _ = buffer.issue(float(n), "actor-0", (0, 0), 1)
         assert ticket.kind == "eval"
         buffer.fail("actor-0", ticket.id, ticket.attempt, "env_error", "KeyError: 'a' (s.py, line 3)", HERE)
         buffer.tick(float(n))
-    reply = buffer.evaluation("start")
+    reply = buffer.evaluation(everyone=True)
     assert (reply.done, reply.failed) == (False, True)
     assert "KeyError: 'a' (s.py, line 3)" in reply.why
     assert buffer.issue(99.0, "actor-0", (0, 0), 1) == ([], reply.why)

@@ -129,7 +129,7 @@ def test_another_actors_failure_is_refused(tmp_path: Path) -> None:
 
 def test_of_an_evaluation_too(tmp_path: Path) -> None:
     buffer = at_version(tmp_path, 0, eval_tasks=1, eval_greedy=False, env_retries=0)
-    buffer.evaluate((0, 0), "start")
+    buffer.evaluate((0, 0))
     (ticket,) = issue(buffer, "a")
     assert ticket.kind == "eval"
     for versions in ((0,), (0, 1)):

@@ -50,6 +50,14 @@ def test_a_stopped_process_comes_before_every_chain() -> None:
     assert "kill -CONT 7" in found.lines[0]
 
 
+def test_a_player_is_not_behind_and_a_reserved_one_waits_for_the_learner() -> None:
+    status = {"branch": 0, "published": 9, "held": {"actor-0": [0, 4], "actor-1": [0, 9]}, "players": ["actor-0"]}
+    why = "buffer: no evaluation is open, and actor-0 plays nothing else (actors.eval)"
+    found = explain([state("learner"), state("actor-0", "ticket", why), state("actor-1")], status)
+    assert not any("are published" in line for line in found.lines)
+    assert found.blamed == ("learner",)
+
+
 def test_an_actor_with_old_weights_is_named() -> None:
     held = {"actor-0": [1, 4], "actor-1": [0, 9], "actor-2": [0, 2]}  # the last one has left
     status = {"branch": 1, "published": 4, "held": held}
