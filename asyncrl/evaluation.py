@@ -71,13 +71,28 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) ->
         raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
     measured: dict[str, dict[str, Success]] = {}
     for held_out in sets:
-        sampled, greedy = asyncio.run(play_held_out(for_set(config, held_out.name), model, console))
-        of_set = f"{held_out.name}, " if len(sets) > 1 else ""
-        measured[f"{of_set}at temperature {held_out.temperature:g}"] = by_source(sampled, held_out)
-        if greedy:
-            measured[f"{of_set}greedy"] = by_source(greedy, held_out)
+        measured |= _measured(config, held_out, model, console, f"{held_out.name}, " if len(sets) > 1 else "")
     kind, name = ("checkpoint", str(model)) if isinstance(model, Path) else ("endpoint", model.url)
     console.print(f"held-out success of {name}", highlight=False)
+    _show(measured, console)
+    if out is not None:
+        figures = {way: {source: asdict(each) for source, each in sources.items()} for way, sources in measured.items()}
+        out.write_text(json.dumps({kind: name} | figures, indent=2) + "\n")
+    return 0
+
+
+def _measured(
+    config: Config, held_out: HeldOutSet, model: Path | Endpoint, console: Console, of_set: str
+) -> dict[str, dict[str, Success]]:
+    """The success on one set by way of playing it and by source; `of_set` begins the name of each way."""
+    sampled, greedy = asyncio.run(play_held_out(for_set(config, held_out.name), model, console))
+    measured = {f"{of_set}at temperature {held_out.temperature:g}": by_source(sampled, held_out)}
+    if greedy:
+        measured[f"{of_set}greedy"] = by_source(greedy, held_out)
+    return measured
+
+
+def _show(measured: dict[str, dict[str, Success]], console: Console) -> None:
     rows = {
         way if source == ALL else f"{way}, {source}": each
         for way, sources in measured.items()
@@ -86,10 +101,6 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) ->
     width = max(map(len, rows))
     for row, each in rows.items():
         console.print(f"  {row:<{width}}  {each}", highlight=False)
-    if out is not None:
-        figures = {way: {source: asdict(each) for source, each in sources.items()} for way, sources in measured.items()}
-        out.write_text(json.dumps({kind: name} | figures, indent=2) + "\n")
-    return 0
 
 
 def with_model(config: Config, checkpoint: Path) -> Config:

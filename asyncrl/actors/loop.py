@@ -46,7 +46,7 @@ class Actor:
         self._engine, self._buffer, self._reporter = components.engine, components.buffer, components.reporter
         self._updates, self._keeper, self._acks = components.updates, components.keeper, components.acks
         self._concurrency = Concurrency.of(config)
-        self._holding = Holding(self._engine, self._updates, lambda: self.tickets.tickets)
+        self._holding = Holding(self._engine, self._updates, lambda: [h.ticket for h in self.tickets.playing.values()])
         self.tickets = HeldTickets(components, report=lambda: self._status.report(), holds=self._holding.until_held)
         self._status = Status(config.env.name, components, self.tickets, self._concurrency)
         self._stopping = False

@@ -74,11 +74,6 @@ class HeldTickets:
         return sum(held.progress.phase != "put" for held in self.playing.values())
 
     @property
-    def tickets(self) -> list[Ticket]:
-        """Those whose episodes are in progress."""
-        return [held.ticket for held in self.playing.values()]
-
-    @property
     def tasks(self) -> list[asyncio.Task[None]]:
         return [held.task for held in (*self.playing.values(), *self.putting.values()) if held.task]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -79,26 +80,24 @@ def for_set(config: C, name: str) -> C:
 
 def impossible_sets(c: Tree) -> list[str]:
     """What is wrong with them: one sentence each, with field, value, expectation and remedy."""
-    problems = []
-    for name, given in c.eval.sets.items():
-        samples = given.samples or c.eval.samples
-        if not name.replace("_", "").replace("-", "").replace(".", "").isalnum() or len(name) > 64:
-            problems.append(
-                f"eval.sets has a set {name!r}: a name consists of letters, digits, `_`, `-` and `.`, at most 64."
-            )
-        if wrong := [k for k in given.pass_at if not 1 <= k <= samples]:
-            problems.append(
-                f"eval.sets.{name}.pass_at has {wrong[0]}, and its tasks are played samples = {samples} times: give k "
-                "from 1 to samples, or raise samples."
-            )
-        for option in ("env", "source"):
-            if getattr(given, f"{option}_options") and not getattr(given, option):
-                problems.append(
-                    f"eval.sets.{name}.{option}_options is given without {option}: name it, or leave the options out."
-                )
-        if given.tasks is None and not c.eval.tasks:
-            problems.append(f"eval.sets.{name} has no tasks, and eval.tasks is 0: set one of them to 1 or more.")
+    problems = [problem for name, given in c.eval.sets.items() for problem in _impossible_set(c, name, given)]
     return problems + _impossible_in_the_run(c)
+
+
+def _impossible_set(c: Tree, name: str, given: Tree) -> Iterator[str]:
+    samples = given.samples or c.eval.samples
+    if not name.replace("_", "").replace("-", "").replace(".", "").isalnum() or len(name) > 64:
+        yield f"eval.sets has a set {name!r}: a name consists of letters, digits, `_`, `-` and `.`, at most 64."
+    if wrong := [k for k in given.pass_at if not 1 <= k <= samples]:
+        yield (
+            f"eval.sets.{name}.pass_at has {wrong[0]}, and its tasks are played samples = {samples} times: give k "
+            "from 1 to samples, or raise samples."
+        )
+    for option in ("env", "source"):
+        if getattr(given, f"{option}_options") and not getattr(given, option):
+            yield f"eval.sets.{name}.{option}_options is given without {option}: name it, or leave the options out."
+    if given.tasks is None and not c.eval.tasks:
+        yield f"eval.sets.{name} has no tasks, and eval.tasks is 0: set one of them to 1 or more."
 
 
 def _impossible_in_the_run(c: Tree) -> list[str]:

@@ -120,11 +120,6 @@ class Learner:
     def _step(self, reply: BatchReply) -> None:
         """Trains on the batch, and has the buffer record its outcome."""
         session = self._session
-        if reply.version != session.version:
-            raise RunError(
-                f"batch {session.batch} is for version {reply.version}, the learner holds {session.version}: the "
-                "ledger and the checkpoint do not belong together. Resume from a checkpoint of this run."
-            )
         session.ranks.order(
             Order("train", incarnation=session.incarnation, batch=session.batch, version=session.version)
         )

@@ -8,6 +8,7 @@ from typing import TypeVar
 from asyncrl.buffer.client import BatchReply, BufferClient
 from asyncrl.buffer.client.retry import through_outages
 from asyncrl.config import Config
+from asyncrl.errors import RunError
 from asyncrl.learner.ranks import Ranks
 from asyncrl.tracking.reporter import Reporter
 
@@ -28,10 +29,17 @@ class Session:
         self.stopping = False
 
     def request_batch(self) -> BatchReply:
-        """The buffer's answer to a request for this rank's share of the batch wanted next."""
-        return self.ask(
+        """The buffer's answer to a request for this rank's share of the batch wanted next. Raises RunError if the batch
+        is for another version than the learner's."""
+        reply = self.ask(
             lambda: self.buffer.batch(self.incarnation, self.batch, 0, self.ranks.size, wait_s=BATCH_WAIT_S)
         )
+        if reply.state == "ready" and reply.version != self.version:
+            raise RunError(
+                f"batch {self.batch} is for version {reply.version}, the learner holds {self.version}: the ledger and "
+                "the checkpoint do not belong together. Resume from a checkpoint of this run."
+            )
+        return reply
 
     def ask(self, request: Callable[[], T]) -> T:
         """The buffer's answer, after an outage too. Raises its error once `launch.restart_window_s` is over, or when

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -69,21 +70,24 @@ class Samples:
         self._looked = time.monotonic()
         times = {}
         for batch, path in store.files(self._folder).items():
-            try:
+            with suppress(FileNotFoundError):  # removed just now
                 times[batch] = path.stat().st_mtime_ns
                 if self._times.get(batch) != times[batch]:
                     self._read.pop(batch, None)
-                    self._held[batch] = tuple(
-                        (place.group, place.index) for place in map(_PLACE.decode, path.read_bytes().splitlines())
-                    )
-            except FileNotFoundError:  # removed just now
-                times.pop(batch, None)
-            except (OSError, msgspec.MsgspecError) as error:
-                self._held[batch] = ()
-                self.trouble = f"{path} cannot be read ({error}): its samples are not shown."
+                    self._held[batch] = self._places(path)
         if times != self._times:
             self._times = times
             self._of = {}
-            for batch in times:
-                for key in self._held[batch]:
-                    self._of.setdefault(key, []).append(batch)
+            for of, key in ((batch, key) for batch in times for key in self._held.get(batch, ())):
+                self._of.setdefault(key, []).append(of)
+
+    def _places(self, path: Path) -> tuple[Key, ...]:
+        """Group and index of each sample in a file. Raises FileNotFoundError."""
+        try:
+            places = [_PLACE.decode(line) for line in path.read_bytes().splitlines()]
+        except FileNotFoundError:
+            raise
+        except (OSError, msgspec.MsgspecError) as error:
+            self.trouble = f"{path} cannot be read ({error}): its samples are not shown."
+            return ()
+        return tuple((place.group, place.index) for place in places)

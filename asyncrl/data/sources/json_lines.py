@@ -47,23 +47,8 @@ def _read(path: str) -> list[dict[str, Any]]:
             f"data.options names {path!r}; expected a JSON lines file; give a path that exists (a relative one "
             "is looked up beside the config file, then in the current folder)"
         )
-    tasks: list[dict[str, Any]] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            task = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(
-                f"{path} line {number} is not JSON: {error}; expected an object per line. data.source datasets reads "
-                "parquet, CSV and JSON arrays."
-            ) from error
-        if not isinstance(task, dict) or not isinstance(task.get("prompt"), str | list):
-            array = "; data.source datasets reads JSON arrays" if isinstance(task, list) else ""
-            raise ConfigError(
-                f"{path} line {number}: expected an object with `prompt`, a string or a list of messages{array}"
-            )
-        tasks.append({**task, "id": str(task.get("id", f"{file.name}:{number}"))})
+    lines = enumerate(file.read_text(encoding="utf-8").split("\n"), start=1)
+    tasks = [_task(path, number, line) for number, line in lines if line.strip()]
     ids = [task["id"] for task in tasks]
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
@@ -71,3 +56,19 @@ def _read(path: str) -> list[dict[str, Any]]:
     if not tasks:
         raise ConfigError(f"{path} holds no task; expected one JSON object per line")
     return tasks
+
+
+def _task(path: str, number: int, line: str) -> dict[str, Any]:
+    try:
+        task = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} line {number} is not JSON: {error}; expected an object per line. data.source datasets reads "
+            "parquet, CSV and JSON arrays."
+        ) from error
+    if not isinstance(task, dict) or not isinstance(task.get("prompt"), str | list):
+        array = "; data.source datasets reads JSON arrays" if isinstance(task, list) else ""
+        raise ConfigError(
+            f"{path} line {number}: expected an object with `prompt`, a string or a list of messages{array}"
+        )
+    return {**task, "id": str(task.get("id", f"{Path(path).name}:{number}"))}

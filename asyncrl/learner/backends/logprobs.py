@@ -107,28 +107,33 @@ class _Selected(torch.autograd.Function):
         hidden, weight, *_ = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
             return (None,) * 6
-        sliced = weight.shape[0] > SLICED
-        columns = SLICE if sliced else weight.shape[0]
-        chunk = max(ctx.chunk, SLICE_LOGITS // SLICE) if sliced else ctx.chunk
+        columns, chunk = _cut(weight.shape[0], ctx.chunk)
         # The products of several slices add up in float32.
-        grad_hidden = torch.zeros_like(hidden, dtype=ctx.exact if sliced else hidden.dtype)
+        grad_hidden = torch.zeros_like(hidden, dtype=ctx.exact)
         # Under adapters the head is frozen, and its gradient, as large as the head, is not computed.
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for rows in _slices(weight.shape[0], columns):
             of_head = weight[rows].to(hidden.dtype)
-            found: Tensor | None = None
+            found = None if grad_weight is None else _Sum(ctx.exact)
             for part in _slices(len(hidden), chunk):
                 grad_logits = _grad_logits(ctx, of_head, part, rows.start, grad_logprobs, grad_entropy)
-                if sliced:
-                    grad_hidden[part] += grad_logits @ of_head
-                else:
-                    torch.mm(grad_logits, of_head, out=grad_hidden[part])
-                if grad_weight is not None:
-                    product = grad_logits.t() @ hidden[part]
-                    found = product.to(ctx.exact) if found is None else found.add_(product)
-            if grad_weight is not None:
-                grad_weight[rows] = 0.0 if found is None else found
+                grad_hidden[part] += grad_logits @ of_head
+                if found is not None:
+                    found.add(grad_logits.t() @ hidden[part])
+            if grad_weight is not None and found is not None:
+                grad_weight[rows] = found.total
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+
+
+class _Sum:
+    """A sum of tensors in `dtype`, which begins with the first; 0 without any."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.total: Tensor | float = 0.0
+
+    def add(self, term: Tensor) -> None:
+        self.total = self.total.add_(term) if isinstance(self.total, Tensor) else term.to(self._dtype)
 
 
 def _grad_logits(
@@ -170,6 +175,13 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dty
     """A new tensor, which the caller may change."""
     logits = (hidden @ weight.t()).to(exact)
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _cut(vocabulary: int, chunk: int) -> tuple[int, int]:
+    """Rows of the head, and tokens, that a backward pass takes at once; `chunk`: tokens of the forward pass."""
+    if vocabulary <= SLICED:
+        return vocabulary, chunk
+    return SLICE, max(chunk, SLICE_LOGITS // SLICE)
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from asyncrl.learner.step.companions import Companions
 from asyncrl.learner.step.critic import Critic
 from asyncrl.learner.step.micro_batches import Plan, minibatches, on_tokens, parts_of, plan
 from asyncrl.learner.step.proximal import Proximal, score_proximal, score_reference
-from asyncrl.learner.step.record import Record, blank
+from asyncrl.learner.step.record import Phase, Record, blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ def prepare(
 ) -> Step:
     """Shapes rewards, cuts the batch into mini-batches, scores them under the proximal policy, the reference and the
     critic where those are needed, and estimates advantages."""
+    begin = time.perf_counter()
     batch, critic = objective.prepared(batch, version), companions.critic
     # Advantages that need nothing but rewards are estimated first: they tell which rows have no gradient.
     needs_scores = critic is not None or objective.advantage_needs_logprobs
@@ -78,6 +79,7 @@ def prepare(
     if learner.shaping:
         record.shaped_reward = float(batch.rewards.sum()) / len(torch.unique(batch.episodes))
     proximal = Proximal(logprobs, learner.proximal == "behaviour", len(plans) > 1, version)
+    record.phases.append(Phase("prepare", begin, time.perf_counter()))
     return Step(backend, objective, learner, companions, version, batch, plans, proximal, reference, record)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,6 +63,13 @@ class Record:
     proximal_s: float = 0.0
     phases: list[Phase] = field(default_factory=list)
     """What was computed when, in order"""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds a phase of what is computed within."""
+        begin = time.perf_counter()
+        yield
+        self.phases.append(Phase(name, begin, time.perf_counter()))
 
     @property
     def has_gradient(self) -> bool:

@@ -34,7 +34,7 @@ from asyncrl.learner.step.apply import apply_or_discard, ess_scale, refuse, sche
 from asyncrl.learner.step.companions import Companions, stateless
 from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.prepare import Step, prepare
-from asyncrl.learner.step.record import Phase, Record
+from asyncrl.learner.step.record import Record
 from asyncrl.learner.step.rollback import Refused, Rollback
 from asyncrl.learner.step.update import Update
 
@@ -65,7 +65,6 @@ def train_step(
     """
     started = time.perf_counter()
     step = prepare(backend, objective, batch, learner, version, companions or stateless(learner))
-    step.record.phases.append(Phase("prepare", started, time.perf_counter()))
     with Rollback(step.trained, len(step.plans)) as rollback:
         for number in range(len(step.plans)):
             run_update(step, number)
@@ -79,10 +78,9 @@ def train_step(
 def run_update(step: Step, number: int) -> None:
     """One update, from the mini-batch `number` of the step. Raises Refused before anything is applied."""
     learner, record, critic = step.learner, step.record, step.critic
-    began = time.perf_counter()
-    update = Update(step, number)
-    update.backward()
-    record.phases.append(Phase("forward and backward", began, computed := time.perf_counter()))
+    with record.timed("forward and backward"):
+        update = Update(step, number)
+        update.backward()
     own = norm = step.backend.clip(learner.max_grad_norm)
     record.grad_norms.append(own)
     if critic is not None:
@@ -100,8 +98,8 @@ def run_update(step: Step, number: int) -> None:
         return
     record.lr_scale = ess_scale(learner, update.minibatch, record.current[update.t])
     record.lr = record.lr_scale * scheduled(learner, step.place, number, learner.lr)
-    step.backend.apply(record.lr)
-    record.phases.append(Phase("optimizer", computed, time.perf_counter()))
+    with record.timed("optimizer"):
+        step.backend.apply(record.lr)
 
 
 def _after_updates(step: Step) -> None:
