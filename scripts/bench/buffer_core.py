@@ -5,7 +5,7 @@
 Each NAME=TREE is a checkout (from 30f3013 on). Of each, several processes run (`--processes`), and all of them issue,
 put and hand out 64 trajectories at a time, in an order that is drawn anew: so a busy machine slows them all alike.
 Prints us of CPU per trajectory of the deciding thread, each process's 10th percentile over the blocks, and their mean
-over that of the first name. Two processes of one tree differ by up to 3%.
+over that of the first name. On a busy machine processes of one tree differ by 5% and more.
 """
 
 from __future__ import annotations
