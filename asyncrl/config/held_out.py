@@ -84,7 +84,7 @@ def impossible_sets(c: Tree) -> list[str]:
     return problems + _impossible_in_the_run(c)
 
 
-def _impossible_set(c: Tree, name: str, given: Tree) -> Iterator[str]:
+def _impossible_set(c: Tree, name: str, given: EvalSetConfig) -> Iterator[str]:
     samples = given.samples or c.eval.samples
     if not name.replace("_", "").replace("-", "").replace(".", "").isalnum() or len(name) > 64:
         yield f"eval.sets has a set {name!r}: a name consists of letters, digits, `_`, `-` and `.`, at most 64."
