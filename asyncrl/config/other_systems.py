@@ -37,7 +37,7 @@ KEYS: dict[str, str] = {
     "clip_ratio_high": "learner.loss_options.clip_high",
     "grad_clip": "learner.max_grad_norm",
     "save_freq": "learner.checkpoint_every",
-    "test_freq": "eval.tasks",
+    "test_freq": "eval.every",
     "tensor_model_parallel_size": "actors.engine_options.tensor_parallel",
     "gpu_memory_utilization": "actors.engine_options.gpu_memory",
     "n_gpus_per_node": "launch.gpus",

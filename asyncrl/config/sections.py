@@ -182,7 +182,8 @@ class BufferConfig(Section):
 
 class WeightsConfig(Section):
     every: int = Field(1, ge=1)
-    """Cadence: training steps between two publications of weights."""
+    """Cadence: training steps between two publications of weights. A step at which an evaluation is due is published
+    too."""
     kv: Literal["recompute", "reuse"] = "recompute"
     """After an update, running sequences are prefilled again under the new weights, or continue on the old KV cache."""
     drain: bool = False
@@ -226,7 +227,8 @@ class EvalSetConfig(Section):
 
 class EvalConfig(Section):
     tasks: int = Field(200, ge=0)
-    """Held-out tasks played before the first and after the last training step; 0: no evaluation."""
+    """Held-out tasks played before the first and after the last training step, and every `eval.every` steps; 0: no
+    evaluation."""
     samples: int = Field(1, ge=1)
     """Episodes of each held-out task at the training temperature."""
     greedy: bool = True
@@ -255,7 +257,8 @@ class TrackingConfig(Section):
     system_s: float = Field(2.0, gt=0)
     """Seconds between samples of CPU and memory per process."""
     trace_every: int = Field(0, ge=0)
-    """Of which training steps `asyncrl trace` can show what each process did: one in so many; 0: the last 50."""
+    """Of which training steps `asyncrl trace` can show what each process did: one in so many; 0: at least the
+    last 50."""
     rollouts: int = Field(2, ge=0)
     """Groups of each training step that are kept as samples, with their text and what the loss made of every token, in
     `RUN/rollouts` (docs/how-to/view.md); 0: none."""

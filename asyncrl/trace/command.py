@@ -31,7 +31,7 @@ def trace(run: RunFolder, *, steps: int, to_step: int | None, out: Path | None) 
     print(f"{path}: {batches[0]} to {batches[-1]}, {episodes} episodes, the turns of {known} of them")
     if not any(s.lane == "step" for s in timeline.slices):
         print(
-            "What the processes did in these steps is not kept: spans.jsonl has the last 50 steps, or one in "
+            "What the processes did in these steps is not kept: spans.jsonl has 50 to 100 steps, or one in "
             "tracking.trace_every."
         )
     print("Open it at ui.perfetto.dev, which reads it in the browser, or at chrome://tracing.")

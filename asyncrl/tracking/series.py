@@ -211,7 +211,7 @@ _TABLE: list[Series] = [
     Series("reward/held_out_success_sampled", "share", "sampled episodes of the first held-out set that succeeded"),
     Series("reward/held_out_success_greedy", "share", "greedy episodes of the first held-out set that succeeded"),
     *[
-        Series(f"reward/held_out/{{set}}/{name}", unit, f"{meaning}, of one held-out set")
+        Series(f"reward/held_out/{{set}}/{name}", unit, f"{meaning} of one held-out set")
         for name, unit, meaning in (
             ("sampled", "share", "success of the sampled episodes"),
             ("sampled_low", "share", "lower end of its 95% interval"),
