@@ -169,7 +169,7 @@ class EvalReply:
     """Episodes of the open sets."""
     total: int
     sets: list[EvalSetReply]
-    """Those of the latest evaluation, each as it was begun last."""
+    """Those of the latest evaluation and of the one before it, each as it was begun last."""
     why: str
     """What the open sets wait for."""
     failed: bool = False

@@ -207,15 +207,16 @@ class EvalSets:
     # What the learner is told
 
     def reply(self) -> EvalReply:
-        """Where the latest evaluation stands."""
-        newest = "SELECT branch, due FROM evals WHERE state != 'skipped' ORDER BY serial DESC LIMIT 1"
-        identity = next(iter(self._db.read(newest)), None)
-        sets = {} if identity is None else self._latest(identity)
+        """Where the latest evaluation stands, and how the one before it ended: that may have been after the learner
+        looked last, and before it published the version of the latest."""
+        evaluations = "SELECT branch, due FROM evals WHERE state != 'skipped' GROUP BY branch, due"
+        newest = list(self._db.read(f"{evaluations} ORDER BY max(serial) DESC LIMIT 2"))
+        sets = [each for identity in reversed(newest) for each in self._latest(identity).values()]
         failures = [each.last_failure for each in self._open.values() if each.last_failure]
         why = f"; the last failed episode: {failures[-1][:600]}" if failures else ""
         finished, total = (sum(getattr(each, x) for each in self._open.values()) for x in ("finished", "total"))
         at = f"{finished} of {total} episodes at version {self.pinned[1]}{why}" if self.pinned else ""
-        return EvalReply(not self._open, self.pinned, finished, total, list(sets.values()), at)
+        return EvalReply(not self._open, self.pinned, finished, total, sets, at)
 
     def _latest(self, identity: tuple[Any, ...]) -> dict[str, EvalSetReply]:
         columns = "serial, name, on_branch, version, state, opened_at, ended_at"

@@ -105,6 +105,16 @@ def evaluate(buffer: Buffer, pinned: tuple[int, int], actor: str = "actor-0", no
     return tickets
 
 
+def test_what_ended_between_two_looks_of_the_learner_is_told_behind_the_next_evaluation(tmp_path: Path) -> None:
+    """The learner looks before each batch; sets that end after it, and before the next publication, were never told."""
+    buffer, incarnation = a_run(tmp_path, 2)
+    evaluate(buffer, (0, 2))
+    for b in (2, 3):
+        train(buffer, incarnation, b)
+    told = [(s.name, s.due, s.state) for s in buffer.evaluation().sets]
+    assert told == [("easy", 2, "done"), ("hard", 2, "done"), ("easy", 4, "open"), ("hard", 4, "open")]
+
+
 def test_sets_open_when_they_are_due_and_training_goes_on(tmp_path: Path) -> None:
     buffer, incarnation = a_run(tmp_path, 2)
     assert states(buffer) == [("easy", 0, 2, 0, 2, "open"), ("hard", 0, 2, 0, 2, "open")]
