@@ -183,10 +183,16 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
 
 
 def _held_out(configs: Sequence[Config], source: TaskSource) -> dict[str, int]:
-    """By set of any configuration that the run had, the latest counting."""
+    """By set of any configuration that the run had, the latest counting. A set of an earlier one whose source is gone
+    is not known."""
     sizes: dict[str, int] = {}
     for config in configs:
-        own = open_held_out(config)
+        try:
+            own = open_held_out(config)
+        except ConfigError:
+            if config is configs[-1]:
+                raise
+            continue
         sizes |= {each.name: own.get(each.name, source).held_out_size for each in held_out_sets(config)}
     return sizes
 

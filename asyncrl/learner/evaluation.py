@@ -36,14 +36,18 @@ class Evaluations:
         """Plays the evaluation before the first step; behind it, takes over what an earlier incarnation has left open,
         and reports again what that one may not have reported.
 
-        A set whose version this channel of weights cannot keep is played at once.
+        A set whose version this channel of weights cannot keep is played at once; one whose version the redone steps
+        will make again waits for it.
         """
+        if not self._names:
+            return
+        reply = self._look("step")
+        if self._ahead(reply):
+            return
         if self._session.batch == 0:
             self.play("start")
-        elif self._names:
-            reply = self._look("step")
-            if not reply.done and reply.pinned != self._kept and not self._ahead(reply):
-                self._wait("step")
+        elif not reply.done and reply.pinned != self._kept:
+            self._wait("step")
 
     def publishes(self, version: int) -> bool:
         """Whether this version is published: by the cadence, or because an evaluation is due at it."""
@@ -53,8 +57,8 @@ class Evaluations:
 
     def look(self) -> None:
         """Called before each batch, and so before the next publication: keeps the pinned version, and reports the sets
-        that are done."""
-        if self._open:
+        that are done. A new branch may have opened some."""
+        if self._open or self._every:
             self._look("step")
 
     def play(self, label: str) -> None:

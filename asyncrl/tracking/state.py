@@ -157,9 +157,9 @@ class RunState:
         self.restarts[role] = self.restarts.get(role, 0) + 1
 
     def record(self, step: int, now: float) -> Record:
-        """The record of training step `step`, which ended at `now`. Results of an evaluation that come behind a later
-        step are a record of their own, which is merged with that of their step."""
-        if step < self.step and self._of_step and all(name.startswith(HELD_OUT) for name in self._of_step):
+        """The record of training step `step`, which ended at `now`. Results of an evaluation that come behind the
+        record of their step are a record of their own, which is merged with it."""
+        if 0 < step <= self.step and self._of_step and all(name.startswith(HELD_OUT) for name in self._of_step):
             late: Record = {"step": float(step)} | self._of_step
             self._of_step = {}
             if SAMPLED in late or GREEDY in late:

@@ -358,3 +358,20 @@ def test_a_pinned_version_that_is_gone_is_said_to_be_lost(tmp_path: Path) -> Non
     _, reporter = played(tmp_path, buffer, resume=True, config=config)
     assert [e["step"] for e in reporter.of("eval")][-1] == 4
     assert buffer.evaluations == [(0, 0), (0, 1), (0, 4)]
+
+
+def test_a_run_begun_again_does_not_wait_for_an_evaluation_of_a_version_that_it_has_yet_to_make_again(
+    tmp_path: Path,
+) -> None:
+    """A host that was lost before the first checkpoint, while a set was open: it stopped training for good."""
+    buffer = FakeBuffer(steps=4)
+    buffer.eval_every = 2
+    buffer.evaluations, buffer.open = [(0, 0), (0, 2)], [(0, 2)]
+    asked: list[bool] = []
+    buffer.on_batch = lambda b: asked.extend(buffer.asked_for_all if b == 0 else ())
+    config = a_config()
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"every": 2})})
+    _, reporter = played(tmp_path, buffer, config=config)
+    assert asked
+    assert True not in asked, "nobody else was told to play it"
+    assert [e["step"] for e in reporter.of("eval")][-1] == 4

@@ -165,8 +165,10 @@ def test_an_evaluation_that_ends_behind_later_steps_is_merged_with_the_record_of
     }
     run_state.take(metrics("learner", 99.0, late, step=10))
     assert run_state.record(10, 99.0) == {"step": 10.0} | late
+    run_state.take(metrics("learner", 99.0, late, step=20))
+    assert run_state.record(20, 99.0) == {"step": 20.0} | late, "also behind its own step, whose waits must stay"
     assert (run_state.last, run_state.step, len(run_state.recent)) == before
-    assert view(run_state, "run", 99.0).held_out[-1] == (10, 0.7, None)
+    assert view(run_state, "run", 99.0).held_out[-2:] == ((10, 0.7, None), (20, 0.7, None))
     again = RunState(0.0, 20, 2)
     again.resume([{"step": 10.0, "wall_s": 5.0, "tokens": 77.0}, {"step": 10.0} | late])
     assert again._tokens_at == {10: 77.0}

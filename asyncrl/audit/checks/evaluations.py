@@ -114,7 +114,7 @@ def results_are_in_place(ledger: LedgerRows, rules: Rules, held_out: Sizes) -> I
     for row in ledger.tables["eval_results"]:
         sets = _sets(rules, names.get(row["serial"], ""))
         fits = (
-            row["task"] < min(each.tasks, held_out.get(each.name, 0))
+            row["task"] < min(each.tasks, held_out.get(each.name, each.tasks))
             and row["idx"] < each.per_task
             and bool(row["greedy"]) == (row["idx"] >= each.samples)
             for each in sets
@@ -172,7 +172,7 @@ def _sets(rules: Rules, name: str) -> list[HeldOutSet]:
 
 
 def _sizes(rules: Rules, name: str, held_out: Sizes) -> list[int]:
-    return [min(each.tasks, held_out.get(name, 0)) * each.per_task for each in _sets(rules, name)]
+    return [min(each.tasks, held_out.get(name, each.tasks)) * each.per_task for each in _sets(rules, name)]
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

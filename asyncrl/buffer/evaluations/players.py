@@ -1,8 +1,8 @@
 """Which actors play an evaluation during the run. Pure: time is an argument.
 
-Reserved actors (`actors.eval`) play nothing else. With none reserved, at most `eval.share` of the actors are chosen, at
-least one: those that ask first. A chosen one takes no training tickets until its part is done; one that is not heard of
-for a lease's term makes room for another.
+Reserved actors (`actors.eval`) play nothing else. With none reserved, or none of them heard of for a lease's term, at
+most `eval.share` of the actors are chosen, at least one: those that ask first. A chosen one takes no training tickets
+until its part is done; one that is not heard of for a lease's term makes room for another.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ class Players:
         self._heard: dict[str, float] = {}
         """When each actor last asked for tickets or renewed a lease."""
         self._chosen: set[str] = set()
+        self._reserved_heard: float | None = None
+        """When a reserved actor was heard last; before the first, when any was heard first."""
 
     def is_reserved(self, actor: str) -> bool:
         """
@@ -27,6 +29,8 @@ class Players:
 
     def heard(self, now: float, actor: str) -> None:
         self._heard[actor] = now
+        if self._reserved_heard is None or self.is_reserved(actor):
+            self._reserved_heard = now
 
     def left(self, actor: str) -> None:
         self._heard.pop(actor, None)
@@ -38,13 +42,16 @@ class Players:
 
         >>> players = Players(0, 0.5, 9.0)
         >>> [players.plays(0.0, actor, True, False) for actor in "abcd"]
-        [True, False, False, False]
-        >>> players.plays(0.0, "b", True, False), players.plays(0.0, "a", False, False)
-        (True, False)
+        [True, False, False, True]
+        >>> players.plays(0.0, "a", False, False), players.plays(0.0, "b", True, False)
+        (False, True)
+        >>> players = Players(1, 0.5, 9.0)
+        >>> [players.plays(now, "actor-1", True, False) for now in (0.0, 9.0, 9.1)]
+        [False, False, True]
         """
         self.heard(now, actor)
-        if self._reserved:
-            return self.is_reserved(actor)
+        if self._reserved and now - (self._reserved_heard or 0.0) <= self._lease_s:
+            return self.is_reserved(actor) or (leased and actor in self._chosen)
         self._heard = {name: at for name, at in self._heard.items() if now - at <= self._lease_s}
         self._chosen &= self._heard.keys()
         if leased:
