@@ -70,7 +70,7 @@ def test_engine_with_new_weights_in_flight(tmp_path: Path) -> None:
     assert 0 < rows["share of tokens in flight that the new version sampled"]["measured"] < 1
 
 
-@pytest.mark.system
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_gpu_for_both(tmp_path: Path) -> None:
     rows = accept(3, tmp_path)

@@ -72,7 +72,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 @pytest.mark.system
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("actors", [{"count": 2, "eval": 1}, {"count": 1, "eval": 0}], ids=["reserved", "in turn"])
+@pytest.mark.parametrize(
+    "actors",
+    [
+        pytest.param({"count": 2, "eval": 1}, id="reserved"),
+        pytest.param({"count": 1, "eval": 0}, id="in turn", marks=pytest.mark.slow),
+    ],
+)
 def test_sets_are_played_beside_training_and_greedy_numbers_are_those_of_the_command(
     run: Run, actors: dict[str, Any]
 ) -> None:

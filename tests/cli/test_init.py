@@ -23,6 +23,7 @@ def python(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_skeletons_own_test_and_its_trial_pass_in_an_empty_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str

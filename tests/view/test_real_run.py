@@ -98,6 +98,7 @@ def files_open(path: Path) -> list[str]:
     return [name for name in found if name.startswith(str(path))]
 
 
+@pytest.mark.system
 def test_a_live_run_is_asked_and_goes_on_when_the_viewer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer's process is real; the actor and the learner are made up. Its files are not opened while it lives."""
     process = BufferProcess(tmp_path / "run", **LIVE)

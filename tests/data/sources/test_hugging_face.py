@@ -181,6 +181,7 @@ def test_a_long_prompt_is_cut_at_the_left_or_in_the_middle_of_the_last_user_mess
         fit(chat, tokenizer, 8, "truncate_left")
 
 
+@pytest.mark.system
 def test_counts_that_cannot_be_kept_are_counted_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
