@@ -11,6 +11,7 @@ import fcntl
 import getpass
 import json
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -227,9 +228,14 @@ class RunFolder:
         self.configs.mkdir(exist_ok=True)
         replace(self.configs / f"{len(list(self.configs.glob('*.yaml'))):04d}.yaml", text, mode=0o600)
 
+    @property
+    def ended(self) -> bool:
+        """Whether this launch has written its summary; that of an earlier one may still be there."""
+        return self.summary.is_file() and self.summary.stat().st_mtime >= self.record()["started"]
+
     def record(self) -> dict[str, Any]:
-        """The contents of `run.json`: id, started, folder, sockets, shm, host, and the processes with pid and start
-        time. `folder` is the run folder's path and inode.
+        """The contents of `run.json`: id, started, folder, sockets, shm, host, launched_on, and the processes with
+        pid and start time. `folder` is the run folder's path and inode, `launched_on` the name of the launcher's host.
 
         Raises RunError when the file is damaged."""
         try:
@@ -272,7 +278,8 @@ class RunFolder:
         for folder in (Path(sockets), shm):
             leftovers.lock(folder)
         place = str(self.path.resolve()), self.path.stat().st_ino
-        self._write({**record, "folder": place, "shm": str(shm), "host": host, "processes": {}})
+        record |= {"folder": place, "shm": str(shm), "host": host, "launched_on": platform.node()}
+        self._write(record | {"processes": {}})
 
     def remove_temporary(self) -> None:
         """Removes sockets, keys and weights in flight of a launch that is over."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import os
 import signal
+import tempfile
 import threading
 import webbrowser
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from asyncrl.view.table import Key
 _EXPORT_BYTES = 48 << 20
 """Of the trajectories in an exported page."""
 _NICE = 10
+_NO_BROWSER = "No browser could be opened here: open the address above in one, over ssh -L if it is elsewhere."
 
 
 def view(folders: Sequence[Path], *, port: int, browser: bool, export: Path | None) -> int:
@@ -47,11 +50,12 @@ def serve(runs: Sequence[ViewedRun], port: int, browser: bool) -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="http", daemon=True)
         thread.start()
         print(f"{server.url}\nCtrl-C ends the viewer; a live run goes on.", flush=True)
-        if browser and not opened(server.url):
-            print("No browser could be opened here: open the address above in one, over ssh -L if it is elsewhere.")
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            threading.Event().wait()
+            with ExitStack() as shown:
+                if browser and not shown.enter_context(opened(server.url)):
+                    print(_NO_BROWSER)
+                threading.Event().wait()
         except KeyboardInterrupt:
             print()
         server.shutdown()
@@ -59,14 +63,33 @@ def serve(runs: Sequence[ViewedRun], port: int, browser: bool) -> None:
         server.server_close()
 
 
-def opened(url: str) -> bool:
-    """Whether a browser with a window of its own was opened; one in the terminal would take the terminal."""
+@contextmanager
+def opened(url: str) -> Iterator[bool]:
+    """Whether a browser with a window of its own was opened; one in the terminal would take the terminal.
+
+    The browser is given a file that leads to `url` and that only its owner can read: its command line is readable by
+    every user of the machine, and `url` holds the key. The file is removed at the end.
+    """
     if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("BROWSER")):
-        return False
-    try:
-        return webbrowser.open(url)
-    except webbrowser.Error:
-        return False
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="asyncrl-view-") as folder:  # mode 0700
+        page = Path(folder) / "open.html"
+        page.touch(mode=0o600)
+        page.write_text(_REDIRECT.format(url=html.escape(url)), encoding="utf-8")
+        try:
+            done = webbrowser.open(page.as_uri())
+        except webbrowser.Error:
+            done = False
+        yield done
+
+
+_REDIRECT = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>asyncrl view</title>
+"""
 
 
 def write(runs: Sequence[ViewedRun], path: Path) -> tuple[int, int]:

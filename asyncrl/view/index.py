@@ -118,9 +118,10 @@ class Index:
         self._over.wait(BEGIN_S)
         while not self._over.wait(0.05):
             now = time.monotonic()
-            if self._run.live and now - self._watched > WATCHED_S:
+            watched = now - self._watched <= WATCHED_S
+            if self._run.live and not watched:
                 continue
-            if now >= next_refresh:
+            if watched and now >= next_refresh:
                 self._run.refresh()
                 next_refresh = time.monotonic() + REFRESH_S
             self._read_some(now + 0.5)

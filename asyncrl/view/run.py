@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,8 @@ from asyncrl.view.samples import Samples
 from asyncrl.view.source import Source, Unavailable, open_source
 from asyncrl.view.table import COLUMNS, Key, Rows, table
 
+LOOK_S = 5.0
+"""Seconds between two looks whether a run that is over lives again."""
 NOT_KEPT = (
     "Its payload is not kept any more, and it is not among the samples. buffer.keep: all keeps every payload; "
     "tracking.rollouts says of how many groups per step samples stay."
@@ -36,7 +39,8 @@ class ViewedRun:
         self.folder = run
         self.config: Config = run.load_config()
         self._open, self._given_text = open_, text
-        self._source = open_(run)
+        self._launch, self._source = run.id, open_(run)
+        self._next_look = time.monotonic() + LOOK_S
         self._lock = threading.RLock()
         self._rows = Rows()
         self._samples = Samples(run.rollouts)
@@ -57,16 +61,18 @@ class ViewedRun:
             self._source.close()
 
     def refresh(self) -> None:
-        """Takes what is new: of a run that is over, all of it, once."""
+        """Takes what is new: of a run that is over, all of it, once, and again when a launch has continued it."""
         with self._lock:
             if self.revision and not self._source.live:
+                if time.monotonic() >= self._next_look:
+                    self._look()
                 return
             try:
                 changed = self._take()
                 self.trouble = ""
             except Unavailable as error:
                 changed, self.trouble = False, str(error)
-                self._look_whether_it_ended()
+                self._look()
             except RunError as error:
                 changed, self.trouble = False, str(error)
             if changed or not self.revision:
@@ -89,18 +95,26 @@ class ViewedRun:
             group = page.next if page.next is not None else max(self._rows.groups, default=-1) + 1
             batch = max(self._rows.batches, default=-1) + 1
 
-    def _look_whether_it_ended(self) -> None:
+    def _look(self) -> None:
+        """Looks whether the run has ended, lives again, or is of another launch, and takes its rows from there."""
+        self._next_look = time.monotonic() + LOOK_S
         try:
-            source = self._open(self.folder)
-        except RunError:
+            launch, source = self.folder.id, self._open(self.folder)
+        except (RunError, OSError) as error:
+            self.trouble = self.trouble or str(error)
             return
-        if source.live:
+        same = (source.live, launch) == (self._source.live, self._launch)
+        if same and (source.live or not self.trouble):
             source.close()
             return
         self._source.close()
-        self._source, self._rows = source, Rows()
-        self._take()
-        self.trouble = ""
+        self._launch, self._source = launch, source
+        before, self._rows = self._rows, Rows()
+        try:
+            self._take()
+            self.trouble = ""
+        except RunError as error:
+            self._rows, self.trouble = before, str(error)
         self.revision += 1
 
     def about(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,25 @@ def _patient(ask: Callable[[], T]) -> T:
 
 
 def open_source(run: RunFolder) -> Source:
-    """Raises RunError for a run whose ledger is missing, damaged or of another version."""
-    if "buffer" in living(run).values():
+    """A run is over when nobody lives who writes its ledger, or will again: neither its buffer, nor the launcher that
+    starts a crashed buffer again.
+
+    Raises RunError for a run whose ledger is missing, damaged or of another version, and for one that may live on
+    another host, whose processes cannot be seen here."""
+    alive = living(run).values()
+    if "buffer" in alive or ("launcher" in alive and not run.ended):
         return Live(run.address("buffer"))
+    if run.copied_from is None and not run.ended:
+        _refuse_elsewhere(run)
     return Finished(run.ledger(run.load_config()))
+
+
+def _refuse_elsewhere(run: RunFolder) -> None:
+    record = run.record()
+    host = record.get("launched_on", "that it was launched on")
+    if record.get("host") and host != platform.node():
+        raise RunError(
+            f"{run.path} left no summary, so it may still live on the host {host}: a live run is viewed on its own "
+            "host, and its files are not read while it writes them. If its launcher was killed, --resume it, or view "
+            "a copy of the folder."
+        )

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from asyncrl.buffer.client import BufferRefused, pages
 from asyncrl.buffer.in_process import InProcessBuffer
+from asyncrl.buffer.ledger.pages import Pages
 from asyncrl.buffer.requests import readers
 from asyncrl.buffer.requests.readers import Rate
 from tests.buffer.fakes import FakeSource, rules, trajectory
@@ -43,6 +45,27 @@ def test_past_the_rate_readers_are_refused_until_later(buffer: InProcessBuffer) 
     assert buffer.status()["branch"] == 0, "whoever plays or trains is not concerned"
     buffer.clock.advance(1.0)
     assert buffer.record(0, 0) is not None
+    buffer.close()
+
+
+def test_what_readers_are_given_is_bounded_in_bytes_too(
+    buffer: InProcessBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ledger,) = tmp_path.rglob("ledger.sqlite")
+    with closing(Pages(ledger)) as rows:
+        location = rows.location(0, 0)
+    assert location is not None
+    monkeypatch.setattr(readers, "BYTES", location.bytes / 10)  # each record costs as much as eleven requests
+    assert buffer.record(0, 0) is not None
+    assert buffer.record(0, 0) is not None, "the first ones of a bucket of 20 are answered: it may go into debt"
+    with pytest.raises(BufferRefused) as refused:
+        buffer.page(0, 0)
+    assert refused.value.code == "busy"
+    buffer.clock.advance(0.05)  # one more request of a bucket that owes two
+    with pytest.raises(BufferRefused):
+        buffer.page(0, 0)
+    buffer.clock.advance(0.15)
+    assert buffer.page(0, 0).groups
     buffer.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import signal
 import socket
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -251,7 +254,29 @@ def test_a_ledger_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: py
 def test_without_a_browser_the_address_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
-    assert command.opened("http://127.0.0.1:1/") is False
+    with command.opened("http://127.0.0.1:1/") as shown:
+        assert shown is False
+
+
+def test_the_key_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine can read the browser's. What it is given instead only the owner can read."""
+    given = tmp_path / "given"
+    script = tmp_path / "browser"
+    script.write_text(f'#!/bin/sh\nprintf %s "$*" > {given}.new && mv {given}.new {given}\n')
+    script.chmod(0o755)
+    browser = webbrowser.GenericBrowser(str(script))
+    monkeypatch.setenv("BROWSER", str(script))
+    monkeypatch.setattr(webbrowser, "open", browser.open)
+    url = "http://127.0.0.1:1/?key=a-secret_key&x=1"
+    with command.opened(url) as shown:
+        assert shown
+        words = given.read_text()
+        assert "secret" not in words
+        page = Path(urllib.request.url2pathname(urllib.parse.urlsplit(words).path))
+        assert page.stat().st_mode & 0o777 == 0o600
+        assert page.parent.stat().st_mode & 0o777 == 0o700
+        assert html.unescape(page.read_text()).count(f"url={url}") == 1
+    assert not page.parent.exists()
 
 
 def test_an_export_cannot_be_left_by_its_data(tmp_path: Path) -> None:

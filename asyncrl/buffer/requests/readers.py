@@ -1,7 +1,8 @@
 """Answers those who read a live run (`asyncrl view`): committed rows and stored trajectories, bounded in size and rate.
 
 Reading changes nothing and must cost the run nothing that shows: a page is one short transaction over a connection of
-its own, and past `PER_S` requests in a second a reader is refused and asks again later.
+its own, and past `PER_S` in a second a reader is refused and asks again later. A request costs 1, and the record of a
+trajectory 1 more for each `BYTES` of it, so that large ones are read and checksummed at `PER_S` MiB/s at most.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from asyncrl.buffer.client.pages import MOST_BYTES, PER_S, Page
+from asyncrl.buffer.client.pages import BYTES, MOST_BYTES, PER_S, Page
 from asyncrl.buffer.ledger.pages import Pages
 from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.rules import Refused
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 
 
 class Rate:
-    """Pure: at most `per_s` in any second, counted in a bucket that fills evenly.
+    """Pure: at most `per_s` in any second, counted in a bucket that fills evenly. What an admitted request turns out to
+    cost beyond 1 is charged to it, also below 0: nobody is admitted until that has been filled up again.
 
     >>> rate = Rate(2, now=0.0)
     >>> [rate.allows(t) for t in (0.0, 0.0, 0.1, 0.6, 0.6)]
     [True, True, False, True, False]
+    >>> rate.charge(1.5)
+    >>> [rate.allows(t) for t in (1.0, 1.7, 1.9)]
+    [False, False, True]
     """
 
     def __init__(self, per_s: int, now: float) -> None:
@@ -38,6 +43,9 @@ class Rate:
             return False
         self._left -= 1
         return True
+
+    def charge(self, cost: float) -> None:
+        self._left -= cost
 
 
 class Readers:
@@ -65,13 +73,16 @@ class Readers:
                     f"trajectory {group}.{index} has {location.bytes} bytes, readers get at most {MOST_BYTES}: view it "
                     "when the run is over",
                 )
-            return None if location is None else self._database.payloads.read(location)
+            if location is None:
+                return None
+            self._rate.charge(location.bytes / BYTES)
+            return self._database.payloads.read(location)
         except (RunError, PayloadLost) as error:
             raise Refused("unreadable", str(error)) from error
 
     def _admitted(self) -> Pages:
         if not self._rate.allows(self._clock()):
-            raise Refused("busy", f"more than {PER_S} requests of readers in a second: ask again a little later")
+            raise Refused("busy", f"more than {PER_S} requests or MiB of readers in a second: ask again a little later")
         if self._pages is None:
             try:
                 self._pages = Pages(self._database.path)

@@ -93,22 +93,17 @@ def why(run: RunFolder) -> list[str]:
     """The lines that `asyncrl why` prints."""
     alive = living(run).values()
     if "launcher" not in alive:
-        if not _ended(run):
+        if not run.ended:
             return [f"no process of {run.path} lives, and it left no summary: its launcher was killed"]
         return [_outcome(run)]
     if "buffer" not in alive and not run.record().get("host"):  # with a host, it may be on another one
-        if _ended(run):
+        if run.ended:
             return [_outcome(run), "its launcher still draws the report's plots: Ctrl-C or SIGTERM leaves out the rest"]
         lines = list(explain(read(run), None).lines)
         return lines or ["of its processes only the launcher lives: the run is about to begin, or to end"]
     status, silence = buffer_status(run)
     lines = list(explain(read(run), status).lines) or ["no role has reported anything yet"]
     return [*lines, silence] if silence else lines
-
-
-def _ended(run: RunFolder) -> bool:
-    """Whether this launch has written its summary; that of an earlier one may still be there."""
-    return run.summary.is_file() and run.summary.stat().st_mtime >= run.record()["started"]
 
 
 def _outcome(run: RunFolder) -> str:
