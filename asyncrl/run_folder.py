@@ -60,7 +60,6 @@ class RunFolder:
         """Raises RunError when there is no run at `path`."""
         run = cls(path.absolute())
         if not (run.path / "run.json").is_file():
-            above = next((f for f in run.path.parents[:3] if (f / "run.json").is_file()), None)
             remedy = "give the folder that `asyncrl launch` printed"
             if (above := next((f for f in run.path.parents[:3] if (f / "run.json").is_file()), None)) is not None:
                 remedy = f"it is part of the run {above}, give that"

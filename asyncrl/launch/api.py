@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -130,7 +131,8 @@ def launch(
         outcome = Outcome("failed", 1, "the launcher failed")
         try:
             processes = roles(run, config, resume=origin.earlier is not None)
-            started_by = Local(run, config, preloaded.fork) if preloaded else backend(run, config)
+            fork = preloaded and partial(preloaded.fork, interrupted=lambda: interrupts.count > 0)
+            started_by = Local(run, config, fork) if fork else backend(run, config)
             outcome = Launcher(run, config, processes, collector, interrupts, started_by).supervise()
         except AsyncRLError as error:
             outcome = Outcome("failed", error.exit_code, str(error))

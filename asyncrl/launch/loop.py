@@ -77,7 +77,7 @@ class Launcher:
         guardian = Guardian(self._run)
         try:
             self._membership.begin()
-            self._table.start_all()
+            self._table.start_all(lambda: self._interrupts.count > 0)
             while (outcome := self._turn()) is None:
                 guardian.ensure()
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.config.sections import LaunchConfig
@@ -37,9 +37,12 @@ class ProcessTable:
     def __contains__(self, name: str) -> bool:
         return name in self._roles
 
-    def start_all(self) -> None:
-        """Raises RunError when one cannot be started."""
+    def start_all(self, interrupted: Callable[[], bool]) -> None:
+        """Starts the roles in their order, none any more once the launcher is `interrupted`. Raises RunError when one
+        cannot be started."""
         for name in self._roles:
+            if interrupted():
+                return
             self._start(name)
 
     def join(self, role: Role) -> None:

@@ -189,9 +189,13 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
 
 
 def role_of(process: psutil.Process) -> str:
-    """The role, as in `actor-0`; for a grandchild followed by its command, as in `actor-0: sandbox`."""
+    """The role, as in `actor-0`; for a grandchild followed by its command, as in `actor-0: sandbox`. Of a forked role
+    (backends/preloaded.py), and of what it forks, the kernel shows the environment of the process that was forked,
+    which has no role: then the process's name, which is the first 15 characters of the role's name."""
     try:
         role = process.environ().get(ROLE_MARKER, "")
+        if not role:
+            return process.name()
         return role if process.pid == os.getsid(process.pid) else f"{role}: {process.name()}"
     except (psutil.Error, OSError):
         return "ended meanwhile"

@@ -2,8 +2,9 @@
 
     step ──copies of a few groups' tokens──> queue ──> thread: text of the tokens ─> RUN/rollouts/<branch>-<batch>.jsonl
 
-The step pays for the copies only. The thread runs at a lower priority; while it is behind, samples are skipped, and
-what it cannot write is left out with one warning: reading is no reason to slow or to end a run.
+The step pays for the copies only. The thread runs at a lower priority; while it is behind, samples are skipped. What
+cannot be taken or written is left out, and the next is tried; the first error is a warning, the others are counted:
+reading is no reason to slow or to end a run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +59,14 @@ class Samples:
     """Of rank 0, whose record holds every token of the batch."""
 
     def __init__(self, folder: Path, config: TrackingConfig, text: Callable[[], TokenText]) -> None:
-        """`text` is called once, in the thread."""
+        """`text` is called in the thread, once if it raises nothing."""
         self._folder, self._config, self._text = folder, config, text
         self._queue: queue.Queue[Callable[[Store, TokenText], None] | None] = queue.Queue(QUEUED)
         self._thread: threading.Thread | None = None
         self.skipped = 0
         """Batches without samples since the thread was behind."""
+        self.errors = 0
+        """Samples without text, batches that could not be taken or written, and attempts to open the folder."""
 
     def take(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
         """Takes samples of batch `b`; `reply` holds the whole of it."""
@@ -72,10 +75,18 @@ class Samples:
         if self._queue.full():
             self.skipped += 1
             return
-        taken = _taken(chosen(b, len(reply.groups), self._config.rollouts), reply, batch, result.record)
+        taken: list[_Taken] = []
+        with self._counting_errors():
+            taken = _taken(chosen(b, len(reply.groups), self._config.rollouts), reply, batch, result.record)
+        if not taken:
+            return
 
         def write(store: Store, text: TokenText) -> None:
-            store.write([_rollout(b, reply, result.outcome, one, text) for one in taken])
+            rollouts = []
+            for one in taken:
+                with self._counting_errors():
+                    rollouts.append(_rollout(b, reply, result.outcome, one, text))
+            store.write(rollouts)
 
         self._queue.put_nowait(write)
         if self._thread is None:
@@ -92,15 +103,34 @@ class Samples:
         self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive():
             log.warning("tracking.rollouts: the samples of the last batches were not written within %g s", CLOSE_S)
+        if self.errors > 1:
+            log.info("tracking.rollouts: %d errors left samples out", self.errors)
 
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        with self._counting_errors():
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        opened = self._open()
+        while (write := self._queue.get()) is not None:
+            opened = opened or self._open()
+            if opened is not None:
+                with self._counting_errors():
+                    write(*opened)
+
+    def _open(self) -> tuple[Store, TokenText] | None:
+        with self._counting_errors():
+            return Store(self._folder, self._config.rollouts_mb), self._text()
+        return None
+
+    @contextlib.contextmanager
+    def _counting_errors(self) -> Iterator[None]:
+        """Counts an error of its body, and warns of the first."""
         try:
-            store, text = Store(self._folder, self._config.rollouts_mb), self._text()
-            while (write := self._queue.get()) is not None:
-                write(store, text)
+            yield
         except Exception as error:  # the run goes on, whatever a disk or a tokenizer raises
-            log.warning("tracking.rollouts: no more samples: %s: %s", type(error).__name__, error)
+            self.errors += 1
+            if self.errors == 1:
+                why = f"{type(error).__name__}: {error}"
+                log.warning("tracking.rollouts: some samples are left out, later errors are only counted: %s", why)
 
 
 def chosen(b: int, groups: int, count: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from asyncrl.chaos.faults import disk
@@ -24,6 +26,7 @@ from asyncrl.chaos.faults.processes import Processes
 from asyncrl.chaos.plan import Fault
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.launch.processes import RUN_MARKER
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import direct
@@ -156,6 +159,32 @@ def test_environments_under_way_are_lost_and_later_ones_are_not(tmp_path: Path) 
     assert asyncio.run(_plays(after, task))
     injector.close()
     assert list(tmp_path.glob("*.env-lost")) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="roles are forked on Linux alone")
+def test_processes_below_a_forked_actor_are_found(tmp_path: Path) -> None:
+    config = lookup(tmp_path)
+    injector, run = Environments(config), RunFolder.create(tmp_path / "run", config)
+    injector.changed(config)
+    injector.open(run)
+    # The kernel shows no role for what was forked.
+    shells = [
+        subprocess.Popen(
+            ["sh", "-c", "sleep 60 & wait"], env={**os.environ, RUN_MARKER: run.id}, start_new_session=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        actor, buffer = (psutil.Process(shell.pid) for shell in shells)
+        assert until(lambda: bool(actor.children() and buffer.children()), 10)
+        roles = {"actor-0": actor, "buffer": buffer}
+        run.note(processes={name: [role.pid, role.create_time()] for name, role in roles.items()})
+        assert injector._started() == actor.children()
+    finally:
+        for shell in shells:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+        injector.close()
 
 
 async def _plays(env: Frail, task: dict[str, object]) -> bool:

@@ -149,7 +149,7 @@ def test_an_actor_that_no_gpu_has_room_for_does_not_end_the_run(
     table = ProcessTable(run, roles, config.launch, Local(run, config), collector)
     membership = Membership(run, config, table, collector)
     membership.begin()
-    table.start_all()
+    table.start_all(lambda: False)
     names = run.path / "actors.json"
     replace(names, '["actor-0", "actor-1"]')
     with (run.path / ".actors.lock").open("w") as held:  # a command writes: the launcher does not wait for it

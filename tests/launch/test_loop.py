@@ -124,6 +124,7 @@ class FakeStuck:
 def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     class FakeBackend(Local):
         def start(self, role: Role, *, again: bool = False) -> FakeStuck:  # type: ignore[override]
+            interrupts.count = 1
             return FakeStuck(role, run.log(role.name))
 
     monkeypatch.setattr(shutdown, "KILL_S", 0.3)
@@ -132,15 +133,16 @@ def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monke
     config = config.model_copy(update={"launch": limits})
     collector = Collector(run, config)
     interrupts = Interrupts()
-    interrupts.count = 1
-    learner = fake(run, "learner", "stay")
-    launcher = loop.Launcher(run, config, [learner], collector, interrupts, FakeBackend(run, config))
+    stuck = [fake(run, name, "stay") for name in ("learner", "actor-0")]
+    launcher = loop.Launcher(run, config, stuck, collector, interrupts, FakeBackend(run, config))
     ended = threading.Thread(target=launcher.supervise, daemon=True)
     ended.start()
     ended.join(15.0)
     assert not ended.is_alive()
     collector.close()
-    assert "does not end although it was killed" in (run.path / "events.jsonl").read_text()
+    events = (run.path / "events.jsonl").read_text()
+    assert "does not end although it was killed" in events
+    assert "actor-0" not in events, "a role was started after the interrupt"
 
 
 @pytest.mark.parametrize("guardian_too", [False, True])

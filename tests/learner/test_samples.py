@@ -25,6 +25,7 @@ from asyncrl.tracking.rollouts import store
 from asyncrl.tracking.rollouts.text import TokenText
 from tests.learner.fake_buffer import FakeBuffer
 from tests.learner.tiny import random_trajectory, tiny_config, tiny_model
+from tests.waiting import until
 
 Step = tuple[BatchReply, Batch, StepResult]
 
@@ -130,11 +131,61 @@ def test_while_the_thread_is_behind_batches_are_skipped(tmp_path: Path, step: St
 def test_a_disk_that_refuses_is_one_warning(tmp_path: Path, step: Step, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "r").write_text("a file, where a folder is to be")
     with caplog.at_level(logging.WARNING):
-        made = taken(tmp_path / "r", step)
+        made = Samples(tmp_path / "r", TrackingConfig(), lambda: TokenText(words))
         for b in range(3):
             made.take(b, *step)
+        assert until(lambda: made._queue.empty(), 20)
+        (tmp_path / "r").unlink()
+        made.take(3, *step)
         made.close()
     assert [record.message.split(":")[0] for record in caplog.records] == ["tracking.rollouts"]
+    assert (0, 3) in store.files(tmp_path / "r"), "there is room again"
+
+
+def test_a_batch_that_the_disk_refuses_is_the_only_one_left_out(
+    tmp_path: Path, step: Step, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = store.path_of(tmp_path / "r", (0, 5))
+    refused.mkdir(parents=True)  # nothing can be renamed to it
+    made = Samples(tmp_path / "r", TrackingConfig(), lambda: TokenText(words))
+    for b in (5, 6):
+        made.take(b, *step)
+    made.close()
+    left = sorted(path.name for path in (tmp_path / "r").iterdir())
+    assert left == [refused.name, "0000-00000006.jsonl"], "a partial file stays on a full disk"
+    assert (len(caplog.records), made.errors) == (1, 1)
+
+
+def test_a_sample_without_text_is_the_only_one_left_out(
+    tmp_path: Path, step: Step, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def failing_at_first(ids: Any) -> str:
+        calls.append(ids)
+        if len(calls) <= 2:
+            raise RuntimeError("the tokenizer broke")
+        return words(ids)
+
+    made = Samples(tmp_path / "r", TrackingConfig(rollouts=2), lambda: TokenText(failing_at_first))
+    for b in (5, 6):
+        made.take(b, *step)
+    made.close()
+    counts = {key: len(store.read(path)) for key, path in store.files(tmp_path / "r").items()}
+    assert counts == {(0, 5): 2 * 4 - 2, (0, 6): 2 * 4}
+    assert (len(caplog.records), made.errors) == (1, 2)
+
+
+def test_a_step_whose_samples_cannot_be_taken_goes_on(
+    tmp_path: Path, step: Step, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply, batch, result = step
+    made = Samples(tmp_path / "r", TrackingConfig(), lambda: TokenText(words))
+    made.take(5, replace(reply, digests=reply.digests[:-1]), batch, result)
+    made.take(6, *step)
+    made.close()
+    assert list(store.files(tmp_path / "r")) == [(0, 6)]
+    assert (len(caplog.records), made.errors) == (1, 1)
 
 
 def test_long_rows_are_cut(tmp_path: Path, step: Step, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +117,20 @@ class Environments(Injector):
 
     def _started(self) -> list[psutil.Process]:
         """The processes that actors have started."""
-        roles = {pid for pid, _ in self._run.record()["processes"].values()}
+        roles = {pid: name for name, (pid, _) in self._run.record()["processes"].items()}
+        actors = {pid for pid, name in roles.items() if name.startswith("actor-")}
         started = []
         for process in marked(RUN_MARKER, self._run.id):
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
-                if process.pid not in roles and process.environ().get(ROLE_MARKER, "").startswith("actor-"):
+                if process.pid not in roles and _below(process, actors):
                     started.append(process)
         return started
+
+
+def _below(process: psutil.Process, actors: Collection[int]) -> bool:
+    """Whether an actor started the process. What a forked actor forks has no role in its environment."""
+    marker = process.environ().get(ROLE_MARKER, "")
+    return marker.startswith("actor-") or any(parent.pid in actors for parent in process.parents())
 
 
 def _changed(sign: Path) -> int:

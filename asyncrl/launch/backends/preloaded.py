@@ -26,8 +26,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from asyncrl.config import Config
@@ -43,6 +44,8 @@ BESIDES = ("asyncrl.actors.engines.hf.engine", "transformers.models.auto.modelin
 """What these import later, when they know their config."""
 MOST = 1 << 20
 """Bytes of a request: the role's environment is most of it."""
+TURN_S = 0.2
+"""Seconds between two looks at whether the launcher was interrupted, while a fork waits for the imports."""
 _PR_SET_NAME = 15
 
 
@@ -54,12 +57,12 @@ class Preloaded:
     ) -> None:
         """`forks`: after so many the process is ended. `deadline_s`: how long one may take, the imports included.
         `roles`: the packages that it can run. `besides`: modules that it imports, too."""
-        self._left, self._roles = forks, roles
+        self._left, self._roles, self._deadline_s = forks, roles, deadline_s
         modules = (*(f"{package}.__main__" for package in roles), *besides)
         self.run_id = uuid.uuid4().hex
         """The id of the run that this process and its forks carry in their environment."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(deadline_s)
+        ours.settimeout(TURN_S)
         self._socket = ours
         with theirs:
             self._process = subprocess.Popen(
@@ -72,15 +75,17 @@ class Preloaded:
                 start_new_session=True,
             )
 
-    def fork(self, role: Role, environment: Mapping[str, str], output: int, pipe: int) -> int | None:
+    def fork(
+        self, role: Role, environment: Mapping[str, str], output: int, pipe: int, *, interrupted: Callable[[], bool]
+    ) -> int | None:
         """The pid of the role's process, a child of this one, which must be a subreaper; None: start it otherwise.
-        `output` and `pipe`: the files of its log and of its lifeline."""
+        `output` and `pipe`: the files of its log and of its lifeline. `interrupted`: whether to wait no longer."""
         if self._left <= 0 or role.command[:3] not in map(python, self._roles):
             return None
         request = json.dumps({"name": role.name, "words": role.command[2:], "environment": dict(environment)}).encode()
         try:
             socket.send_fds(self._socket, [request], [output, pipe])
-            answer = self._socket.recv(MOST)
+            answer = self._answer(interrupted)
         except OSError as error:
             log.info("%s is not forked: %s", role.name, error)
             answer = b""
@@ -89,6 +94,16 @@ class Preloaded:
         if not self._left:
             self.close()
         return pid
+
+    def _answer(self, interrupted: Callable[[], bool]) -> bytes:
+        """The answer to a request; empty: the process has ended. Raises OSError when there is none in time."""
+        until = time.monotonic() + self._deadline_s
+        while not interrupted():  # a signal's handler only counts, and `recv` goes on after it
+            with contextlib.suppress(TimeoutError):
+                return self._socket.recv(MOST)
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer within {self._deadline_s:g} s")
+        raise InterruptedError("the launcher was interrupted")
 
     def close(self) -> None:
         """Ends the process; its forks live on."""

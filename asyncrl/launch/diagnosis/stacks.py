@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import of_run, role_of
 from asyncrl.process.logs import STACKS
 from asyncrl.run_folder import RunFolder
@@ -38,15 +39,18 @@ def write_stacks(run: RunFolder, lines: Sequence[str]) -> None:
     deadline = time.monotonic() + STACKS_S
     with contextlib.suppress(OSError), (run.logs / "stall.log").open("a") as file:
         print(time.strftime("%Y-%m-%d %H:%M:%S"), *lines, sep="\n  ", file=file, flush=True)
-        processes = of_run(run.id)
-        for process in processes:
+        processes, names = of_run(run.id), living(run)
+        named = [
+            (process, f"{names.get(process.pid) or role_of(process)} (pid {process.pid})") for process in processes
+        ]
+        for process, name in named:
             if not _signal(process):
-                print(f"{role_of(process)} (pid {process.pid}): handles no signal for its stacks", file=file)
-        for process in processes if spy else ():
+                print(f"{name}: handles no signal for its stacks", file=file)
+        for process, name in named if spy else ():
             if time.monotonic() > deadline:
                 print(f"no more stacks with py-spy: they took {STACKS_S:g} s", file=file)
                 break
-            print(f"{role_of(process)} (pid {process.pid}):\n{_spy(str(spy), process.pid)}", file=file, flush=True)
+            print(f"{name}:\n{_spy(str(spy), process.pid)}", file=file, flush=True)
 
 
 def _signal(process: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ spread evenly over the whole run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,8 +104,14 @@ def path_of(folder: Path, key: Key) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """A reader sees the old file or the new one. Only its owner can read it, as the payloads."""
+    """A reader sees the old file or the new one. Only its owner can read it, as the payloads. Raises OSError, and
+    leaves nothing of the new one then: the disk may be full."""
     temporary = path.with_name(f".{path.name}")
-    with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

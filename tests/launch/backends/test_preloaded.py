@@ -6,16 +6,19 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from asyncrl.config import Config
 from asyncrl.launch.backends import preloaded
 from asyncrl.launch.backends.preloaded import Preloaded, forkable, preloading
-from asyncrl.launch.processes import Process, Role, adopt_orphans, of_run, python
+from asyncrl.launch.processes import Process, Role, adopt_orphans, of_run, python, role_of
 from tests.waiting import until
 
 PACKAGE = "tests.launch.backends.fake_package"
@@ -40,9 +43,18 @@ def forking(forks: int = 2, besides: Sequence[str] = ()) -> Iterator[Preloaded]:
         preloaded.close()
 
 
-def start(preloaded: Preloaded, folder: Path, name: str, what: str, package: str = PACKAGE) -> Process:
+def start(
+    preloaded: Preloaded,
+    folder: Path,
+    name: str,
+    what: str,
+    package: str = PACKAGE,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Process:
     role = Role(name, python(package, str(folder / name), what), environment={"MINE": name})
-    return Process(role, preloaded.run_id, folder / f"{name}.log", fork=preloaded.fork)
+    return Process(
+        role, preloaded.run_id, folder / f"{name}.log", fork=partial(preloaded.fork, interrupted=interrupted)
+    )
 
 
 def said(folder: Path, name: str) -> dict[str, Any]:
@@ -61,6 +73,7 @@ def test_a_fork_is_as_a_process_of_its_own(folder: Path) -> None:
         assert until(lambda: first.ended() == 3, 10)
         assert (folder / "a.log").read_text() == "written\n"
         assert [process.pid for process in of_run(preloaded.run_id)] == [second.pid], "the preloading process is over"
+        assert role_of(psutil.Process(second.pid)) == "b", "the kernel shows the environment of the preloading process"
         second.stop()
         assert until(lambda: second.ended() == -15, 10)
 
@@ -86,6 +99,23 @@ def test_what_cannot_be_forked_is_started_as_any_other(folder: Path) -> None:
     assert forked == {"once": True, "again": False, "other": False, "threaded": False, "killed": False}
     for role in (once, again, other, threaded, killed):
         assert until(lambda role=role: role.ended() == 0, 10)  # type: ignore[misc]
+
+
+def test_an_interrupted_launcher_waits_for_no_imports(folder: Path) -> None:
+    with forking(besides=(f"{PACKAGE}.slow",)) as preloaded:
+        began = time.monotonic()
+        role = start(preloaded, folder, "a", "0", interrupted=lambda: time.monotonic() > began + 0.5)
+        assert time.monotonic() - began < 10.0
+        assert [process.pid for process in of_run(preloaded.run_id) if process.pid != role.pid] == []
+        assert until(lambda: role.ended() == 0, 20)
+
+
+def test_imports_have_a_deadline(folder: Path) -> None:
+    preloaded = Preloaded(1, 0.5, (PACKAGE,), (f"{PACKAGE}.slow",))
+    with contextlib.closing(preloaded):
+        role = start(preloaded, folder, "a", "0")
+        assert said(folder, "a")["forked"] is False
+        assert until(lambda: role.ended() == 0, 20)
 
 
 @pytest.mark.parametrize(
