@@ -18,7 +18,7 @@ assert summary["steps"] == config.learner.steps
 assert summary["held_out_success_end"] > summary["held_out_success_start"] + 0.3, summary
 assert rollouts[0].step < rollouts[-1].step
 assert all(0 < len(rollout.text) for rollout in rollouts)
-assert len(plt.gca().lines) == 2
+assert len(plt.gca().lines) >= 2
 """
 
 
