@@ -179,16 +179,19 @@ class Slots:
 
 
 def nested(slices: Iterable[Slice]) -> Iterator[Slice]:
-    """The slices of every lane cut so that each lies beside or within the others: clocks of one process may differ by
-    some microseconds."""
+    """The slices of every lane cut so that each lies beside or within the others, since the clock of a process may be
+    set by a millisecond: one that ends behind the slice around it ends with it, or, if most of it lies behind, begins
+    with its end."""
     ends: dict[tuple[str, str], list[float]] = {}
+    over: dict[tuple[str, str], float] = {}
     for one in sorted(slices, key=lambda s: (s.process, s.lane, s.begin, -s.end)):
-        around = ends.setdefault((one.process, one.lane), [])
-        while around and around[-1] <= one.begin:
-            around.pop()
-        end = min(one.end, around[-1]) if around else one.end
+        lane = one.process, one.lane
+        around, begin, end = ends.setdefault(lane, []), max(one.begin, over.get(lane, one.begin)), one.end
+        while around and (around[-1] <= begin or around[-1] - begin < (end - begin) / 2 < end - around[-1]):
+            begin = over[lane] = max(begin, around.pop())
+        end = max(begin, min(end, around[-1]) if around else end)
         around.append(end)
-        yield Slice(one.process, one.lane, one.name, one.begin, end, one.arguments)
+        yield Slice(one.process, one.lane, one.name, begin, end, one.arguments)
 
 
 def _of_process(role: str, span: Span) -> Slice:

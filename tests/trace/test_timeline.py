@@ -33,6 +33,18 @@ def test_a_part_that_ends_microseconds_behind_its_step_is_cut() -> None:
     assert [(s.name, s.end) for s in nested(parts)] == [("step", 2.0), ("optimizer", 2.0)]
 
 
+def test_a_step_that_begins_within_the_one_before_begins_with_its_end_and_so_do_its_parts() -> None:
+    """The clock was set back by a millisecond between them."""
+    steps = [
+        Slice("learner", "step", "step", 1.0, 2.0), Slice("learner", "step", "optimizer", 1.9, 2.0),
+        Slice("learner", "step", "step", 1.999, 3.0), Slice("learner", "step", "prepare", 1.999, 2.5),
+        Slice("learner", "step", "optimizer", 2.5, 3.0),
+    ]  # fmt: skip
+    assert [(s.name, s.begin, s.end) for s in nested(steps)] == [
+        ("step", 1.0, 2.0), ("optimizer", 1.9, 2.0), ("step", 2.0, 3.0), ("prepare", 2.0, 2.5), ("optimizer", 2.5, 3.0),
+    ]  # fmt: skip
+
+
 def test_the_file_is_read_back_with_its_nesting_and_both_ends_of_every_arrow(tmp_path: Path) -> None:
     batch = Slice("learner", "batches", "batch 3", 111.0, 112.5)
     slices = [EPISODE, *turn_slices(EPISODE, TURNS), batch]
