@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,12 @@ from asyncrl.trajectory import Ticket
 from asyncrl.view import source
 from asyncrl.view.command import write
 from asyncrl.view.run import ViewedRun
-from asyncrl.view.server import Server
 from tests.audit.real_run import fake_actor
 from tests.buffer.processes import BufferProcess
 from tests.view.browser import Browser, found
 from tests.view.live import LIVE, WORDS, train
 from tests.view.made_run import TEXT, MadeRun, answer
+from tests.view.serving import served
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,19 +44,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started = Browser(tmp_path_factory.mktemp("browser"))
     yield started
     started.close()
-
-
-@contextmanager
-def served(*runs: ViewedRun) -> Iterator[Server]:
-    server = Server(runs, 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from asyncrl.view.detail import PIECE_CHARS, TEXT_CHARS, detail
 from asyncrl.view.run import NOT_KEPT, ViewedRun
 from asyncrl.view.server import Server, policy
 from tests.view.made_run import TEXT, MadeRun
+from tests.view.serving import served
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +43,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
 
 @contextmanager
 def serving(run: ViewedRun) -> Iterator[Server]:
-    server = Server([run], 0)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    """The server of one run, which is closed with it."""
+    with closing(run), served(run) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
-        run.close()
 
 
 @pytest.fixture(scope="module")
