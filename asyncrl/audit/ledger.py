@@ -16,12 +16,13 @@ from typing import Any
 
 from asyncrl.audit.chain import ChainRows, read_chain
 from asyncrl.buffer.ledger import schema
+from asyncrl.buffer.ledger.records import NOTHING, Draw, Drawn
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "uses",
+    "published", "replays", "retired", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 
@@ -136,6 +137,8 @@ class BatchRow:
     finished_at: float | None
     groups: tuple[int, ...]
     """Group numbers, in training order."""
+    replay: Draw = NOTHING
+    """Used groups beside the new ones."""
 
     @property
     def version_after(self) -> int:
@@ -269,6 +272,10 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for serial, group in read("SELECT serial, grp FROM uses ORDER BY serial, place"):
         uses[serial].append(group)
+    replays: defaultdict[int, list[Drawn]] = defaultdict(list)
+    for serial, *drawn in read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
+        replays[serial].append(Drawn(*drawn))
+    candidates = {serial: n for serial, n in read("SELECT serial, candidates FROM batches")}
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
         'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at, serial '
@@ -298,7 +305,11 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             )
         },
         batches=[
-            BatchRow(**_with_bools(row, "released"), groups=tuple(uses[row["serial"]]))
+            BatchRow(
+                **_with_bools(row, "released"),
+                groups=tuple(uses[row["serial"]]),
+                replay=Draw(candidates[row["serial"]], tuple(replays[row["serial"]])),
+            )
             for row in read(
                 "SELECT serial, b, branch, version, outcome, released, fixed_at, finished_at FROM batches "
                 "ORDER BY serial"

@@ -200,6 +200,7 @@ def rebuilt(
         max(0, batch.version - config.buffer.max_staleness) if masked else None,
         [group.weight for group, _ in members],
         greedy_baseline=config.learner.greedy_baseline,
+        loss_weights={one.group: one.weight for one in batch.replay.drawn},
     )
 
 

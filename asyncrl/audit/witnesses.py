@@ -22,6 +22,7 @@ from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.ledger.witnessed import read_witnessed
+from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
@@ -90,10 +91,12 @@ class Bounds:
     group_scored: bool = False
     eval_sets: tuple[HeldOutSet, ...] = ()
     eval_every: int = 0
+    replay: Replaying | None = None
+    data_seed: int = 0
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
-        """Raises ConfigError for an unknown filter."""
+        """Raises ConfigError for an unknown filter or priority."""
         b = c.buffer
         try:
             filters = tuple(resolve(name, FILTERS, "buffer.filters") for name in b.filters)
@@ -113,6 +116,8 @@ class Bounds:
             group_scored=bool(c.env.group_score),
             eval_sets=held_out_sets(c),
             eval_every=c.eval.every,
+            replay=Replaying.of(c),
+            data_seed=c.data.seed,
         )
 
 

@@ -14,8 +14,10 @@ from asyncrl.buffer.disk_losses import DiskLosses
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.records import Batch, Incarnation, one
+from asyncrl.buffer.ledger.records import NOTHING, Batch, Draw, Incarnation, one
+from asyncrl.buffer.ledger.replays import record
 from asyncrl.buffer.redone import changed_since, first_in_doubt
+from asyncrl.buffer.replaying import draw, seed_of
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
@@ -132,7 +134,7 @@ class Batches:
             if self._disk_is_full_for_good():
                 return BatchAnswer("ended", self._disk_message(), failed=True)
             return BatchAnswer("waiting", why)
-        batch = self._ledger.fix(b, current.version, groups)
+        batch = self._fix(b, current.version, groups, self._replayed(b, current.version))
         self._hand_out(b, current.version)
         return BatchAnswer("ready", "", batch)
 
@@ -172,16 +174,39 @@ class Batches:
         if missing:
             return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
         must = [group for group in self._tickets.queue.due(version) if self._usable(group, version)]
-        complete = self._ledger.account.count("waiting")
+        complete = self._complete()
         candidates: list[Group] = []
         if complete >= rules.groups_per_step:  # the batch is asked for after every put: do not check each group in vain
-            candidates = [g for g in self._ledger.live.values() if self._usable(g, version) and g not in must]
+            new_only = rules.replay is not None
+            live = (g for g in self._ledger.live.values() if not (new_only and g.uses))
+            candidates = [g for g in live if self._usable(g, version) and g not in must]
             complete = len(must) + len(candidates)
         if complete < rules.groups_per_step:
             return None, f"{complete} of {rules.groups_per_step} groups are complete{self._why_fewer(version)}"
         rng = Random(f"{rules.data_seed}/{self._ledger.history.branch}/{b}")
         chosen = choose(rules.sampler, candidates, version, rules.groups_per_step - len(must), rng)
         return sorted([*must, *chosen], key=lambda g: g.number), ""
+
+    def _complete(self) -> int:
+        """Complete groups; under replay the new ones only, since used ones come on top."""
+        used = 0 if self._rules.replay is None else sum(g.uses > 0 for g in self._ledger.live.values())
+        return self._ledger.account.count("waiting") - used
+
+    def _replayed(self, b: int, version: int) -> Draw:
+        """The used groups that batch b gets beside its new ones."""
+        rules = self._rules
+        if rules.replay is None:
+            return NOTHING
+        used = [group for group in self._ledger.live.values() if group.uses and self._usable(group, version)]
+        rng = Random(seed_of(rules.data_seed, self._ledger.history.branch, b))
+        return draw(rules.replay, used, version, rng)
+
+    def _fix(self, b: int, version: int, groups: list[Group], replay: Draw) -> Batch:
+        """Fixes batch b: these groups and those of the draw, in issue order."""
+        added = [self._ledger.live[number] for number in replay.numbers]
+        batch = self._ledger.fix(b, version, sorted([*groups, *added], key=lambda group: group.number))
+        record(self._ledger.db, batch, replay)
+        return batch
 
     def _usable(self, group: Group, version: int) -> bool:
         rules = self._rules
@@ -255,8 +280,9 @@ class Batches:
         self._tickets.sweep()
 
     def _again(self, batch: Batch) -> None:
-        """Fixes the same groups on the branch that has just begun."""
-        self._ledger.fix(batch.b, batch.version, [self._ledger.live[number] for number in batch.groups])
+        """Fixes the same groups on the branch that has just begun, with the weights that they had."""
+        new = [self._ledger.live[number] for number in batch.groups if number not in batch.replay.numbers]
+        self._fix(batch.b, batch.version, new, batch.replay)
 
     def _end(self, b: int, outcome: Outcome) -> None:
         """Records an outcome. If the batch ended otherwise before, a new branch begins with the same groups."""

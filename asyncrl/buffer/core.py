@@ -365,7 +365,7 @@ class Buffer:
             "staleness_in_flight": _sorted(flight),
             "leases": dict(actors),
             "held": {actor: list(version) for actor, version in sorted(self.actor_weights.items())},
-            "places": {"taken": self.tickets.reserved(), "capacity": self.rules.capacity},
+            "places": {"taken": self.tickets.places.taken(), "capacity": self.rules.capacity},
             "disk_bytes": self.database.payloads.disk_bytes,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.payloads import Location, PayloadLost
 from asyncrl.buffer.ledger.records import lose_payload
+from asyncrl.buffer.ledger.replays import retire
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.tickets.leases import TicketKey
 
@@ -100,7 +101,7 @@ class DiskLosses:
             elif lost.segment > self._covered or lost.group in redone:
                 group = self._ledger.live.get(lost.group)
                 if group is not None and group.state == "waiting":
-                    self._ledger.retire(group)
+                    retire(self._ledger, group, "no_payload")
                 lose_payload(self._ledger.db, lost.group, lost.index)
         self.pending = []
         return again

@@ -18,12 +18,13 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         states.update(ledger.account.equation(branch))
     dropped = {reason: states[f"dropped: {reason}"] for reason in DROP_REASONS}
     states["dropped"] = sum(dropped.values())
-    taken = buffer.tickets.reserved()
+    taken = buffer.tickets.places.taken()
     values: dict[str, float] = {
         **{f"buffer/groups/{state}": states[state] for state in (*STATES, "issued")},
         **{f"buffer/dropped/{reason}": n for reason, n in dropped.items()},
         "buffer/fill": taken / buffer.rules.capacity,
         "buffer/trajectories": taken,
+        "buffer/yielded": buffer.tickets.places.yielded,
         "buffer/leases": len(buffer.leases),
         "buffer/disk_bytes": buffer.database.payloads.disk_bytes,
         "buffer/commit_ms": 1000 * commit_seconds / max(1, counts.get("commits", 0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config, resuming
@@ -34,6 +35,7 @@ class Rules:
     mask_min_kept: float = 0.5
     sampler: Sampler = fifo
     max_uses: int = 1
+    replay: Replaying | None = None
     filters: tuple[Filter, ...] = ()
     filter_max_ratio: float = 4.0
     end_when_starved: bool = False
@@ -70,7 +72,7 @@ class Rules:
 
     @classmethod
     def of(cls, c: Config) -> Rules:
-        """Raises ConfigError for an unknown sampler or filter."""
+        """Raises ConfigError for an unknown sampler, priority or filter."""
         try:
             sampler = resolve(c.buffer.sampler, SAMPLERS, "buffer.sampler")
             filters = tuple(resolve(name, FILTERS, "buffer.filters") for name in c.buffer.filters)
@@ -88,6 +90,7 @@ class Rules:
             mask_min_kept=c.buffer.mask_min_kept,
             sampler=sampler,
             max_uses=c.buffer.max_uses,
+            replay=Replaying.of(c),
             filters=filters,
             filter_max_ratio=c.buffer.filter_max_ratio,
             end_when_starved=c.buffer.on_starved == "end",

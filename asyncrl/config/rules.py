@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
+from asyncrl.config.replay_rules import of_replay
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
 
@@ -40,7 +41,7 @@ def impossible(c: Tree) -> list[str]:
         )
     problems += of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
-    problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
+    problems += of_replay(c) + _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
             f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "

@@ -159,6 +159,19 @@ class BufferConfig(Section):
     """Chooses the complete groups of the next batch: fifo, freshest, uniform, priority or `package.module:name`."""
     max_uses: int = Field(1, ge=1)
     """Maximum of batches in which one group may appear."""
+    replay: float = Field(0.0, ge=0, le=100)
+    """Up to this multiple of `learner.groups_per_step` of groups that were used before are added to each batch, beside
+    its new ones. Needs `max_uses` of at least 2 and `max_staleness` of at least 1. 0: off."""
+    replay_priority: str = "spread"
+    """Which used groups are drawn more often: spread (standard deviation of the rewards), learnability (p (1 - p) of
+    the share p of rewards of 1 or more), uniform, or `package.module:name`, a function of the group."""
+    replay_half_life: float | None = Field(2.0, gt=0)
+    """Versions of age that halve a priority (freshness-aware); null: age does not count."""
+    replay_exponent: float = Field(0.6, ge=0, le=10)
+    """Replayed groups are drawn in proportion to their priority to this power."""
+    replay_beta: float = Field(0.4, ge=0, le=1)
+    """How far the loss of a replayed group is divided by its chance p of being drawn: the factor is (N p)^-beta of N
+    candidates, over the largest of the batch. 0: every group counts alike; 1: fully."""
     filters: tuple[str, ...] = ()
     """Filters that drop complete groups: zero_variance, too_long or `package.module:name`."""
     filter_max_ratio: float = Field(4.0, ge=0)

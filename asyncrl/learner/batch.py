@@ -59,7 +59,8 @@ class Batch:
     row_weights: Tensor
     """[B] float32: factor of the row's advantages; 0 for a group that the buffer would have filtered"""
     loss_weights: Tensor
-    """[B] float32: factor of the row's loss; 1 unless `learner.pf_ppo` drew the episode more or less often"""
+    """[B] float32: factor of the row's loss; 1 unless its group is replayed (`buffer.replay`), or `learner.pf_ppo` drew
+    the episode more or less often"""
     turns: Tensor
     """[B] int64: assistant turns of the row's episode"""
     truncated: Tensor
@@ -115,13 +116,15 @@ def flatten(
     weights: Sequence[float] | None = None,
     *,
     greedy_baseline: bool = False,
+    loss_weights: Mapping[int, float] | None = None,
 ) -> Batch:
     """One rank's share of a batch, in an order that depends on nothing but the batch.
 
     `groups`: the ids of the whole batch's groups, in its order. `mask_before`: tokens of an earlier version carry no
     loss. `weights`: of each trajectory, 1 where not given. `greedy_baseline`: the first trajectory of each group is a
-    greedy one, and carries none either. Raises ValueError for a trajectory of another group, and for a row that begins
-    with a policy token: nothing predicts that one.
+    greedy one, and carries none either. `loss_weights`: factors of the loss, by group id, 1 where not given.
+    Raises ValueError for a trajectory of another group, and for a row that begins with a policy token: nothing
+    predicts that one.
     """
     ordered = _in_order(trajectories, groups, weights or [1.0] * len(trajectories))
     context = _Context(
@@ -130,6 +133,7 @@ def flatten(
         env_names=tuple(sorted({t.env for t in trajectories})),
         oldest=mask_before,
         greedy_baseline=greedy_baseline,
+        loss_weights=loss_weights or {},
     )
     rows = [_row(context, i, t, weight, row) for i, (t, weight) in enumerate(ordered) for row in t.rows]
     if not rows:
@@ -153,6 +157,7 @@ class _Context:
     env_names: tuple[str, ...]
     oldest: int | None
     greedy_baseline: bool
+    loss_weights: Mapping[int, float]
 
 
 def _in_order(
@@ -188,7 +193,7 @@ def _row(context: _Context, episode: int, t: Trajectory, weight: float, row: Row
         "groups": context.place_of_group[t.id.group],
         "episodes": episode,
         "row_weights": float(weight),
-        "loss_weights": 1.0,
+        "loss_weights": context.loss_weights.get(t.id.group, 1.0),
         "turns": t.turns,
         "truncated": t.stop_reason in _TRUNCATED,
         "greedy": greedy,

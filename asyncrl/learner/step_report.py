@@ -12,6 +12,7 @@ from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.metrics import step_metrics
+from asyncrl.learner.step.replayed import new_trajectories, replay_metrics
 from asyncrl.learner.step.train_step import StepResult
 
 log = logging.getLogger(__name__)
@@ -40,16 +41,17 @@ class StepReport:
             return
         session, now = self._session, time.perf_counter()
         success = session.config.eval.success
-        metrics = step_metrics(
-            self._objective, batch, reply.trajectories, result, version=reply.version, success=success
-        )
+        played = new_trajectories(reply)
+        metrics = step_metrics(self._objective, batch, played, result, version=reply.version, success=success)
+        if session.config.buffer.replay:
+            metrics |= replay_metrics(reply)
         self._tokens_trained += int(batch.mask.sum())
         metrics["throughput/tokens_trained"] = self._tokens_trained
         metrics["throughput/step_s"] = now - self._last_applied
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
-        if why := self._no_signal.note(reply.trajectories):
+        if why := self._no_signal.note(played):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
 

@@ -31,8 +31,14 @@ class Trainer:
 
     def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
         """`reply` holds the whole batch."""
-        greedy = self._learner.greedy_baseline
-        batch = flatten(reply.trajectories, reply.groups, reply.mask_before, reply.weights, greedy_baseline=greedy)
+        batch = flatten(
+            reply.trajectories,
+            reply.groups,
+            reply.mask_before,
+            reply.weights,
+            greedy_baseline=self._learner.greedy_baseline,
+            loss_weights=dict(reply.replayed),
+        )
         return batch, self.train(batch, version)
 
     def train(self, batch: Batch, version: int) -> StepResult:

@@ -110,7 +110,18 @@ def learner(folder: Path, groups: int, size: int, tokens: int, repeats: int) -> 
     played = [trajectory(g, i) for g in range(groups) for i in range(size)]
     numbers = tuple(range(groups))
     reply = BatchReply(
-        "ready", "", played, (1.0,) * len(played), tuple(t.digest() for t in played), numbers, 0, 0, None, False, False
+        "ready",
+        "",
+        played,
+        (1.0,) * len(played),
+        tuple(t.digest() for t in played),
+        numbers,
+        (),
+        0,
+        0,
+        None,
+        False,
+        False,
     )
     batch = flatten(played, numbers)
     n = len(batch.token_ids)

@@ -84,11 +84,11 @@ def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def make_run(folder: Path, text: TokenText | None = None) -> RunFolder:
+def make_run(folder: Path, text: TokenText | None = None, sections: dict[str, Any] = SECTIONS) -> RunFolder:
     """Leaves the run folder of a run whose buffer was killed at the end. `text`: keep every group as samples."""
     model = folder / "model"
     tiny_model().save_pretrained(model)
-    process = BufferProcess(folder / "run", model={"path": str(model)}, **SECTIONS)
+    process = BufferProcess(folder / "run", model={"path": str(model)}, **sections)
     run = process.run
     config = run.load_config()
     process.start()

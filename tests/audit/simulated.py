@@ -15,6 +15,7 @@ from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.replaying import PRIORITIES, Replaying
 from asyncrl.buffer.selection import zero_variance
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.config.held_out import HeldOutSet
@@ -144,7 +145,7 @@ class Simulated:
         self.buffer.database.close()
         r: dict[str, Any] = {"max_uses": 1, "over_age": "drop", "mask_min_kept": 0.5} | RULES | self.rules
         r["eval_sets"] = rules(**self.rules).eval_sets
-        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every")
+        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "replay")
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
             **{name: r[name] for name in taken if name in r},
@@ -244,6 +245,30 @@ def used_twice(folder: Path) -> Simulated:
     return run
 
 
+def replayed(folder: Path) -> Simulated:
+    """Used groups were drawn by unequal priorities; some yielded, some became too old; a step was refused, and the
+    last batches were left for a branch."""
+    replay = Replaying(2, PRIORITIES["spread"], exponent=0.7, beta=0.5, half_life=2.0)
+    run = Simulated(folder, replay=replay, max_uses=4, max_staleness=3, capacity=16)
+
+    def rounds(count: int) -> None:
+        for _ in range(count):
+            for ticket in run.issue(6):
+                run.put(ticket, float(ticket.id.index * (1 + ticket.id.group % 4)))
+            run.step()
+
+    rounds(4)
+    run.step("guard")
+    rounds(1)
+    run.kill()
+    run.checkpoint()
+    rounds(3)
+    run.fork(6, 5)
+    rounds(2)
+    run.checkpoint()
+    return run
+
+
 def evaluated(folder: Path) -> Simulated:
     """Two sets are due at every step: played, skipped while they were open, begun again, and open at the end."""
     sets = (HeldOutSet("easy", 2, 1, False, 1.0), HeldOutSet("hard", 1, 2, True, 0.5, pass_at=(2,)))
@@ -267,5 +292,6 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "forked": forked,
     "wait": awaited,
     "max_uses 2": used_twice,
+    "replay": replayed,
     "evaluated": evaluated,
 }

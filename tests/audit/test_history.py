@@ -24,6 +24,7 @@ from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.logs import acknowledgements, loss
 from asyncrl.audit.checks.prefixes import prefixes
 from asyncrl.audit.checks.references import rows
+from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.summary import account
@@ -43,6 +44,7 @@ def found(folder: Path, source: FakeSource, acks: list[Ack], bounds: Bounds) -> 
     yield from uses(ledger, bounds)
     yield from staleness(ledger, bounds)
     yield from drops(ledger, (bounds,))
+    yield from replays(ledger, (bounds,))
     yield from history(ledger, [], [])
     yield from chain(ledger, [])
     yield from acknowledgements(ledger, AckLines("actor-0", acks, [], []))
@@ -66,6 +68,7 @@ class AuditedInterleavings(Interleavings):
             filters=o["filters"],
             filter_max_ratio=o["filter_max_ratio"],
             env_retries=o["env_retries"],
+            replay=o.get("replay"),
         )
         acks = [Ack(t.id.branch, *key, t.attempt, t.digest()) for key, t in self.stored.items()]
         problems = list(found(self.folder, self.source, acks, bounds))

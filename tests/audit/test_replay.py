@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 
@@ -7,12 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from asyncrl.audit.command import audit
 from asyncrl.audit.replay import replay
 from asyncrl.buffer.ledger.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
-from tests.audit.real_run import STEPS
+from tests.audit.mutations import mend
+from tests.audit.real_run import SECTIONS, STEPS, make_run
 from tests.audit.test_audit import ask, overwrite, sql
 
 
@@ -100,3 +103,45 @@ def test_reclaimed_payloads_end_it(run: RunFolder, capsys: pytest.CaptureFixture
     sql(run, "UPDATE groups SET payload = 0")
     with pytest.raises(RunError, match=r"nothing can be replayed from step 0 on: the payload of group 0 was reclaimed"):
         replay(run)
+
+
+OF_A_USER = "def by_number(group):\n    return 1.0 + group.number % 5\n"
+CHANGES = {
+    "a weight": ("UPDATE replays SET weight = weight * 0.5 WHERE serial = ? AND grp = ?", "weight"),
+    "a chance": ("UPDATE replays SET chance = chance * 1.5 WHERE serial = ? AND grp = ?", "chance"),
+    "a draw": ("DELETE FROM replays WHERE serial = ? AND grp = ?", "the seed draws"),
+    "the candidates": ("UPDATE batches SET candidates = candidates + 1 WHERE serial = ? AND ? >= 0", "candidates"),
+}
+
+
+@pytest.mark.system
+def test_a_run_with_replayed_groups_is_trained_again_bit_for_bit_and_drawn_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is changed in a recorded draw is named by the audit; another weight makes other weights of the model."""
+    (tmp_path / "priorities.py").write_text(OF_A_USER)
+    priority = {"replay_priority": f"{tmp_path / 'priorities.py'}:by_number"}
+    buffer = SECTIONS["buffer"] | {"replay": 1.0, "max_uses": 3, "max_staleness": 3} | priority
+    run = make_run(tmp_path, sections=SECTIONS | {"learner": SECTIONS["learner"] | {"steps": 6}, "buffer": buffer})
+    # The second batch has both groups of the first, whatever the actors were up to.
+    serial, group, weight = ask(run, "SELECT serial, grp, weight FROM replays ORDER BY serial, weight")[0]
+    assert 0 < weight < 1
+    assert audit(run) == 0
+    assert replay(run) == 0
+    assert "replay: 6 steps" in capsys.readouterr().out
+    saved = tmp_path / "saved"
+    shutil.copytree(run.buffer, saved)
+    for what, (statement, says) in CHANGES.items():
+        sql(run, statement, serial, group)
+        mend(run.buffer)
+        assert audit(run) == 1, what
+        text = capsys.readouterr().out
+        assert "VIOLATION" in text
+        assert "replays: batch" in text, what
+        assert says in text, what
+        if what == "a weight":
+            assert replay(run) == 1
+            assert "DIFFERENT" in capsys.readouterr().out
+        shutil.rmtree(run.buffer)
+        shutil.copytree(saved, run.buffer)
+    assert audit(run) == 0

@@ -86,6 +86,25 @@ class Promises(RuleBasedStateMachine):
         assert dict(self.sql("SELECT number, uses FROM groups WHERE uses > 0")) == dict(applied)
 
     @invariant()
+    def replayed_groups_come_on_top_of_a_batch_of_new_ones(self) -> None:
+        if "replay" not in self.options:
+            assert self.sql("SELECT * FROM replays") == []
+            return
+        used: Counter[int] = Counter()
+        rows = self.sql(
+            "SELECT b.serial, u.grp, r.weight, b.outcome FROM uses u JOIN batches b USING (serial) LEFT JOIN replays r "
+            "ON r.serial = u.serial AND r.grp = u.grp WHERE b.released = 0 ORDER BY b.b"
+        )
+        for serial in dict.fromkeys(row[0] for row in rows):
+            batch = [row for row in rows if row[0] == serial]
+            assert [used[group] > 0 for _, group, _, _ in batch] == [weight is not None for _, _, weight, _ in batch]
+            weights = [weight for _, _, weight, _ in batch if weight is not None]
+            assert len(batch) - len(weights) == 2
+            assert len(weights) <= 2
+            assert not weights or 0 < min(weights) <= max(weights) == 1.0
+            used.update(group for _, group, _, outcome in batch if outcome == "applied")
+
+    @invariant()
     def the_line_has_no_gap_and_versions_count_what_was_applied(self) -> None:
         version = 0
         rows = self.sql("SELECT b, version, outcome FROM batches WHERE released = 0 ORDER BY b")
@@ -113,7 +132,7 @@ class Promises(RuleBasedStateMachine):
 
     @invariant()
     def capacity_holds(self) -> None:
-        taken = self.buffer.tickets.reserved()
+        taken = self.buffer.tickets.places.taken()
         if taken <= self.options["capacity"]:
             self.over_full = False
         assert taken <= self.options["capacity"] or self.over_full

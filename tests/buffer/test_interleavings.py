@@ -19,8 +19,13 @@ from hypothesis.stateful import (
 )
 
 from asyncrl.audit.checks.curriculum import curriculum
+from asyncrl.audit.checks.drops import trained_groups_have_no_use_left
+from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.ledger.records import Draw
+from asyncrl.buffer.replaying import PRIORITIES, Replaying
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.selection import SAMPLERS, zero_variance
 from asyncrl.trajectory import Ticket, Trajectory
@@ -39,8 +44,11 @@ class Interleavings(Promises):
         max_uses=st.integers(1, 2),
         sampler=st.sampled_from(sorted(SAMPLERS)),
         filtered=st.booleans(),
+        replayed=st.sampled_from(["", *PRIORITIES]),
     )
-    def begin(self, over_age: str, max_staleness: int, max_uses: int, sampler: str, filtered: bool) -> None:
+    def begin(
+        self, over_age: str, max_staleness: int, max_uses: int, sampler: str, filtered: bool, replayed: str
+    ) -> None:
         self.options = {
             "over_age": over_age,
             "max_staleness": max_staleness,
@@ -56,13 +64,18 @@ class Interleavings(Promises):
             "max_skipped": 1000,
             "mask_min_kept": 0.5,
         }
+        if replayed:
+            # Priorities that are 0 for many groups, and that depend on the version.
+            replay = Replaying(2, PRIORITIES[replayed], exponent=0.6, beta=0.4, half_life=2.0)
+            uses = {"max_uses": max_uses + 1, "max_staleness": max_staleness + 1, "sampler": SAMPLERS["fifo"]}
+            self.options |= {"replay": replay} | uses
         self.folder = Path(tempfile.mkdtemp(prefix="asyncrl-test-"))
         self.source = FakeSource(train_size=5)
         self.now = 0.0
         self.buffer = self.open()
         self.tickets: list[Ticket] = []
         self.stored: dict[tuple[int, int], Trajectory] = {}
-        self.fixed: dict[int, tuple[int, ...]] = {}
+        self.fixed: dict[int, tuple[tuple[int, ...], Draw]] = {}
         self.checkpoints: list[tuple[int, int, int | None]] = [(0, 0, None)]
         self.branch = 0
         self.over_full = False
@@ -90,6 +103,11 @@ class Interleavings(Promises):
             assert list(curriculum(ledger, FakeCurriculum())) == []
             last = [row for row in ledger.curriculum.values() if not row.released][-1]
             assert last.batch == sum(batch.outcome is not None for batch in ledger.line)
+            # What was replayed is drawn again from the ledger, and every end of a used group follows from it.
+            taken = {n: self.options[n] for n in ("max_uses", "max_staleness", "over_age", "mask_min_kept")}
+            bounds = Bounds(groups_per_step=2, replay=self.options.get("replay"), **taken)
+            assert list(replays(ledger, (bounds,))) == []
+            assert list(trained_groups_have_no_use_left(ledger, (bounds,))) == []
 
     # Actors
 
@@ -184,7 +202,8 @@ class Interleavings(Promises):
         elif answer.state == "ready":
             assert answer.batch is not None
             self.ready = b
-            assert self.fixed.setdefault(b, answer.batch.groups) == answer.batch.groups
+            made = answer.batch.groups, answer.batch.replay
+            assert self.fixed.setdefault(b, made) == made
             records = [d for rank in range(2) for _, d, _ in self.buffer.share(answer, rank, 2)]
             groups = answer.batch.groups
             assert sorted(records) == sorted(self.stored[g, i].digest() for g in groups for i in range(2))
@@ -202,7 +221,8 @@ class Interleavings(Promises):
         self.commit()
         assert version == before + (outcome == "applied")
         if self.buffer.ledger.history.branch == self.branch:
-            self.fixed.setdefault(self.ready, self.buffer.ledger.history.line[self.ready].groups)
+            batch = self.buffer.ledger.history.line[self.ready]
+            self.fixed.setdefault(self.ready, (batch.groups, batch.replay))
         assert self.buffer.finished(self.incarnation, self.ready, outcome) == version
         self.ready = None
         self.publish()

@@ -105,6 +105,7 @@ class FakeBuffer:
             weights=(1.0,) * len(played),
             digests=tuple(t.digest() for t in played),
             groups=given.get("groups", ()),
+            replayed=given.get("replayed", ()),
             version=self.version_before(b),
             branch=self.branch,
             mask_before=None,

@@ -72,6 +72,14 @@ def test_take_gives_rows_and_their_tokens() -> None:
     assert torch.equal(part.rewards, batch.rewards[batch.tokens_of(rows)])
 
 
+def test_the_factor_of_a_replayed_group_is_that_of_all_its_rows() -> None:
+    rng = RNG(7)
+    made = [random_trajectory(g, i, rng, rows=1 + i) for g in (5, 9) for i in range(2)]
+    batch = flatten(made, groups=(5, 9), loss_weights={9: 0.25})
+    assert batch.loss_weights.tolist() == [1.0, 1.0, 1.0, 0.25, 0.25, 0.25]
+    assert batch.row_weights.tolist() == [1.0] * 6, "its advantages stay"
+
+
 def test_weights_follow_their_trajectories() -> None:
     rng = RNG(5)
     made = [random_trajectory(g, i, rng, rows=2) for g in (1, 0) for i in range(2)]

@@ -16,6 +16,7 @@ from asyncrl.audit.checks.history import HISTORY, history
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
+from asyncrl.audit.checks.replays import REPLAYS, replays
 from asyncrl.audit.checks.settings import SETTINGS, settings
 from asyncrl.audit.payloads import PAYLOADS, payloads
 from asyncrl.audit.table import Check, described
@@ -44,6 +45,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "history": (HISTORY, lambda e: history(e.ledger, e.lists, e.published, e.completed)),
     "settings": (SETTINGS, lambda e: settings(e.ledger, e.settings)),
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
+    "replays": (REPLAYS, lambda e: replays(e.ledger, e.rules)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),

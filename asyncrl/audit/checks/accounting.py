@@ -95,15 +95,16 @@ def only_the_last_is_open(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
 
 
 def batches_are_full(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
-    """A batch, also one that was left, holds `learner.groups_per_step` groups of the ledger, each once."""
+    """A batch, also one that was left, holds `learner.groups_per_step` groups of the ledger beside the replayed ones,
+    each once."""
     for batch in (*_numbered(ledger), *(batch for batch in ledger.batches if batch.released)):
         for number, times in Counter(batch.groups).items():
             if times > 1:
                 yield f"batch {batch.b} holds group {number} {times} times"
             if number not in ledger.groups:
                 yield f"batch {batch.b} holds group {number}, which is not in the ledger"
-        if len(batch.groups) != bounds.groups_per_step:
-            yield f"batch {batch.b} holds {len(batch.groups)} groups, a full one has {bounds.groups_per_step}"
+        if (held := len(batch.groups) - len(batch.replay.drawn)) != bounds.groups_per_step:
+            yield f"batch {batch.b} holds {held} groups, a full one has {bounds.groups_per_step}"
 
 
 def groups_are_used_at_most(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:

@@ -46,7 +46,7 @@ def stale_groups_were_too_old(ledger: LedgerRows, rules: Rules) -> Iterator[str]
     """A group dropped as stale was past the bound, by its stored versions, when it was dropped."""
     for group in _dropped(ledger, "stale"):
         versions = _versions(ledger, group)
-        if not any(_over_age(ledger, group, version, r) for version in versions for r in rules):
+        if not any(over_age(ledger, group, version, r) for version in versions for r in rules):
             oldest = min((row.oldest for row in ledger.members.get(group.number, ())), default=None)
             yield (
                 f"{_name(group)}, and was within the bound: its oldest stored version is {oldest}, the learner's was "
@@ -57,7 +57,7 @@ def stale_groups_were_too_old(ledger: LedgerRows, rules: Rules) -> Iterator[str]
 def filtered_groups_are_rejected(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
     """A group dropped as filtered is complete, and a filter of the configuration rejects it."""
     for group in _dropped(ledger, "filtered"):
-        judged = _as_judged(ledger, group)
+        judged = as_judged(ledger, group)
         if judged is None:
             yield f"{_name(group)}, and not all of its trajectories are stored"
         elif not any(_rejects(judged, r) for r in rules):
@@ -109,13 +109,13 @@ def discarded_groups_were_left_behind(ledger: LedgerRows, _: Rules) -> Iterator[
 
 
 def trained_groups_have_no_use_left(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
-    """A group that ended as trained had all its uses, was refused or became too old before the next, or was lost."""
+    """A group that ended as trained had all its uses, or was refused, or ended while it waited for another one."""
     last = _last_batch(ledger)
+    waited = {(row["grp"], row["batch"]) for row in ledger.tables["retired"]}  # checked by replays.py
     for group in (g for g in ledger.groups.values() if g.state == "trained" and g.number in last):
         batch = last[group.number]
         over = batch.outcome in _SKIPPED or any(group.uses >= r.max_uses for r in rules)
-        too_old = any(_over_age(ledger, group, v, r) for v in _versions(ledger, group) for r in rules)
-        if not (over and group.ended_batch == batch.b + 1) and not too_old and group.payload:
+        if not (over and group.ended_batch == batch.b + 1) and (group.number, group.ended_batch) not in waited:
             yield f"{_name(group)} at batch {group.ended_batch}, after {group.uses} uses, and could be used again"
 
 
@@ -144,7 +144,7 @@ def weights_follow_from_filters(ledger: LedgerRows, rules: Rules) -> Iterator[st
     for group in ledger.groups.values():
         if _lost(ledger, group):
             continue  # it was judged with the trajectory that the disk lost
-        judged = _as_judged(ledger, group)
+        judged = as_judged(ledger, group)
         if not any(_weight_fits(group, judged, used_up, r) for r in rules):
             yield f"{_name(group)} with weight {group.weight:g}, which does not follow from buffer.filters"
 
@@ -198,7 +198,7 @@ def _versions(ledger: LedgerRows, group: GroupRow) -> list[int]:
     return versions
 
 
-def _over_age(ledger: LedgerRows, group: GroupRow, version: int, r: Bounds) -> bool:
+def over_age(ledger: LedgerRows, group: GroupRow, version: int, r: Bounds) -> bool:
     members = ledger.members.get(group.number, ())
     if not members or version - min(row.oldest for row in members) <= r.max_staleness:
         return False
@@ -241,7 +241,7 @@ def _rejects(judged: Group, r: Bounds) -> bool:
     return any(rejects(judged) for rejects in r.filters)
 
 
-def _as_judged(ledger: LedgerRows, group: GroupRow) -> Group | None:
+def as_judged(ledger: LedgerRows, group: GroupRow) -> Group | None:
     """The group as filters saw it; None if it was never complete."""
     members = ledger.members.get(group.number, [])
     if [row.index for row in members] != list(range(group.size)) or not all(row.versions for row in members):

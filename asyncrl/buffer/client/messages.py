@@ -115,6 +115,8 @@ class BatchReply:
     """One per trajectory."""
     groups: tuple[int, ...]
     """Numbers of all groups of the batch, in training order."""
+    replayed: tuple[tuple[int, float], ...]
+    """Of these, the numbers of used groups beside the new ones, each with the factor of its loss (`buffer.replay`)."""
     version: int
     """The learner's version that the batch is trained on."""
     branch: int

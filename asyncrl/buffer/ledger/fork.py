@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.replays import retire
 
 
 def fork(ledger: Ledger, b: int, version: int, why: str) -> None:
@@ -23,6 +24,6 @@ def _drop_without_payload(ledger: Ledger, number: int) -> None:
         return
     group = ledger.live[number]
     if group.uses:
-        ledger.retire(group)
+        retire(ledger, group, "no_payload")
     else:
         ledger.drop(group, "discarded_branch", put_back=True)

@@ -70,6 +70,35 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     return groups
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A used group in a batch."""
+
+    group: int
+    """Its number."""
+    chance: float
+    """p_g"""
+    weight: float
+    """w_g, the factor of the group's loss: above 0, at most 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The used groups of one batch."""
+
+    candidates: int = 0
+    """N"""
+    drawn: tuple[Drawn, ...] = ()
+    """In issue order."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(one.group for one in self.drawn)
+
+
+NOTHING = Draw()
+
+
 @dataclass(slots=True)
 class Batch:
     serial: int
@@ -82,6 +111,8 @@ class Batch:
     groups: tuple[int, ...]
     """In training order."""
     outcome: Outcome | None = None
+    replay: Draw = NOTHING
+    """Those of its groups that it got beside its new ones."""
 
     @property
     def version_after(self) -> int:
@@ -106,13 +137,17 @@ def read_line(db: Database) -> list[Batch]:
     groups: dict[int, list[int]] = {}
     for serial, number in db.read("SELECT serial, grp FROM uses ORDER BY serial, place"):
         groups.setdefault(serial, []).append(number)
-    columns = "serial, b, branch, version, incarnation, first_uses, outcome"
-    return [
-        Batch(serial, b, branch, version, incarnation, first_uses, tuple(groups.get(serial, ())), outcome)
-        for serial, b, branch, version, incarnation, first_uses, outcome in db.read(
-            f"SELECT {columns} FROM batches WHERE released = 0 ORDER BY b"
-        )
-    ]
+    replayed: dict[int, list[Drawn]] = {}
+    for serial, *drawn in db.read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
+        replayed.setdefault(serial, []).append(Drawn(*drawn))
+    columns = "serial, b, branch, version, incarnation, first_uses, outcome, candidates"
+    line = []
+    for serial, b, branch, version, incarnation, first_uses, outcome, candidates in db.read(
+        f"SELECT {columns} FROM batches WHERE released = 0 ORDER BY b"
+    ):
+        held, replay = tuple(groups.get(serial, ())), Draw(candidates, tuple(replayed.get(serial, ())))
+        line.append(Batch(serial, b, branch, version, incarnation, first_uses, held, outcome, replay))
+    return line
 
 
 def furthest(db: Database) -> tuple[int, int]:

@@ -10,10 +10,15 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 7
+VERSION = 8
 """Raised with every change of the tables; a ledger of another version is refused."""
 
-READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003", 6: "0.1.0 at commit cdb86a9"}
+READERS = {
+    4: "0.1.0 at commit e37eb93",
+    5: "0.1.0 at commit 47ec003",
+    6: "0.1.0 at commit cdb86a9",
+    7: "0.1.0 at commit ccddf7b",
+}
 """By version of the tables: the last asyncrl that reads them."""
 
 
@@ -21,7 +26,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 7: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 8: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -116,6 +121,7 @@ CREATE TABLE batches (
     incarnation INTEGER NOT NULL,   -- that fixed it
     outcome TEXT,                   -- NULL while open; applied, guard, poison
     first_uses INTEGER NOT NULL,    -- groups that appear for the first time
+    candidates INTEGER NOT NULL DEFAULT 0,  -- used groups among which those in `replays` were drawn
     released INTEGER NOT NULL DEFAULT 0,    -- 1: on a part of history that was left
     fixed_at REAL NOT NULL,
     finished_at REAL                -- NULL while open
@@ -128,6 +134,20 @@ CREATE TABLE uses (
     PRIMARY KEY (serial, place)
 ) WITHOUT ROWID;
 CREATE INDEX uses_group ON uses(grp);
+CREATE TABLE replays (              -- used groups that a batch got beside its new ones (replaying.py)
+    serial INTEGER NOT NULL,        -- of the batch
+    grp INTEGER NOT NULL,
+    chance REAL NOT NULL,           -- of being the first of the candidates that is drawn
+    weight REAL NOT NULL,           -- the factor of its loss
+    PRIMARY KEY (serial, grp)
+) WITHOUT ROWID;
+CREATE TABLE retired (              -- used groups that ended while they waited for another use
+    serial INTEGER PRIMARY KEY,
+    grp INTEGER NOT NULL,
+    branch INTEGER NOT NULL,        -- when it ended
+    batch INTEGER NOT NULL,         -- how many batches were fixed then: the last one is batch - 1
+    why TEXT NOT NULL               -- stale; yielded: to make room for a new group; no_payload: its bytes are gone
+);
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
     branch INTEGER NOT NULL,        -- it started on

@@ -192,6 +192,7 @@ class Requests:
             weights=tuple(weight for _, _, weight in share),
             digests=tuple(digest for _, digest, _ in share),
             groups=batch.groups if batch else (),
+            replayed=tuple((one.group, one.weight) for one in batch.replay.drawn) if batch else (),
             version=batch.version if batch else history.version,
             branch=history.branch,
             mask_before=buffer.mask_before(batch.version) if batch else None,

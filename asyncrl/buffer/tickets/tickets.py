@@ -12,6 +12,7 @@ from typing import Literal
 from asyncrl.buffer.client.messages import PutOutcome
 from asyncrl.buffer.ledger.group import Group, Reason, Received, version_counts
 from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.replays import retire
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
 from asyncrl.buffer.tasks.drawing import Draw, TaskDraws
@@ -19,6 +20,7 @@ from asyncrl.buffer.tasks.sources import ticket_seed
 from asyncrl.buffer.tickets.failures import Failures
 from asyncrl.buffer.tickets.filtering import Filtering
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases, TicketKey
+from asyncrl.buffer.tickets.places import Places
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.queue import IssueQueue
 from asyncrl.buffer.tickets.validity import Validity
@@ -34,6 +36,7 @@ class Tickets:
     ) -> None:
         self._ledger, self._rules, self._draws, self._leases = ledger, rules, draws, leases
         self._sizes = GroupSizes(source, rules.group_size)
+        self.places = Places(ledger, rules, self._sizes)
         self.validity = Validity(ledger, leases)
         self.prefixes = Prefixes(ledger.db)
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
@@ -107,19 +110,7 @@ class Tickets:
                 f"{history.published} was published reach (max_staleness + 1) * groups_per_step = "
                 f"{(rules.max_staleness + 1) * rules.groups_per_step}"
             )
-        if self.reserved() + self._sizes.largest > rules.capacity:
-            return f"capacity: {self.reserved()} of {rules.capacity} trajectories are in flight or waiting"
-        if ledger.db.payloads.disk_bytes >= rules.max_disk_bytes:
-            return f"disk: the payloads reach buffer.max_disk_gb = {rules.max_disk_bytes / 1e9:g}"
-        return ""
-
-    def reserved(self) -> int:
-        """Trajectories that count against the capacity: those of groups in flight, and of groups that may still be used
-        after the open batch."""
-        last = self._rules.max_uses - 1
-        if last or self._sizes.smallest < self._sizes.largest:
-            return sum(g.size for g in self._ledger.live.values() if g.state != "assigned" or g.uses < last)
-        return self._ledger.account.count("in_flight", "waiting") * self._rules.group_size
+        return self.places.why_full()
 
     # Coming back
 
@@ -181,6 +172,7 @@ class Tickets:
         for group in list(self._ledger.live.values()):
             if group.state != "assigned" and self._over_age(group):
                 self.drop(group, "stale", self._rules.requeue)
+        self.places.make_room()
 
     def missing(self, now: float, version: int, usable: Callable[[Group], bool]) -> list[Group]:
         """Groups that the batch for `version` must hold and that are not usable yet. One that was awaited for
@@ -203,7 +195,7 @@ class Tickets:
             self._end(lease, "revoked")
         self.prefixes.drop(group.number, group.size)
         if group.uses:
-            self._ledger.retire(group)
+            retire(self._ledger, group, "stale")
         else:
             self._ledger.drop(group, reason, put_back)
 

@@ -236,7 +236,8 @@ class Objective:
         return -self._learner.entropy_coef * self.aggregate(entropy, rows, norm, rows.mask)
 
     def aggregate(self, per_token: Tensor, rows: Batch, norm: Norm, mask: Tensor) -> Tensor:
-        """A scalar. An episode that was drawn n times counts n times in the sum, and once in what is divided by."""
+        """A scalar. An episode that was drawn n times counts n times in the sum, and once in what is divided by; so it
+        is with the factor of a replayed group."""
         if (weights := self.token_weights(rows)) is not None:
             per_token = per_token * weights
         inputs = AggregationInputs(
@@ -247,7 +248,7 @@ class Objective:
 
     def token_weights(self, rows: Batch) -> Tensor | None:
         """[T]: how often each token counts, or None: once."""
-        if self._learner.pf_ppo == "off":
+        if bool((rows.loss_weights == 1).all()):
             return None
         return spread(rows.loss_weights, rows.lengths, len(rows.token_ids))
 

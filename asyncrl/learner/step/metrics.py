@@ -30,7 +30,8 @@ def step_metrics(
     version: int,
     success: str,
 ) -> dict[str, float]:
-    """`version`: the learner's before the step; staleness counts from it. `success`: the reward that tells success."""
+    """`trajectories`: those of its new groups. `version`: the learner's before the step; staleness counts from it.
+    `success`: the reward that tells success."""
     record, mask = result.record, batch.mask
     staleness = version - batch.versions
     log_w = log_ratio(record.proximal, batch.behaviour, mask)

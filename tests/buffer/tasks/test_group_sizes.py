@@ -32,11 +32,11 @@ def test_tickets_batches_and_places_follow_each_groups_size(tmp_path: Path) -> N
     tickets = play(buffer)
     assert [sum(t.id.group == g for t in tickets) for g in range(4)] == [5, 2, 2, 5]
     assert {t.group_size for t in tickets if t.id.group == 3} == {5}
-    assert buffer.tickets.reserved() == 14
+    assert buffer.tickets.places.taken() == 14
     assert step(buffer, incarnation, 0) == (0, 1)
-    assert buffer.tickets.reserved() == 7
+    assert buffer.tickets.places.taken() == 7
     buffer = reopen(buffer, tmp_path, source=SizedSource())
-    assert buffer.tickets.reserved() == 7
+    assert buffer.tickets.places.taken() == 7
     assert equation(buffer) == {"issued": 4, "trained": 2, "waiting": 2}
 
 

@@ -50,8 +50,9 @@ def differ(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[n] - b[n]).abs().max()) for n in a)
 
 
-def plain_two_steps(minibatches: int) -> dict[str, Tensor]:
-    """GRPO, decoupled PPO, token TIS, token mean, written as loops over rows and tokens."""
+def plain_two_steps(minibatches: int, factors: dict[int, float] | None = None) -> dict[str, Tensor]:
+    """GRPO, decoupled PPO, token TIS, token mean, written as loops over rows and tokens. `factors`: of the loss of
+    replayed groups."""
     model = tiny_model().eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -82,7 +83,7 @@ def plain_two_steps(minibatches: int) -> dict[str, Tensor]:
                         loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.28))
                         if a < 0:
                             loss = loss.clamp(max=-3.0 * a)
-                        total = total + weight * loss
+                        total = total + (factors or {}).get(t.id.group, 1.0) * weight * loss
             optimizer.zero_grad()
             (total / count).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -96,6 +97,45 @@ def test_two_steps_equal_a_plain_loop(minibatches: int) -> None:
     got, results = trained(tiny_config(minibatches=minibatches))
     assert [r.outcome for r in results] == ["applied", "applied"]
     assert differ(got, {n: expected[n] for n in got}) < 2e-5
+
+
+def replayed(config: Config, factors: dict[int, float]) -> dict[str, Tensor]:
+    backend, objective = TorchBackend(config, tiny_model(), device="cpu"), Objective(config.learner)
+    for version in range(2):
+        batch = flatten(episodes(version), range(4), loss_weights=factors)
+        train_step(backend, objective, batch, config.learner, version=version)
+    return {n: t.clone() for n, t in backend.weights()}
+
+
+@pytest.mark.parametrize("tokens", [128, 100_000])
+def test_a_replayed_groups_factor_multiplies_its_loss_and_nothing_else(tokens: int) -> None:
+    """Not its baseline, not the number of tokens that the sum is divided by."""
+    factors = {0: 0.25, 2: 0.6}
+    got = replayed(tiny_config(tokens_per_micro_batch=tokens), factors)
+    expected = plain_two_steps(1, factors)
+    assert differ(got, {n: expected[n] for n in got}) < 2e-5
+    assert differ(got, trained(tiny_config())[0]) > 1e-4
+
+
+@pytest.mark.parametrize("learner", [{}, {"minibatches": 2, "loss": "ppo"}, {"kl_coef": 0.1, "entropy_coef": 0.05}])
+def test_factors_of_one_change_no_bit(learner: dict[str, Any]) -> None:
+    config = tiny_config(**learner)
+    plain, _ = trained(config)
+    assert differ(plain, replayed(config, {1: 1.0, 3: 1.0})) == 0
+    objective = Objective(config.learner)
+    # Also where they are multiplied with, since one group of the batch has another factor.
+    batch = flatten(episodes(0), range(4), loss_weights={3: 0.5})
+    ones = dataclasses.replace(batch, loss_weights=torch.ones(len(batch)))
+    assert objective.token_weights(batch) is not None
+    assert objective.token_weights(ones) is None
+    rows = (batch.groups < 3).nonzero()[:, 0]
+    assert objective.token_weights(batch.take(rows)) is None
+    per_token = torch.randn(len(batch.token_ids))
+    norm = objective.norm(ones)
+    objective.token_weights = lambda _: torch.ones(len(per_token))  # type: ignore[method-assign]
+    times_one = objective.aggregate(per_token, ones, norm, ones.mask)
+    objective.token_weights = lambda _: None  # type: ignore[method-assign]
+    assert torch.equal(times_one, objective.aggregate(per_token, ones, norm, ones.mask))
 
 
 OBJECTIVES: list[dict[str, Any]] = [

@@ -1,0 +1,44 @@
+"""Rules of `buffer.replay` that span several fields."""
+
+from __future__ import annotations
+
+import math
+
+from asyncrl.config.tree import Tree
+
+_ROUNDING = 1e-9
+"""So that 0.29 of 100 groups are 29."""
+
+
+def most_replayed(c: Tree) -> int:
+    """Used groups that a batch gets at most: `buffer.replay` of `learner.groups_per_step`, rounded down."""
+    return math.floor(c.buffer.replay * c.learner.groups_per_step + _ROUNDING)
+
+
+def of_replay(c: Tree) -> list[str]:
+    """What a replay cannot work with, one sentence each."""
+    b, problems = c.buffer, []
+    if b.replay == 0:
+        return []
+    if b.max_uses < 2:
+        problems.append(
+            f"buffer.replay is {b.replay:g} and buffer.max_uses {b.max_uses}, so that no group may be used again: "
+            "raise buffer.max_uses to at least 2, or set buffer.replay 0."
+        )
+    if b.max_staleness < 1:
+        problems.append(
+            f"buffer.replay is {b.replay:g} and buffer.max_staleness {b.max_staleness}: a group that was used is at "
+            "least one version old. Raise buffer.max_staleness to at least 1, or set buffer.replay 0."
+        )
+    if b.sampler != "fifo":
+        problems.append(
+            f"buffer.replay is {b.replay:g} and buffer.sampler {b.sampler}: beside replayed groups a batch takes new "
+            "ones in issue order. Set buffer.sampler fifo, and choose what is replayed with buffer.replay_priority."
+        )
+    if not most_replayed(c):
+        groups = c.learner.groups_per_step
+        problems.append(
+            f"buffer.replay is {b.replay:g} of learner.groups_per_step {groups}, which is less than one group: raise "
+            f"buffer.replay to at least {1 / groups:.3g}, or set it to 0."
+        )
+    return problems
