@@ -33,7 +33,7 @@ class DataConfig(Section):
     """Seed of the order in which tasks are drawn."""
     curriculum: str = "in_order"
     """Chooses the next task from measured success: `in_order` (every task once per epoch, whatever its success),
-    `by_success`, `levels` (docs/how-to/data.md) or `package.module:Name`."""
+    `by_success`, `learnability`, `levels` (docs/how-to/data.md) or `package.module:Name`."""
     curriculum_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the curriculum."""
     on_step_end: str = ""

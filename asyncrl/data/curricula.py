@@ -1,8 +1,9 @@
 """Curricula choose the next task. `CURRICULA` names those that come with asyncrl.
 
-Two of them follow the policy: `by_success` prefers tasks that it sometimes solves, `levels` rises when it succeeds.
+Three of them follow the policy: `by_success` prefers tasks that it sometimes solves, `learnability` (learnability.py)
+draws by how much that teaches, `levels` rises when it succeeds.
 
-A group of equal rewards has no gradient under a group-relative estimator; both avoid such groups.
+A group of equal rewards has no gradient under a group-relative estimator; all three avoid such groups.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncrl.data.base import Curriculum, GroupResult
+from asyncrl.data.learnability import Learnability
 from asyncrl.data.order import EpochOrder
 from asyncrl.data.sources.generated import LEVEL
 from asyncrl.errors import ConfigError
@@ -178,6 +180,7 @@ class InOrder:
 CURRICULA: dict[str, Callable[..., Curriculum]] = {
     "by_success": BySuccess,
     "in_order": InOrder,
+    "learnability": Learnability,
     "levels": Levels,
 }
 """A config names one of these, or gives an import path `package.module:Name`. Called with the options, and with `seed`
