@@ -64,6 +64,7 @@ def _row(evidence: Evidence, row: TrajectoryRow, batch: BatchRow | None) -> dict
         "staleness": None,
         "importance_weight": None,
         "group_weight": group.weight,
+        "replay_weight": None,
         "versions": [version for version, _ in row.versions],
         "version_tokens": [count for _, count in row.versions],
         "policy_tokens": row.policy_tokens,
@@ -83,6 +84,8 @@ def _row(evidence: Evidence, row: TrajectoryRow, batch: BatchRow | None) -> dict
         weight = importance_weight(evidence, row, batch)
         age = batch.version - row.oldest
         columns |= {"batch": batch.b, "version": batch.version, "staleness": age, "importance_weight": weight}
+        replayed = (one.weight for one in batch.replay.drawn if one.group == row.group)
+        columns |= {"replay_weight": next(replayed, None)}
         columns |= {"fixed_at": batch.fixed_at, "finished_at": batch.finished_at}
     return columns
 
@@ -96,7 +99,8 @@ def _issued_at(evidence: Evidence, row: TrajectoryRow) -> float | None:
 TYPES = {
     "int64": ("branch", "group", "index", "attempt", "draw", "batch", "version", "staleness", "policy_tokens", "tokens",
               "turns"),
-    "float64": ("importance_weight", "group_weight", "reward", "issued_at", "received_at", "fixed_at", "finished_at"),
+    "float64": ("importance_weight", "group_weight", "replay_weight", "reward", "issued_at", "received_at", "fixed_at",
+                "finished_at"),
     "string": ("actor", "task", "state", "reason", "env", "stop_reason", "digest"),
     "bool_": ("payload",),
     "int64s": ("versions", "version_tokens"),

@@ -59,7 +59,7 @@ def test_what_cannot_work_is_refused() -> None:
     assert CURRICULA["learnability"] is Learnability
     with pytest.raises(ConfigError, match=r"data\.source has no end: use levels"):
         Learnability()
-    with pytest.raises(ConfigError, match="explore 2, decay"):
+    with pytest.raises(ConfigError, match=r"explore 2, decay 0\.5"):
         Learnability(explore=2, train_size=4)
-    with pytest.raises(ConfigError, match="counts of 4 tasks and data.source has 5"):
+    with pytest.raises(ConfigError, match=r"counts of 4 tasks and data\.source has 5"):
         Learnability(train_size=5).restore(Learnability(train_size=4).state())
