@@ -60,6 +60,11 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
             f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: group scores "
             "compare episodes of environments only. Remove env.group_score."
         )
+    if config.env.compact:
+        raise ConfigError(
+            f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
+            "and is the one that can sum it up. Remove env.compact."
+        )
     if config.env.workers != "async":
         raise ConfigError(
             f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
@@ -74,7 +79,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     agent = functools.partial(make, **_options(config))
     async with (
         EndpointServer(config.model.path, limits.max_tokens, config.actors.constraints) as endpoint,
-        Clients(config.actors.episode_s) as clients,
+        Clients(config.actors.most_episode_s) as clients,
     ):
         yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))
 
@@ -110,7 +115,7 @@ def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[
 
 def _group_scores(config: Config, score: GroupScore) -> GroupScores:
     env = config.env
-    return GroupScores(score, env.group_score_weight, env.call_s, config.actors.episode_s, env.max_reward)
+    return GroupScores(score, env.group_score_weight, env.call_s, config.actors.most_episode_s, env.max_reward)
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:

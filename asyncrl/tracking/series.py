@@ -123,6 +123,9 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
     *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
+    *_total("throughput/compactions", "rows", "rows that ended with a summary of the conversation (env.compact)"),
+    *_total("throughput/compacted_from", "tokens", "length of the rows that ended with a summary"),
+    *_total("throughput/compacted_to", "tokens", "length of the prompts that began from a summary"),
     *_total(
         "throughput/ignored_constraints", "requests", "requests of agents whose constraints on sampling were ignored"
     ),
