@@ -183,7 +183,7 @@ def test_what_cannot_be_hosted_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"env.workers is threads and env.name .* an agent"):
         stage(config("threads", name=f"{__name__}:agent"), scenario)
-    with pytest.raises(ConfigError, match=r"env.compact is 0.4 and env.name .* an agent: it keeps its own conversation"):
+    with pytest.raises(ConfigError, match=r"env.compact is 0.4 and env.name .* an agent: it keeps its own"):
         stage(Config(env=EnvConfig(name=f"{__name__}:agent", compact=0.4)), scenario)
 
 
