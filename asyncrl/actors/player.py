@@ -46,8 +46,9 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
+                progress.env = name_of(ticket.task)
                 result = await play(ticket, make_env, engine, renderer, limits_of(ticket.task), progress)
-                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=name_of(ticket.task))
+                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=progress.env)
                 if scores is None or ticket.kind == "eval":
                     return trajectory
                 answer = GroupAnswer(result.messages, result.reward, result.rewards)

@@ -59,6 +59,8 @@ class Status:
             "throughput/slots": float(limit),
             "throughput/slots_busy": self._tickets.busy / limit,
             "throughput/kv_use": stats["kv_use"],
+            **dict(counts.environments.series("throughput/environment_episodes", "throughput/environment_s")),
+            **dict(counts.tools.series("throughput/tool_calls", "throughput/tool_s")),
             "weights/held_version": float(self._engine.held_version[1]),
             "weights/load_s": self._updates.load_s,
             "weights/paused_share": min(1.0, (paused_s - paused_before) / max(now - then, 1e-9)),

@@ -48,7 +48,9 @@ async def play(
     The last assistant message is passed to the environment even if a limit cut it short, so that the environment scores
     every trajectory.
     """
-    env = GuardedEnv(make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"))
+    env = GuardedEnv(
+        make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"), progress.tools.add
+    )
     try:
         said = Conversation(Rendering(renderer, limits), progress)
         return await _Episode(ticket, env, engine, said, renderer.stop_token_ids, limits, progress).run()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from asyncrl.actors.engines.protocol import Sampling
 from asyncrl.actors.episodes.compaction import REQUEST, Compaction
+from asyncrl.actors.spent import Spent
 from asyncrl.config import Config
 from asyncrl.trajectory import Row, Ticket
 
@@ -84,6 +85,10 @@ class Progress:
     """Tokens of the rows that ended with a summary."""
     compacted_to: int = 0
     """Tokens of the prompts that began from one."""
+    env: str = ""
+    """The name under which the environment is counted."""
+    tools: Spent = field(default_factory=Spent)
+    """The tools that the environment called."""
     ignored_constraints: int = 0
     """Requests of an agent whose constraints on sampling were ignored."""
     seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
