@@ -40,6 +40,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     name, limits = config.env.name, EpisodeLimits.of(config)
     make = _chosen(config)
     if not is_agent(make):
+        limits.compaction.check(renderer, limits.max_tokens, limits.max_new_tokens)
         name_of, limits_of = _by_env(config, make)
         score = open_group_score(config)
         scores = None if score is None else _group_scores(config, score)

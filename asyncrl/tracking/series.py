@@ -129,9 +129,7 @@ _TABLE: list[Series] = [
     *_total("throughput/compacted_to", "tokens", "length of the prompts that began from a summary"),
     *_total("throughput/environment_episodes/{env}", "episodes", "episodes that ended, by environment"),
     *_total("throughput/environment_s/{env}", "s", "seconds of these episodes in their environment"),
-    *_total(
-        "throughput/tool_calls/{tool}", "calls", "calls of a tool, by name; `other` after 50 names"
-    ),
+    *_total("throughput/tool_calls/{tool}", "calls", "calls of a tool, by name; `other` after 50 names"),
     *_total("throughput/tool_s/{tool}", "s", "seconds of these calls"),
     *_total(
         "throughput/ignored_constraints", "requests", "requests of agents whose constraints on sampling were ignored"

@@ -9,10 +9,13 @@ is context. The environment hears neither the request nor the summary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Message
+from asyncrl.errors import ConfigError
 
 REQUEST = (
     "The conversation is close to its limit of length and will be replaced by a summary that you write now. Write down "
@@ -31,6 +34,18 @@ class Compaction:
     max_turns: int
     """`env.max_turns`; the summary is one of them."""
     request: str = REQUEST
+
+    def check(self, renderer: Renderer, max_tokens: int, max_new_tokens: int) -> None:
+        """Raises ConfigError if a row that has reached `from_tokens` has no room for the request and a summary."""
+        if math.isinf(self.from_tokens):
+            return
+        needed = len(renderer.render_initial([{"role": "user", "content": self.request}], [])) + max_new_tokens
+        if (left := max_tokens - math.ceil(self.from_tokens)) < needed:
+            raise ConfigError(
+                f"env.compact leaves {left} of env.max_tokens = {max_tokens} tokens, but the request and a summary of "
+                f"actors.max_new_tokens = {max_new_tokens} may need {needed}: lower env.compact, or give a shorter "
+                "env.compact_request."
+            )
 
     def due(self, tokens: int, turns: int) -> bool:
         """Whether a row of `tokens` tokens ends with a summary after `turns` turns: not where the summary would leave

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from asyncrl.actors.counts import Counts
 from asyncrl.actors.envs.protocol import Turn
+from asyncrl.actors.episodes.compaction import Compaction
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -73,6 +75,14 @@ def test_no_summary_where_no_turn_is_left_to_use_it() -> None:
     t = run(env, saying("a", "b", "c"), replace(COMPACT, max_turns=3, max_tokens=200))
     assert [m["last"] for m in env.heard] == [False, False, True]
     assert len(t.rows) == 1
+
+
+def test_a_request_for_which_a_row_has_no_room_is_refused() -> None:
+    room = Compaction(50.0, 6, "x" * 80)
+    room.check(FakeRenderer(), 200, 10)
+    with pytest.raises(ConfigError, match=r"leaves 40 of env.max_tokens = 90 tokens, but .* may need 97: lower"):
+        room.check(FakeRenderer(), 90, 10)
+    replace(room, from_tokens=math.inf).check(FakeRenderer(), 90, 10)
 
 
 @pytest.mark.parametrize(
