@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from asyncrl.buffer import batches
 from asyncrl.buffer.ledger.records import NOTHING
 from asyncrl.buffer.replaying import draw
 from asyncrl.buffer.tickets.places import Places
-from tests.audit.simulated import replayed
+from tests.audit.simulated import Simulated, replayed
+from tests.buffer.fakes import learner
 
 
 def drawing(change: Callable[[Any], Any], groups: Callable[[list[Any]], list[Any]] = lambda groups: groups) -> Any:
@@ -45,3 +48,30 @@ def test_what_was_drawn_otherwise_is_named(what: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr(*changed)
     said = [str(violation) for violation in violations(replayed(tmp_path).evidence())]
     assert any(text.startswith("replays: ") and says in text for text in said), said
+
+
+def test_a_group_that_was_generated_again_is_not_judged_by_what_it_had_before(tmp_path: Path) -> None:
+    """It ended as stale, a branch brought it back unused, and a power cut took it: it has newer tokens now."""
+    run = Simulated(tmp_path, max_uses=3)
+    tickets = run.issue(4)
+    for ticket in tickets:
+        run.put(ticket)
+    run.step()
+    run.rounds(2)
+    assert {row[0] for row in run.buffer.database.read("SELECT grp FROM retired WHERE why = 'stale'")} >= {0}
+    run.fork(0, 0)
+    run.buffer.commit(0)
+    run.buffer.database.close()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
+        where = "SELECT segment, start FROM trajectories WHERE grp = 0 AND idx = 0"
+        segment, start = db.execute(where).fetchone()
+        assert db.execute("SELECT state, uses FROM groups WHERE number = 0").fetchone() == ("waiting", 0)
+    with (tmp_path / "payloads" / f"{segment:08d}.segment").open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff")
+    run.buffer = run.open()
+    assert run.buffer.lost_to_disk == 1
+    run.incarnation = learner(run.buffer, branch=1)
+    run.rounds(3)
+    said = [str(v) for v in violations(run.evidence()) if v.check in ("replays", "drops", "uses", "equation")]
+    assert said == []

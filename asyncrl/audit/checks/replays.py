@@ -69,10 +69,21 @@ class _Used:
         """Whether this branch begins at batch b and released a batch that held the group."""
         return self.ledger.branches[branch].fork_batch == b and number in self._back.get(branch, ())
 
-    def lost(self, group: GroupRow) -> bool:
-        """Whether a power cut took one of its trajectories."""
-        keys = ((group.number, index) for index in range(group.size))
-        return any(a.ended == "lost" for key in keys for a in self.ledger.attempts.get(key, ()))
+    @cached_property
+    def lost(self) -> set[int]:
+        """Groups of which a power cut took a trajectory."""
+        attempts = self.ledger.attempts
+        return {number for (number, _), of_it in attempts.items() if any(a.ended == "lost" for a in of_it)}
+
+    def other_then(self, number: int, branch: int) -> bool:
+        """Whether it may have had other trajectories on this branch: a later one brought it back as if it had not been
+        used, and a power cut then took some of it, which were generated again."""
+        return number in self.lost and any(number in back for later, back in self._back.items() if later > branch)
+
+    def known(self, batch: BatchRow) -> bool:
+        """Whether the used groups of that time have the trajectories that they had."""
+        changed = (n for n in self.lost if self.other_then(n, batch.branch))
+        return not any(self.was_used(n, batch.branch, batch.b) for n in changed)
 
     def version(self, branch: int, b: int) -> int:
         """The learner's before batch b."""
@@ -180,7 +191,7 @@ def draws_are_of_their_batch(used: _Used, _: Rules) -> Iterator[str]:
 def batches_replay_what_the_seed_draws(used: _Used, rules: Rules) -> Iterator[str]:
     """The used groups that a batch got are drawn again: the same candidates, chances, weights; its others are new."""
     for batch in used.ledger.batches:
-        if _done_again(used, batch):
+        if _done_again(used, batch) or not used.known(batch):
             continue
         expected = [used.drawn_again(batch, r) for r in rules]
         fits = [r for r, again in zip(rules, expected, strict=True) if _alike(again, batch.replay)]
@@ -237,7 +248,9 @@ def ends_have_their_reason(used: _Used, rules: Rules) -> Iterator[str]:
     """It was too old, its bytes are gone, or it was the oldest used one when one had to yield under `buffer.replay`."""
     for row in used.ledger.tables["retired"]:
         group = used.ledger.groups.get(row["grp"])
-        if group is not None and not any(_reason_holds(used, row, group, r) for r in rules):
+        if group is None or used.other_then(group.number, row["branch"]):
+            continue
+        if not any(_reason_holds(used, row, group, r) for r in rules):
             yield f"group {group.number} is recorded as {row['why']} at batch {row['batch']}, and that does not follow"
 
 
@@ -246,7 +259,9 @@ def _reason_holds(used: _Used, row: dict[str, Any], group: GroupRow, r: Bounds) 
     if row["why"] == "stale":
         return over_age(used.ledger, group, version, r)
     if row["why"] == "no_payload":
-        return not group.payload and (used.lost(group) or used.brought_back(group.number, row["branch"], row["batch"]))
+        return not group.payload and (
+            group.number in used.lost or used.brought_back(group.number, row["branch"], row["batch"])
+        )
     if row["why"] != "yielded" or r.replay is None:
         return False
     point = (row["branch"], row["batch"], row["serial"])
