@@ -63,15 +63,20 @@ def test_a_group_that_was_generated_again_is_not_judged_by_what_it_had_before(tm
     run.buffer.commit(0)
     run.buffer.database.close()
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
-        where = "SELECT segment, start FROM trajectories WHERE grp = 0 AND idx = 0"
-        segment, start = db.execute(where).fetchone()
+        stored = db.execute("SELECT segment, start FROM trajectories WHERE grp = 0").fetchall()
         assert db.execute("SELECT state, uses FROM groups WHERE number = 0").fetchone() == ("waiting", 0)
-    with (tmp_path / "payloads" / f"{segment:08d}.segment").open("r+b") as file:
-        file.seek(start)
-        file.write(b"\xff")
+    for segment, start in stored:
+        with (tmp_path / "payloads" / f"{segment:08d}.segment").open("r+b") as file:
+            file.seek(start)
+            file.write(b"\xff")
     run.buffer = run.open()
-    assert run.buffer.lost_to_disk == 1
+    assert run.buffer.lost_to_disk == 2
     run.incarnation = learner(run.buffer, branch=1)
+    held = run.issue(2)
+    assert {ticket.id.group for ticket in held} == {0}
+    run.rounds(1)
+    run.buffer.release("actor-0", [(ticket.id, ticket.attempt) for ticket in held])
     run.rounds(3)
+    assert run.buffer.ledger.load(0).oldest == 1
     said = [str(v) for v in violations(run.evidence()) if v.check in ("replays", "drops", "uses", "equation")]
     assert said == []
