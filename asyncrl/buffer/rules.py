@@ -9,6 +9,7 @@ from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config, resuming
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.errors import ConfigError
+from asyncrl.kept_ids import MAX_KEPT
 from asyncrl.plugins import resolve
 
 
@@ -65,6 +66,8 @@ class Rules:
     """Most episodes of one actor."""
     row_tokens: int = 1 << 31
     """Most tokens of one row."""
+    max_kept: int = MAX_KEPT
+    """Most kept ids of one token."""
     settings: str = "{}"
     """JSON: what decides the result of a training step (`asyncrl.config.resuming`)."""
 
@@ -114,5 +117,6 @@ class Rules:
             ranks=c.learner.ranks,
             slots=c.actors.most_slots,
             row_tokens=c.env.max_tokens + c.actors.max_new_tokens,
+            max_kept=c.actors.max_kept,
             settings=resuming.text(c),
         )

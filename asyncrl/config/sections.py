@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
+from asyncrl.kept_ids import MAX_KEPT
+
 
 class Section(BaseModel):
     """The base of every section: unknown fields are refused, values are frozen, docstrings describe the fields."""
@@ -102,9 +104,17 @@ class ActorsConfig(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the learner divides its logits by it too."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; below 1 requires `learner.unsafe`, because engines renormalise differently."""
+    """Nucleus sampling: only the most probable tokens that together reach this probability. Below 1 the kept ids travel
+    with each token, which not every engine gives (docs/how-to/engines.md)."""
     top_k: int = Field(0, ge=0)
-    """Top-k sampling, 0 is off; above 0 requires `learner.unsafe`."""
+    """Top-k sampling: only so many of the most probable tokens, 0 is off; above 0 as `top_p` below 1."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Min-p sampling: only tokens of at least this share of the largest probability, 0 is off; above 0 as `top_p` below
+    1."""
+    max_kept: int = Field(256, ge=0, le=MAX_KEPT)
+    """Most kept ids that are recorded of one token under `top_p`, `top_k` or `min_p`; a token for which more are left
+    carries no loss (`correction/beyond_max_kept`). 0: none are recorded, the learner's logprobs are over the whole
+    vocabulary, and `learner.unsafe` is required."""
     max_new_tokens: int = Field(128, ge=1)
     """Maximum of tokens in one assistant turn."""
     tool_calls: str = "hermes"
@@ -132,6 +142,11 @@ class ActorsConfig(Section):
     resume_episodes: bool = False
     """When an actor stops, hand back unfinished episodes whose environment was not stepped yet, with the tokens sampled
     so far; the next actor continues them (docs/how-to/engines.md). Otherwise they start over."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether fewer tokens than the vocabulary holds can be sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def most_slots(self) -> int:

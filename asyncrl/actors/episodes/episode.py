@@ -22,6 +22,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from asyncrl.actors.engines.kept import generate
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
@@ -118,7 +119,7 @@ class _Episode:
         began = self._progress.at
         try:
             if self._turns:
-                generation = await self._engine.generate(request, row.ids, sampling)
+                generation = await generate(self._engine, request, row.ids, sampling)
             else:
                 generation = await first_turn(self._engine, request, row.ids, sampling, ticket.prefix, self._progress)
         finally:
