@@ -52,8 +52,8 @@ async def first_turn(
 
 def _usable(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Generation | None:
     """The sampled tokens of `prefix`; None if its prompt differs (the environment now resets to another), or if they
-    already complete the turn (the limits have changed), or if they were sampled with kept ids and the rest will not be,
-    or the other way round."""
+    already complete the turn (the limits have changed), or if they have kept ids and the rest will not, or the other
+    way round, or more of them than are recorded now."""
     if prefix is None:
         return None
     at = int(prefix.mask.argmax())
@@ -61,6 +61,8 @@ def _usable(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Ge
     if prefix.token_ids[:at].tolist() != list(prompt) or len(ids) >= sampling.max_new_tokens:
         return None
     if np.isin(ids, sampling.stop_token_ids).any() or (prefix.kept is None) != (sampling.max_kept == 0):
+        return None
+    if prefix.kept is not None and prefix.kept.counts.max() > sampling.max_kept:
         return None
     return Generation(ids, prefix.logprobs[at:], prefix.versions[at:], "abort", kept=prefix.kept)
 
