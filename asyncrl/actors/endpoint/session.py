@@ -157,7 +157,7 @@ class Session:
             sampling = replace(sampling, max_new_tokens=min(longest, asked.max_new_tokens))
         began = self._progress.clock()
         generation = await generate(self._engine, f"{t.id}-{t.attempt}/{number}", prompt, sampling)
-        self._progress.tokens += len(generation.token_ids)
+        self._progress.sampled(len(generation.token_ids))
         if generation.stop_reason == "abort":
             raise EpisodeFailed("aborted", f"{t.id} in request {number}")
         return TurnCost(generation, self._progress.clock() - began)
