@@ -105,10 +105,6 @@ class _Episode:
                 return "length"
             if last:
                 return "max_turns"
-            if not turn.messages:
-                raise EpisodeFailed(
-                    "env_error", "environment.step returned no messages although the episode is not done"
-                )
             row = await self._continue(row, turn, closed=stopped)
 
     async def _generate(self, row: OpenRow) -> Generation:
