@@ -23,6 +23,7 @@ import zmq
 from asyncrl import redaction
 from asyncrl.sockets import Listener
 from asyncrl.tracking import messages
+from asyncrl.tracking.eval_events import Told
 from asyncrl.tracking.report.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink, jsonl
 from asyncrl.tracking.spans import SpanLog
@@ -64,6 +65,7 @@ class Collector:
         self.malformed = 0
         self._closed = False
         self._events: list[Event] = []
+        self._told = Told(run.path / "events.jsonl")
         self._usage = Usage()
         self._usage_at = 0.0
         self._jsonl: Sink | None = jsonl.JsonLines(run)
@@ -222,7 +224,7 @@ class Collector:
         self._events.append(event)
         if event.kind == "step":
             self._record(int(event.fields["step"]), event.t)
-        elif event.kind != "waiting":
+        elif event.kind != "waiting" and not self._told.again(event.kind, event.fields):
             self._spread(event)
 
     def _refuse(self, error: Exception) -> None:

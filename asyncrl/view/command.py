@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import RunError
+from asyncrl.process.priority import lower_this_process
 from asyncrl.run_folder import RunFolder
 from asyncrl.view.index import Index
 from asyncrl.view.run import ViewedRun
@@ -24,7 +25,6 @@ from asyncrl.view.table import Key
 
 _EXPORT_BYTES = 48 << 20
 """Of the trajectories in an exported page."""
-_NICE = 10
 _NO_BROWSER = "No browser could be opened here: open the address above in one, over ssh -L if it is elsewhere."
 
 
@@ -44,7 +44,7 @@ def view(folders: Sequence[Path], *, port: int, browser: bool, export: Path | No
 
 
 def serve(runs: Sequence[ViewedRun], port: int, browser: bool) -> None:
-    os.nice(_NICE)  # a live run goes first
+    lower_this_process()
     server = Server(runs, port)
     try:
         thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="http", daemon=True)

@@ -127,8 +127,8 @@ class EvalSets:
         if not self.is_open:
             self.players.heard(now, actor)
             return False
-        leased = any(lease.eval and lease.actor == actor for lease in self._leases)
-        wanted = any(each.wanted for each in self._open.values())
+        held = self._leases.evals  # every such lease is of an episode that an open set still lacks
+        leased, wanted = actor in held, held.total() < sum(each.total - each.finished for each in self._open.values())
         return self.players.plays(now, actor, wanted, leased) or self.everyone
 
     def issue(self, now: float, actor: str, held: Version, credits: int) -> tuple[list[Ticket], str]:
