@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.config.choosing import impossible_choices
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
@@ -39,6 +40,7 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
+    problems += impossible_choices(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
     problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     if c.actors.max_new_tokens >= c.env.max_tokens:

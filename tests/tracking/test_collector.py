@@ -23,7 +23,7 @@ from tests.tracking.fake_run import fake_run
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(collector_module, "write_report", lambda run, hurry: run.report.touch())
+    monkeypatch.setattr(collector_module, "write_report", lambda run, hurry, notes: run.report.touch())
     made = []
 
     def collector(sinks=("jsonl",), run=None, **options):
