@@ -31,8 +31,7 @@ def stops_follow_from_a_result(ledger: LedgerRows, rules: Rules) -> Iterator[str
 
 
 def stops_are_at_the_end_of_their_line(ledger: LedgerRows, _: Rules) -> Iterator[str]:
-    """A stop is at the version of its batch, which was never fixed; a later branch from there, or from before, voids
-    it."""
+    """A stop is at the version of its batch, which was never fixed; a later branch from there or before voids it."""
     for row in ledger.tables["stops"]:
         before = ledger.batch_of(row["branch"], row["batch"] - 1) if row["batch"] else None
         version = 0 if not row["batch"] else None if before is None else before.version_after

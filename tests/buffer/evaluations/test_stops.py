@@ -149,5 +149,11 @@ def test_the_audit_bears_stops_and_misses_none(tmp_path: Path) -> None:
     evidence = made.evidence()
     assert list(violations(evidence)) == []
     assert [(row["batch"], row["released"]) for row in evidence.ledger.tables["stops"]] == [(2, 1), (3, 0)]
+    evals = evidence.ledger.tables["evals"]
+    evals.append(next(row for row in evals if row["state"] == "skipped") | {"serial": len(evals) + 1})
+    assert [v.what for v in violations(evidence) if v.check == "evaluations"] == [
+        "set dev is skipped 2 times at version 3 of branch 1"
+    ]
+    evals.pop()
     evidence.ledger.tables["stops"].clear()
     assert "the run was to stop before it: set dev reached" in "".join(map(str, violations(evidence)))
