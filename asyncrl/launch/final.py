@@ -53,7 +53,7 @@ def deadline_s(config: Config) -> float:
     """Within which even the longest episodes end, each repeated as often as it may be."""
     held_out = next(each for each in every_set(config) if each.name == config.eval.final)
     turns = math.ceil(held_out.tasks * held_out.per_task / config.actors.most_slots)
-    return config.launch.start_s + turns * (config.env.retries + 1) * config.actors.episode_s
+    return config.launch.start_s + turns * (config.env.retries + 1) * config.actors.most_episode_s
 
 
 def _said(log: Path, code: int) -> str:

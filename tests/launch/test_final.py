@@ -54,7 +54,8 @@ def test_the_set_is_played_by_the_command_and_its_failure_names_it(run: RunFolde
     assert "no config.json in it or in its hf/" in ended.why
     by_hand = f"by hand: asyncrl eval --config {run.config} --checkpoint {run.exports}/step-000003 --set test --out"
     assert by_hand in ended.why
-    assert final.deadline_s(config) == config.launch.start_s + 4 * 2 * 10.0, "15 episodes in 4 slots, each twice"
+    longest_s = config.actors.most_episode_s
+    assert final.deadline_s(config) == config.launch.start_s + 4 * 2 * longest_s, "15 episodes in 4 slots, each twice"
 
 
 def test_an_interrupt_ends_it(run: RunFolder) -> None:
