@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config, resuming
+from asyncrl.config.choosing import Choosing
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.errors import ConfigError
 from asyncrl.kept_ids import MAX_KEPT
@@ -61,6 +62,7 @@ class Rules:
     eval_reserved: int = 0
     """Actors that play evaluations only (`actors.eval`)."""
     eval_share: float = 0.25
+    choosing: Choosing = field(default_factory=Choosing)
     ranks: int = 1
     slots: int = 64
     """Most episodes of one actor."""
@@ -114,6 +116,7 @@ class Rules:
             eval_every=c.eval.every,
             eval_reserved=c.actors.eval,
             eval_share=c.eval.share,
+            choosing=Choosing.of(c),
             ranks=c.learner.ranks,
             slots=c.actors.most_slots,
             row_tokens=c.env.max_tokens + c.actors.max_new_tokens,

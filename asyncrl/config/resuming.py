@@ -48,8 +48,8 @@ _FREE: Mapping[str, str] = {
     "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints "
     "gpu_memory",
     "weights": "every kv drain channel full_every fanout",
-    "eval": "tasks samples greedy success sets every share",
-    "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb",
+    "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
+    "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
     "memory_check seed",
     "ray": "address cpus resources environment",

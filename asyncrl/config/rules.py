@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.config.choosing import impossible_choices
 from asyncrl.config.episode_rules import of_episodes
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
@@ -41,6 +42,7 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_episodes(c) + of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
+    problems += impossible_choices(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
     problems += of_sampling(c)
     problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)

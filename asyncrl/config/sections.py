@@ -269,6 +269,17 @@ class EvalConfig(Section):
     shows. Empty: one set, `held_out`, of the fields above."""
     every: int = Field(0, ge=0)
     """Training steps from one evaluation during the run to the next; 0: only before the first and after the last."""
+    stop_at: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    """The run ends when the success of one of these sets reaches its value: `{SET: value}`. The sampled success counts;
+    `SET/greedy` names the greedy one."""
+    patience: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """The run ends when so many evaluations of one of these sets have not exceeded its best success: `{SET:
+    evaluations}`, or `SET/greedy`."""
+    keep_best: str = ""
+    """The set, or `SET/greedy`, by whose success the best weights are kept: each evaluation step writes an export in
+    `RUN/exports`, and the best one stays. Empty: none is written."""
+    final: str = ""
+    """A set of `sets` that is played after the end only, with the best export of `keep_best`; empty: none."""
     share: float = Field(0.25, gt=0, le=1)
     """With no actor reserved (`actors.eval`), the share of the actors that may play an evaluation during the run, at
     least one; the others go on training."""
@@ -290,7 +301,11 @@ class TrackingConfig(Section):
     """Groups of each training step that are kept as samples, with their text and what the loss made of every token, in
     `RUN/rollouts` (docs/how-to/view.md); 0: none."""
     rollouts_mb: float = Field(256.0, gt=0)
-    """Bound on the size of all samples; past it sampled steps are removed, evenly over the run."""
+    """Bound on the size of all samples; past it sampled steps are removed, evenly over the run. Those of `held_out`
+    have a bound of this size of their own."""
+    held_out: int = Field(4, ge=0)
+    """Tasks of each held-out set, the first ones, whose answers are kept at every evaluation, in
+    `RUN/rollouts/held_out` (docs/how-to/view.md); 0: none."""
 
 
 class RayConfig(Section):

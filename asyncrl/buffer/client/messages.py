@@ -174,6 +174,10 @@ class EvalReply:
     """What the open sets wait for."""
     failed: bool = False
     """They will not be done, for the reason `why`: the run ends."""
+    best: tuple[int, int, float] | None = None
+    """Branch and version of the best weights so far, and their success, by `eval.keep_best`."""
+    undecided: Sequence[tuple[int, int]] = ()
+    """Branch and version of weights that may become the best: they are being evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
