@@ -22,7 +22,7 @@ from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "replays", "retired", "uses",
+    "published", "replays", "retired", "stops", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 

@@ -27,6 +27,7 @@ from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config, resuming
+from asyncrl.config.choosing import Choosing
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import readable
@@ -93,6 +94,7 @@ class Bounds:
     eval_every: int = 0
     replay: Replaying | None = None
     data_seed: int = 0
+    choosing: Choosing = field(default_factory=Choosing)
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -118,6 +120,7 @@ class Bounds:
             eval_every=c.eval.every,
             replay=Replaying.of(c),
             data_seed=c.data.seed,
+            choosing=Choosing.of(c),
         )
 
 

@@ -23,9 +23,9 @@ def history(
 
 
 def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """Batches, starts, checkpoints, evaluations, ends of used groups, states of the curriculum are numbered from 1."""
-    keys = {"batches": "serial", "incarnations": "incarnation", "checkpoints": "serial", "evals": "serial"}
-    keys |= {"retired": "serial"}
+    """Batches, starts, checkpoints, evaluations, stops, curriculum states, ends of used groups are numbered from 1."""
+    keys = dict.fromkeys(("batches", "checkpoints", "evals", "retired", "stops"), "serial")
+    keys |= {"incarnations": "incarnation"}
     numbers = {table: [row[key] for row in ledger.tables[table]] for table, key in keys.items()}
     for table, found in (numbers | {"curriculum": list(ledger.curriculum)}).items():
         if sorted(found) != list(range(1, len(found) + 1)):
