@@ -110,7 +110,9 @@ def make_run(folder: Path, text: TokenText | None = None, sections: dict[str, An
         samples=None if text is None else Samples(run.rollouts, TrackingConfig(rollouts=99), lambda: text),
     )
     try:
-        with fake_actor(run, "actor-0", tickets=STEPS * config.learner.groups_per_step * config.learner.group_size):
+        with fake_actor(
+            run, "actor-0", tickets=config.learner.steps * config.learner.groups_per_step * config.learner.group_size
+        ):
             learner.run(resume=False)
     finally:
         process.close()
