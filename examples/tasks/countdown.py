@@ -38,8 +38,8 @@ def value(answer: str) -> tuple[list[int], int] | None:
 
 
 class Tasks(DrawnTasks):
-    """Three numbers, the largest first, and a target belong by a hash to training or to the held-out tasks, whatever the
-    seed."""
+    """Three numbers, the largest first, and a target: by a hash they belong to training or to the held-out tasks,
+    whatever the seed."""
 
     def __init__(self, seed: int = 0, held_out_size: int = 200) -> None:
         super().__init__(held_out_size)
