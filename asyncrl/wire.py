@@ -16,6 +16,8 @@ import numpy as np
 
 from asyncrl.trajectory import (
     CONTEXT,
+    MAX_PARTS,
+    MAX_TURNS_RECORDED,
     Attempt,
     Branch,
     GroupIndex,
@@ -27,13 +29,15 @@ from asyncrl.trajectory import (
     TicketId,
     Trajectory,
     TurnRecord,
+    TurnReward,
 )
 
 Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
+MAX_TRAJECTORY_HEADER_BYTES = 16 << 20
+"""Of one with as many turns as are recorded, and a state key at each."""
 MAX_ROWS = 4096
-MAX_TURN_RECORDS = 1 << 16
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
 _DTYPES = [np.dtype(dtype) for _, dtype in _ARRAYS]
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
@@ -47,7 +51,7 @@ class WireError(ValueError):
 _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """Largest number in a record: the ledger sums them over a run, and SQLite refuses sums above 63 bits."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=1024)]
+_Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=MAX_PARTS)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
@@ -67,8 +71,9 @@ class _Header(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     timings: _Numbers
     metrics: _Numbers
-    turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURN_RECORDS)] = ()
+    turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURNS_RECORDED)] = ()
     logged: LogHead | None = None
+    turn_rewards: Annotated[tuple[TurnReward, ...], msgspec.Meta(max_length=MAX_TURNS_RECORDED)] = ()
 
 
 _HEADERS = msgspec.msgpack.Decoder(_Header)
@@ -108,11 +113,28 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         "timings": {k: float(v) for k, v in t.timings.items()},
         "metrics": {k: float(v) for k, v in t.metrics.items()},
     }
-    if len(t.turn_records) <= MAX_TURN_RECORDS:  # an episode is not lost for what was measured about it
+    if len(t.turn_records) <= MAX_TURNS_RECORDED:  # an episode is not lost for what was measured about it
         header["turn_records"] = [msgspec.structs.astuple(record) for record in t.turn_records]
     if t.logged is not None:
         header["logged"] = msgspec.structs.astuple(t.logged)
-    return [pack(header), *(frame for row in t.rows for frame in encode_row(row))]
+    packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=True)})
+    if len(packed) > MAX_TRAJECTORY_HEADER_BYTES:  # nor for the parts of its turns' rewards
+        packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=False)})
+    return [packed, *(frame for row in t.rows for frame in encode_row(row))]
+
+
+def _turn_rewards(t: Trajectory, *, parts: bool) -> list[tuple[Any, ...]]:
+    if len(t.turn_rewards) > MAX_TURNS_RECORDED:
+        return []
+    return [
+        (
+            float(turn.reward),
+            [(span.row, span.start, span.tokens) for span in turn.spans],
+            turn.state,
+            {name: float(value) for name, value in turn.rewards.items()} if parts else {},
+        )
+        for turn in t.turn_rewards
+    ]
 
 
 def encode_row(row: Row) -> list[Frame]:
@@ -142,8 +164,11 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     if len(frames) != 1 + len(_ARRAYS) * len(header.lengths):
         raise WireError(f"{len(header.lengths)} rows need {1 + 4 * len(header.lengths)} frames, got {len(frames)}")
     rows = tuple([_row(n, frames[1 + 4 * i : 5 + 4 * i], f"rows[{i}]") for i, n in enumerate(header.lengths)])
-    if not any([np.count_nonzero(row.mask) for row in rows]):
+    sampled = sum([int(np.count_nonzero(row.mask)) for row in rows])
+    if not sampled:
         raise WireError("no token of the trajectory was sampled by the policy")
+    if header.turn_rewards:
+        _check_turn_rewards(header, rows, sampled)
     return Trajectory(
         TicketId(*header.id),
         header.attempt,
@@ -160,11 +185,12 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
         header.metrics,
         header.turn_records,
         header.logged,
+        header.turn_rewards,
     )
 
 
 def _trajectory_header(frame: Frame) -> _Header:
-    _check_size(frame, MAX_HEADER_BYTES)
+    _check_size(frame, MAX_TRAJECTORY_HEADER_BYTES)
     try:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -179,6 +205,28 @@ def _trajectory_header(frame: Frame) -> _Header:
             for key, number in numbers.items():
                 _number(number, f"{name}.{key}")
     return header
+
+
+def _check_turn_rewards(header: _Header, rows: Sequence[Row], sampled: int) -> None:
+    """Raises WireError unless the spans hold each of the `sampled` policy tokens once, in every row in the order of the
+    turns, and the turns' rewards sum to the reward up to rounding."""
+    turns = header.turn_rewards
+    if len(turns) != header.turns:
+        raise WireError(f"turn_rewards has {len(turns)} entries, expected one per turn: {header.turns}")
+    ends, left = [0] * len(rows), sampled
+    for number, turn in enumerate(turns):
+        for span in turn.spans:
+            row, end = span.row, span.start + span.tokens
+            if row >= len(rows) or not ends[row] <= span.start < end <= len(rows[row]):
+                raise WireError(f"turn_rewards[{number}]: {span} is outside of its row, or not behind the span before")
+            if np.count_nonzero(rows[row].mask[span.start : end]) != span.tokens:
+                raise WireError(f"turn_rewards[{number}]: {span} holds a token that the policy did not sample")
+            ends[row], left = end, left - span.tokens
+    if left:
+        raise WireError(f"turn_rewards: {left} of the {sampled} sampled tokens belong to no turn")
+    total, size = sum([turn.reward for turn in turns]), 1.0 + sum([abs(turn.reward) for turn in turns])
+    if not (math.isfinite(size) and abs(total - header.reward) <= 1e-9 * size):
+        raise WireError(f"turn_rewards sum to {total!r}, and reward is {header.reward!r}")
 
 
 def _row(length: int, frames: Sequence[Frame], where: str) -> Row:

@@ -29,7 +29,7 @@ from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
-from asyncrl.actors.episodes.rows import OpenRow
+from asyncrl.actors.episodes.rows import OpenRow, spans
 from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
@@ -83,7 +83,7 @@ class _Episode:
                 raise EpisodeFailed("env_error", detail, Cause("too long")) from error
             stop_reason = "max_tokens"
         rows, env = tuple(row.freeze() for row in self._rows), self._env
-        about = (self._turns, stop_reason, self._messages, self._records)
+        about = (self._turns, stop_reason, self._messages, self._records, env.earned.by_turn(spans(self._rows)))
         return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
 
     async def _take_turns(self) -> StopReason:
