@@ -185,6 +185,7 @@ class TurnReward(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The parts of the turn's reward by name, for the record; they need not sum to it."""
 
 
+_packed = msgspec.msgpack.Encoder().encode
 MAX_TURNS_RECORDED = 1 << 16
 """Turns of an episode with more have neither times nor rewards in the record: the episode is kept all the same."""
 
@@ -253,8 +254,6 @@ class Trajectory:
         h = xxhash.xxh3_128(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode())
         for row in self.rows:
             row.hash_into(h)
-        if len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent
-            for turn in self.turn_rewards:
-                spans = [(span.row, span.start, span.tokens) for span in turn.spans]
-                h.update(f"{float(turn.reward).hex()} {spans} {turn.state!r}".encode())
+        if 0 < len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent
+            h.update(_packed([(float(turn.reward), turn.spans, turn.state) for turn in self.turn_rewards]))
         return h.hexdigest()

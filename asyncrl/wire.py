@@ -164,11 +164,10 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     if len(frames) != 1 + len(_ARRAYS) * len(header.lengths):
         raise WireError(f"{len(header.lengths)} rows need {1 + 4 * len(header.lengths)} frames, got {len(frames)}")
     rows = tuple([_row(n, frames[1 + 4 * i : 5 + 4 * i], f"rows[{i}]") for i, n in enumerate(header.lengths)])
-    sampled = sum([int(np.count_nonzero(row.mask)) for row in rows])
-    if not sampled:
+    if not any([np.count_nonzero(row.mask) for row in rows]):
         raise WireError("no token of the trajectory was sampled by the policy")
     if header.turn_rewards:
-        _check_turn_rewards(header, rows, sampled)
+        _check_turn_rewards(header, rows)
     return Trajectory(
         TicketId(*header.id),
         header.attempt,
@@ -207,23 +206,23 @@ def _trajectory_header(frame: Frame) -> _Header:
     return header
 
 
-def _check_turn_rewards(header: _Header, rows: Sequence[Row], sampled: int) -> None:
-    """Raises WireError unless the spans hold each of the `sampled` policy tokens once, in every row in the order of the
-    turns, and the turns' rewards sum to the reward up to rounding."""
+def _check_turn_rewards(header: _Header, rows: Sequence[Row]) -> None:
+    """Raises WireError unless the spans hold each policy token once, in every row in the order of the turns, and the
+    turns' rewards sum to the reward up to rounding."""
     turns = header.turn_rewards
     if len(turns) != header.turns:
         raise WireError(f"turn_rewards has {len(turns)} entries, expected one per turn: {header.turns}")
-    ends, left = [0] * len(rows), sampled
+    held, ends = [np.zeros(len(row), np.bool_) for row in rows], [0] * len(rows)
     for number, turn in enumerate(turns):
         for span in turn.spans:
-            row, end = span.row, span.start + span.tokens
-            if row >= len(rows) or not ends[row] <= span.start < end <= len(rows[row]):
+            row, start, end = span.row, span.start, span.start + span.tokens
+            if row >= len(rows) or start < ends[row] or end > len(held[row]):
                 raise WireError(f"turn_rewards[{number}]: {span} is outside of its row, or not behind the span before")
-            if np.count_nonzero(rows[row].mask[span.start : end]) != span.tokens:
-                raise WireError(f"turn_rewards[{number}]: {span} holds a token that the policy did not sample")
-            ends[row], left = end, left - span.tokens
-    if left:
-        raise WireError(f"turn_rewards: {left} of the {sampled} sampled tokens belong to no turn")
+            held[row][start:end] = True
+            ends[row] = end
+    for place, row_held in enumerate(held):
+        if row_held.tobytes() != rows[place].mask.tobytes():
+            raise WireError(f"turn_rewards: the turns' tokens are not those of rows[{place}] that the policy sampled")
     total, size = sum([turn.reward for turn in turns]), 1.0 + sum([abs(turn.reward) for turn in turns])
     if not (math.isfinite(size) and abs(total - header.reward) <= 1e-9 * size):
         raise WireError(f"turn_rewards sum to {total!r}, and reward is {header.reward!r}")
