@@ -47,6 +47,8 @@ class Turn:
     """Key of the state in which `messages` leave the episode, at most 64 bytes (`state_key` makes one of a longer one).
     Turns of one group that begin in the same state have equal keys, others have not. Only compared, by
     `learner.advantage: gigpo`. None: the state has no name."""
+    calls: list[tuple[str, float]] = field(default_factory=list)
+    """The tools that were called, each with its seconds; the slow ones are named in the report."""
 
 
 def state_key(*observed: str | bytes) -> bytes:

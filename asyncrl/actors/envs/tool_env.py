@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,6 +59,7 @@ class ToolEnvironment(Environment):
         self._tool_timeout_s = tool_timeout_s
         self._max_tool_chars = max_tool_chars
         self._turns = 0
+        self._called: list[tuple[str, float]] = []
         self.task: Task = {}
         self.tokens: int | None = None
         """Number of tokens sampled for the current assistant message."""
@@ -82,7 +84,7 @@ class ToolEnvironment(Environment):
         calls = message.get("tool_calls") or []
         last = message.get("last", False) or self._turns == self._max_turns
         if calls and not last:
-            return await self._called(message, calls)
+            return await self._answered(message, calls)
         scored = await self.score(message.get("content") or "")
         if isinstance(scored, tuple):
             scored = Scored(*scored)
@@ -90,14 +92,15 @@ class ToolEnvironment(Environment):
         rewards = dict(scored.parts) or {"score": scored.value}
         return Turn(reward=scored.value, done=True, metrics=metrics, rewards=rewards)
 
-    async def _called(self, message: Message, calls: Sequence[Mapping[str, Any]]) -> Turn:
+    async def _answered(self, message: Message, calls: Sequence[Mapping[str, Any]]) -> Turn:
         """The results of a message's calls, and what the message earns."""
         results = await self._execute(calls)
+        called, self._called = self._called, []
         if self._turn_score is None:
-            return Turn(messages=results)
+            return Turn(messages=results, calls=called)
         scored = await run_score(self._turn_score, self.task, _said(message), self.tokens)
         parts = dict(scored.parts) or {"turn": scored.value}
-        return Turn(messages=results, reward=scored.value, metrics=dict(scored.metrics), rewards=parts)
+        return Turn(messages=results, reward=scored.value, metrics=dict(scored.metrics), rewards=parts, calls=called)
 
     async def score(self, solution: str) -> Scored | tuple[float, dict[str, float]]:
         """(reward, metrics) of the final text; override this for another criterion of success."""
@@ -132,7 +135,7 @@ class ToolEnvironment(Environment):
         tool = next((tool for tool in self.tools if tool.name == name), None)
         if tool is None:
             raise ToolError(f"no tool {name!r}; there are: {', '.join(tool.name for tool in self.tools)}")
-        deadline = asyncio.timeout(self._tool_timeout_s)
+        deadline, began = asyncio.timeout(self._tool_timeout_s), time.monotonic()
         try:
             async with deadline:
                 return await tool(arguments)
@@ -144,6 +147,8 @@ class ToolEnvironment(Environment):
             raise TimeoutError(
                 f"tool {name} did not answer within {self._tool_timeout_s} s (env.options.tool_timeout_s)"
             ) from error
+        finally:
+            self._called.append((name, time.monotonic() - began))
 
 
 def _said(message: Message) -> str:

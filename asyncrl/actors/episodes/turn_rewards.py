@@ -38,6 +38,12 @@ class Earnings:
         self._states.append(key_of(state, "state"))
         self._rewards.append((float(reward), {name: float(value) for name, value in parts.items()}))
 
+    def unheard(self) -> None:
+        """A turn that the environment did not hear, a summary (compaction.py): it earns nothing itself, and the next
+        one is sampled in the state that the answer before it left."""
+        self._rewards.append((0.0, {}))
+        self._states.insert(-1, None)
+
     def by_turn(self, spans: Sequence[Spans]) -> tuple[TurnReward, ...]:
         """`spans`: of each turn."""
         earned = zip(self._rewards, spans, self._states[:-1], strict=True)

@@ -120,7 +120,8 @@ class _Host:
                 await self._envs.pop(number).close()
             return None
         turn = await self._envs[number].step(arg)
-        return {name: getattr(turn, name) for name in ("messages", "reward", "done", "metrics", "rewards", "state")}
+        told = ("messages", "reward", "done", "metrics", "rewards", "state", "calls")
+        return {name: getattr(turn, name) for name in told}
 
 
 def _number(value: Any) -> float:
