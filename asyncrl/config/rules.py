@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
+from asyncrl.config.teacher_rules import learns_from_teacher, of_teacher
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
 
@@ -39,7 +40,7 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
-    problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
+    problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + of_teacher(c)
     problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     if c.actors.max_new_tokens >= c.env.max_tokens:
         problems.append(
@@ -95,7 +96,7 @@ COMPARE = frozenset(("grpo", "dr_grpo", "rloo", "opo"))
 def _alone(c: Tree) -> list[str]:
     learner = c.learner
     kept = learner.unsafe or learner.advantage_options.get("singleton") == "reward"
-    if learner.group_size > 1 or learner.advantage not in COMPARE or kept:
+    if learner.group_size > 1 or learner.advantage not in COMPARE or kept or learns_from_teacher(c):
         return []
     return [
         f"learner.group_size is 1 and learner.advantage {learner.advantage} compares the episodes of a group, so that "
