@@ -30,6 +30,12 @@ def of_teacher(c: Tree) -> list[str]:
             "words is the same whichever was sampled, so that as an advantage it teaches nothing. Set "
             "learner.teacher.over token, or learner.teacher.into loss."
         )
+    if teacher.over == "token" and c.actors.truncated:
+        problems.append(
+            f"learner.teacher.over is token while actors.top_p is {c.actors.top_p}, top_k {c.actors.top_k} and min_p "
+            f"{c.actors.min_p}: the policy's logprobs are then over the ids that each token was drawn from, and the "
+            "teacher's over all. Set learner.teacher.over vocabulary, or top_p 1, top_k 0 and min_p 0."
+        )
     if teacher.coef == 0 and teacher.reward_weight == 0:
         problems.append(
             "learner.teacher.coef and learner.teacher.reward_weight are both 0, so that nothing is learned: set one "

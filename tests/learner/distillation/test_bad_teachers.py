@@ -126,6 +126,13 @@ def test_combinations_that_cannot_work(
         Config.model_validate({"learner": learner | {"teacher": teacher}, "buffer": buffer})
 
 
+def test_truncated_sampling_has_other_logprobs_than_the_teachers() -> None:
+    actors = {"top_p": 0.9}
+    Config.model_validate({"actors": actors, "learner": {"teacher": {"path": "quickstart"}}})
+    with pytest.raises(ValueError, match=r"learner\.teacher\.over is token while actors\.top_p is 0\.9"):
+        Config.model_validate({"actors": actors, "learner": {"teacher": {"path": "quickstart", "over": "token"}}})
+
+
 def test_a_group_of_one_learns_from_a_teacher_and_not_from_rewards() -> None:
     Config.model_validate({"learner": {"group_size": 1, "teacher": {"path": "quickstart"}}})
     with pytest.raises(ValueError, match=r"learner\.group_size is 1"):
