@@ -1,0 +1,73 @@
+"""Makes the played times of the recorded setting equal the recorded ones. Pure.
+
+What was fitted holds for the cores that a role had in the recorded run, and in a play roles that share cores slow each
+other down again. So the speed of the engine and of the step is scaled until a play of the recorded setting shows the
+mean seconds of a turn and of a step that the record has. Nothing else is adjusted: seconds per step, staleness and drops
+of the recorded setting are what the play makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from asyncrl.buffer.rules import Rules
+from asyncrl.config import Config
+from asyncrl.plan.fit import Fit
+from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.setting import Setting, rules_of
+from asyncrl.plan.simulate import Length, Play
+from asyncrl.plan.times import Domain, Times
+from asyncrl.plan.world import Modelled
+
+ROUNDS = 4
+_NEAR = 0.02
+_MOST = 4.0
+"""Largest factor of one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What does not change from setting to setting: config, and who shares cores."""
+
+    config: Config
+    domains: Sequence[Domain]
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        return self.config.actors.threads, self.config.learner.threads
+
+    def rules(self, setting: Setting) -> Rules:
+        return rules_of(self.config, setting)
+
+    def play(self, times: Times, setting: Setting, length: Length, seed: int) -> tuple[Outcome, Modelled]:
+        """Raises ConfigError for a setting that the config's rules refuse."""
+        worlds: list[Modelled] = []
+
+        def world(clock: object) -> Modelled:
+            worlds.append(Modelled(clock, times, self.domains, Random(seed), self.threads))  # type: ignore[arg-type]
+            return worlds[0]
+
+        played = Play(
+            self.rules(setting), setting, world, length,
+            checkpoint_every=self.config.learner.checkpoint_every, renew_s=self.config.buffer.lease_s / 3,
+        ).run()  # fmt: skip
+        return played, worlds[0]
+
+
+def calibrated(fit: Fit, system: System, setting: Setting, length: Length, seed: int = 0) -> Times:
+    """The fitted times, scaled to the recorded setting."""
+    times = fit.times
+    for _ in range(ROUNDS):
+        _, world = system.play(times, setting, length, seed)
+        turn, step = (total / max(1.0, count) for total, count in (world.generated, world.trained))
+        engine, learner = _factor(fit.measured.generate_s, turn), _factor(fit.measured.compute_s, step)
+        if max(abs(engine - 1), abs(learner - 1)) < _NEAR:
+            break
+        times = replace(times, engine=times.engine.scaled(engine), learner=times.learner.scaled(learner))
+    return times
+
+
+def _factor(measured: float, played: float) -> float:
+    return min(_MOST, max(1 / _MOST, measured / played)) if measured > 0 and played > 0 else 1.0
