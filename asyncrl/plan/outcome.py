@@ -15,7 +15,7 @@ from asyncrl.plan.world import Played
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the measured steps. Rates are per second of the virtual clock; shares are of its time, or of slots and time."""
+    """Of the measured steps. Seconds are those of the virtual clock; shares are of its time, or of slots and time."""
 
     steps: int
     step_s: float

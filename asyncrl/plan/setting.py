@@ -85,17 +85,17 @@ def domains(config: Config, cores: int) -> list[Domain]:
     several hosts share none, but those that share a GPU."""
     if config.launch.backend != "local" or config.launch.host:
         return []
-    gpus = config.launch.gpus
-    if config.weights.channel == "cuda_ipc" or 0 < gpus.get("actor", 1.0) < 1 and gpus.get("actor", 1.0) == gpus.get(
-        "learner", 0.0
-    ):
+    shares = config.launch.gpus.get("actor", 1.0), config.launch.gpus.get("learner", 1.0)
+    if config.weights.channel == "cuda_ipc" or all(0 < share < 1 for share in shares):
         return [Domain(1.0, frozenset({"actor", "learner"}))]
     if config.actors.engine != "hf":
         return []
+    pinned = config.launch.cpus
+    roles = {"learner", "buffer", *(role for role in pinned if role.startswith("actor"))}
+    roles |= set() if any(role.startswith("actor") for role in roles) else {"actor"}
     found: list[tuple[set[int], set[str]]] = []
-    roles = {"learner", *config.launch.cpus} | ({"actor"} - {r.partition("-")[0] for r in config.launch.cpus})
-    for role in sorted(roles & {"learner", "actor"} | {r for r in roles if r.startswith("actor")}):
-        own, members = set(config.launch.cpus.get(role, range(cores))), {role}
+    for role in sorted(roles):
+        own, members = set(pinned.get(role, range(cores))), {role}
         for other in [each for each in found if each[0] & own]:
             found.remove(other)
             own, members = own | other[0], members | other[1]

@@ -3,8 +3,8 @@
     actor ──credits──> Buffer.issue ──ticket──> World.play ... ended ──> Buffer.accept, Buffer.fail
     learner ──> Buffer.batch ──> World.train ... done ──> Buffer.finished ──> Buffer.published ──> actors load
 
-Nothing is decided here that the buffer decides: admission, the bound, drop / wait / mask, samplers, uses and filters are
-its own code. What the buffer's loop and the actors' processes do around it is played as it is there: a request that
+Nothing is decided here that the buffer decides: admission, the bound, drop / wait / mask, samplers, uses and filters
+are its own code. What the buffer's loop and the actors' processes do around it is played as it is there: a request that
 cannot be answered is held, in one line, and tried again after every event; an actor learns of a revoked lease when it
 renews; new tickets need the published version.
 """
@@ -30,6 +30,8 @@ RETRY_S = 0.05
 """How often a learner that waits asks again where only time changes the answer (`over_age: wait`), as in the buffer."""
 _COMMIT = 512
 """Puts per commit: nothing can be lost here, and a commit only bounds what SQLite holds open."""
+_IDLE = 100_000
+"""Events without a put after which a play counts as stuck: only renewals and retries go on for ever."""
 _RECORD = b"plan"
 """Stands for a payload: nobody reads it."""
 
@@ -110,11 +112,13 @@ class Play:
         """The learner's request for a batch is held."""
         self._asked_at = 0.0
         self._retrying = False
+        self._idle = 0
+        """Events since the last put."""
         self._puts = 0
         self._tally = Tally(rules, setting, length.warm_up)
 
     def run(self) -> Outcome:
-        """Raises RuntimeError where nothing happens any more before the last step: a deadlock of the played system."""
+        """Ends early, with `stuck` set, where nothing but renewals happens any more."""
         with self._buffer:
             self._incarnation = self._core.start(0, 0, None).incarnation
             self._core.published(self._incarnation, 0, 0, "0")
@@ -122,7 +126,8 @@ class Play:
                 self._join()
             self._ask()
             while self._tally.steps < self._length.steps and self._puts < self._length.most_trajectories:
-                if not self._clock.next():
+                self._idle += 1
+                if not self._clock.next() or self._idle > _IDLE:
                     return self._tally.outcome(self._core, self._clock.now, stuck=self._why_stuck())
             return self._tally.outcome(self._core, self._clock.now)
 
@@ -188,7 +193,7 @@ class Play:
                 self._tally.put(outcome, played)
         except Refused:
             self._tally.refused += 1  # the buffer has ended the attempt
-        self._puts += 1
+        self._puts, self._idle = self._puts + 1, 0
         if self._puts % _COMMIT == 0:
             self._core.commit(self._clock.now)
         if self._asking:
@@ -253,9 +258,7 @@ class Play:
     def _publish(self, version: int) -> None:
         self._core.published(self._incarnation, 0, version, str(version))
         for actor in self._actors:
-            self._clock.after(
-                self._world.load_s(actor.name, version), lambda actor=actor: self._load(actor, version)
-            )
+            self._clock.after(self._world.load_s(actor.name, version), lambda actor=actor: self._load(actor, version))
         self._serve()
         self._published(version)
 

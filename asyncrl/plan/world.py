@@ -77,7 +77,7 @@ class Modelled:
         """Seconds and number of the steps."""
 
     def _background(self, domain: Domain) -> float:
-        return self._times.background if domain.roles >= {"learner"} else 0.0
+        return self._times.background if "buffer" in domain.roles else 0.0
 
     def _cores_of(self, role: str) -> Cores:
         for roles, cores in self._cores:
@@ -183,6 +183,8 @@ class RecordedTimes:
     """By version, from the outcome to the publication."""
     loads: Mapping[tuple[str, int], float]
     """By actor and version, from the publication until it is held."""
+    load_s: float
+    """Where `loads` does not say."""
     after_s: float
 
 
@@ -214,6 +216,6 @@ class Recorded:
         return self._times.after_s
 
     def load_s(self, actor: str, version: int) -> float:
-        return self._times.loads.get((actor, version), 0.0)
+        return self._times.loads.get((actor, version), self._times.load_s)
 
     def loaded(self, actor: str, version: int) -> None: ...
