@@ -1,8 +1,8 @@
 """Fits the speed of engines to recorded turns. Pure.
 
 The seconds of a turn are regressed, without a negative coefficient, on the tokens that it sampled, on these times the
-mean number of requests in flight meanwhile, and on the tokens that its engine prefilled meanwhile. Turns are laid end to
-end so that the last one ends when the trajectory was stored, as in `asyncrl trace`.
+mean number of requests in flight meanwhile, and on the tokens that its engine prefilled meanwhile. Turns are laid end
+to end so that the last one ends when the trajectory was stored, as in `asyncrl trace`.
 """
 
 from __future__ import annotations

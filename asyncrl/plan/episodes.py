@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from random import Random
+from typing import get_args
 
-from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.ledger import LedgerRows, TrajectoryRow
 from asyncrl.plan.record import Place, Record
 from asyncrl.plan.times import Episode, Group, Turn
-from asyncrl.trajectory import TurnRecord
+from asyncrl.trajectory import StopReason, TurnRecord
 
 
 def recorded_groups(record: Record, begin: int) -> list[Group]:
@@ -35,6 +36,11 @@ def recorded_groups(record: Record, begin: int) -> list[Group]:
     return [tuple(member((n, i)) for i in range(ledger.groups[n].size)) for n in numbers]
 
 
+def stop_reason_of(row: TrajectoryRow) -> StopReason:
+    """What the ledger has as text."""
+    return next(reason for reason in get_args(StopReason) if reason == row.stop_reason)
+
+
 def _lasted(ledger: LedgerRows, place: Place, now: float) -> float:
     """Seconds that the last attempt at a ticket lasted without giving a known trajectory; 0 without any."""
     attempts = ledger.attempts.get(place)
@@ -49,7 +55,7 @@ def _episode(ledger: LedgerRows, place: Place, records: Sequence[TurnRecord]) ->
     inside = sum(r.generate + (r.environment or 0.0) for r in records)
     turns = tuple(Turn(r.prefilled, r.sampled, r.environment or 0.0) for r in records)
     outside = max(0.0, _seconds(ledger, place) - inside)
-    return Episode(row.env, turns, outside, row.tokens, row.bytes, row.reward, row.stop_reason)
+    return Episode(row.env, turns, outside, row.tokens, row.bytes, row.reward, stop_reason_of(row))
 
 
 def _seconds(ledger: LedgerRows, place: Place) -> float:

@@ -12,6 +12,7 @@ from statistics import median
 
 from asyncrl.audit.ledger import AttemptRow, LedgerRows, TrajectoryRow
 from asyncrl.buffer.rules import Rules
+from asyncrl.plan.episodes import stop_reason_of
 from asyncrl.plan.outcome import Outcome
 from asyncrl.plan.setting import Setting
 from asyncrl.plan.simulate import Length, Play
@@ -40,7 +41,7 @@ def recorded_times(ledger: LedgerRows, loads: dict[str, Sequence[Span]], after_s
         (actor, span.mark): max(0.0, span.end - published[span.mark])
         for actor, spans in loads.items()
         for span in spans
-        if span.mark in published
+        if span.mark is not None and span.mark in published
     }
     return RecordedTimes(
         episodes={
@@ -71,7 +72,7 @@ def _played(ledger: LedgerRows, attempt: AttemptRow) -> Played | None:
 
 
 def _of_row(row: TrajectoryRow) -> Played:
-    return Played(row.env, row.versions, row.tokens, row.turns, row.reward, row.stop_reason, row.bytes)
+    return Played(row.env, row.versions, row.tokens, row.turns, row.reward, stop_reason_of(row), row.bytes)
 
 
 def follow(ledger: LedgerRows, times: RecordedTimes, rules: Rules, setting: Setting, renew_s: float = 10.0) -> Followed:

@@ -48,11 +48,6 @@ class Outcome:
     stuck: str = ""
     """Why nothing happened any more; empty: it ran to its end."""
 
-    def disk_bytes(self, rules: Rules, checkpoint_every: int, steps: int) -> float:
-        """Payloads on the disk at most: those that the oldest kept checkpoint does not cover, and the live ones."""
-        held = steps if rules.keep_all else min(steps, rules.keep_checkpoints * checkpoint_every)
-        return self.bytes_per_step * held + self.live_bytes
-
 
 @dataclass(slots=True)
 class _Sums:

@@ -22,8 +22,8 @@ STOP_S = 120.0
 
 
 def probe(config: Config, seconds: float) -> RunFolder:
-    """A run of `config` that is stopped after `seconds`, counted from its first training step. It evaluates nothing, and
-    keeps all payloads. Raises RunError if it does not begin, or ends by itself with an error."""
+    """A run of `config` that is stopped after `seconds`, counted from its first training step. It evaluates nothing,
+    and keeps all payloads. Raises RunError if it does not begin, or ends by itself with an error."""
     name = f"probe-{time.strftime('%Y%m%d-%H%M%S')}"
     changes = {"launch.name": name, "eval.tasks": 0, "buffer.keep": "all"}
     run = RunFolder((Path(config.launch.runs_dir) / name).absolute())

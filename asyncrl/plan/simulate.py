@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -258,7 +259,7 @@ class Play:
     def _publish(self, version: int) -> None:
         self._core.published(self._incarnation, 0, version, str(version))
         for actor in self._actors:
-            self._clock.after(self._world.load_s(actor.name, version), lambda actor=actor: self._load(actor, version))
+            self._clock.after(self._world.load_s(actor.name, version), partial(self._load, actor, version))
         self._serve()
         self._published(version)
 
@@ -279,5 +280,5 @@ def _trajectory(ticket: Ticket, actor: str, played: Played) -> Trajectory:
     return Trajectory(
         id=ticket.id, attempt=ticket.attempt, kind="train", actor=actor, task_id=str(ticket.task["id"]),
         env=played.env, rows=(row,), reward=played.reward, rewards={}, turns=played.turns,
-        stop_reason=played.stop_reason,  # type: ignore[arg-type] - as it was recorded
+        stop_reason=played.stop_reason,
     )  # fmt: skip

@@ -25,7 +25,8 @@ def checked(fit: Fit, played: Outcome) -> str:
         f"staleness {played.staleness_mean:.2f}" + (f" ({m.staleness:.2f})" if m.staleness is not None else "")
     )
     parts.append(f"dropped {played.dropped:.1%}" + (f" ({m.dropped:.1%})" if m.dropped is not None else ""))
-    return f"fitted to {m.episodes} episodes and {m.steps} training steps; the recorded setting, played: {', '.join(parts)}"
+    source = f"fitted to {m.episodes} episodes and {m.steps} training steps"
+    return f"{source}; the recorded setting, played: {', '.join(parts)}"
 
 
 def far_off(fit: Fit, played: Outcome) -> str:
@@ -69,8 +70,8 @@ def verdict(grid: Grid, config: Config) -> list[str]:
     else:
         lines.append(
             f"pick: {', '.join(f'{k} {v}' for k, v in pick.setting.changes(base.setting).items())}: "
-            f"{pick.rate / base.rate - 1:+.0%} trained tokens/s, staleness {base.staleness:.2f} -> {pick.staleness:.2f}, "
-            f"dropped {base.mean('dropped'):.1%} -> {pick.mean('dropped'):.1%}"
+            f"{pick.rate / base.rate - 1:+.0%} trained tokens/s, staleness {base.staleness:.2f} -> "
+            f"{pick.staleness:.2f}, dropped {base.mean('dropped'):.1%} -> {pick.mean('dropped'):.1%}"
         )
     lines.append(_who_waits(pick))
     lines += _on_synchronous(grid, sure)
@@ -84,8 +85,8 @@ def verdict(grid: Grid, config: Config) -> list[str]:
         f"{_bytes(pick.mean('live_bytes'))} of payloads; {rules_disk} on the disk between checkpoints"
     )
     lines.append(
-        f"how sure: over {len(pick.outcomes)} seeds, with the recorded episodes drawn again, the throughput of the pick "
-        f"varies by {pick.spread('tokens_per_s'):.1%} and its staleness by {pick.spread('staleness_mean'):.1%}"
+        f"how sure: over {len(pick.outcomes)} seeds, with the recorded episodes drawn again, the throughput of the "
+        f"pick varies by {pick.spread('tokens_per_s'):.1%} and its staleness by {pick.spread('staleness_mean'):.1%}"
     )
     return lines
 

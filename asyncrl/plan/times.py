@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.trajectory import StopReason
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -28,7 +30,7 @@ class Episode:
     bytes: int
     """Of its payload."""
     reward: float
-    stop_reason: str
+    stop_reason: StopReason
 
     @property
     def policy_tokens(self) -> int:

@@ -15,7 +15,7 @@ from typing import Protocol
 from asyncrl.plan.clock import Clock, Cores, Task
 from asyncrl.plan.engine import Engine, Versions
 from asyncrl.plan.times import Domain, Episode, Times
-from asyncrl.trajectory import Ticket
+from asyncrl.trajectory import StopReason, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Played:
     """Of all rows."""
     turns: int
     reward: float
-    stop_reason: str
+    stop_reason: StopReason
     bytes: int = 0
 
 

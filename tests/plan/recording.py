@@ -1,4 +1,4 @@
-"""A deterministic recording: a run whose actors and learner are played by hand, in a loop of its own, on the real buffer.
+"""A deterministic recording: a run whose actors and learner are played by hand, in a loop of its own, on the buffer.
 
 It uses nothing of asyncrl/plan: every 'process' has a time at which it acts next, the earliest one acts, and the ledger
 gets the virtual times. What lasts how long is drawn from a seed.
@@ -18,7 +18,7 @@ from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.buffer.in_process import InProcessBuffer, VirtualClock
 from asyncrl.buffer.rules import Rules
-from asyncrl.trajectory import CONTEXT, Row, Ticket, Trajectory
+from asyncrl.trajectory import CONTEXT, Row, Ticket, Trajectory, TurnRecord
 from tests.buffer.fakes import FakeSource
 
 RENEW_S = 10.0
@@ -33,13 +33,25 @@ class FakeActor:
     playing: dict[tuple[int, int, int], tuple[Ticket, float]] = field(default_factory=dict)
     """By group, index and attempt: the ticket, and when its episode ends."""
     loads: list[tuple[float, int]] = field(default_factory=list)
+    measures: bool = True
+    """Its engine records the times of turns."""
 
 
-def record(folder: Path, rules: Rules, *, actors: int, slots: int, steps: int, seed: int, every: int = 1) -> LedgerRows:
+def record(  # noqa: PLR0913 - the parts of a run
+    folder: Path,
+    rules: Rules,
+    *,
+    actors: int,
+    slots: int,
+    steps: int,
+    seed: int,
+    every: int = 1,
+    measures: bool = True,
+) -> LedgerRows:
     """Records `steps` batches into `folder`/buffer, and the loads into `folder`/spans.jsonl."""
     rng, clock, spans = Random(seed), VirtualClock(), []
     with InProcessBuffer(rules, FakeSource(), folder=folder / "buffer", clock=clock) as buffer:
-        crew = [FakeActor(f"actor-{n}") for n in range(actors)]
+        crew = [FakeActor(f"actor-{n}", measures=measures) for n in range(actors)]
         learner = buffer.start(0, 0, None).incarnation
         buffer.published(learner, 0, 0, "0")
         published, batch, finishing, publishing, retry = 0, 0, None, None, None
@@ -128,4 +140,5 @@ def _trajectory(ticket: Ticket, actor: FakeActor, rng: Random) -> Trajectory:
     return Trajectory(
         id=ticket.id, attempt=ticket.attempt, kind="train", actor=actor.name, task_id=str(ticket.task["id"]),
         env="fake", rows=(row,), reward=float(rng.random() < 0.5), rewards={}, turns=1, stop_reason="done",
+        turn_records=(TurnRecord(None, 0.01 * len(sampled), 0.05, 4, len(sampled)),) if actor.measures else (),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from asyncrl.tracking import spans
 from tests.buffer.fakes import rules
 from tests.plan.recording import RENEW_S, record
 
-STEPS = 40
+STEPS = 25
 
 
 def followed(folder: Path, ledger: LedgerRows, of: Rules, *, actors: int, slots: int, every: int = 1) -> Followed:

@@ -1,0 +1,62 @@
+"""The line of advice is said where the record supports it, and not otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrl.tracking.advice import FEWEST, SETTLE, advice
+from asyncrl.tracking.state import Record
+
+
+def records(count: int = 20, *, drops: float = 0.0, actors: int = 1, **values: float) -> list[Record]:
+    """Steps of a run; `drops`: stale groups per trained one."""
+    of_step = {
+        "throughput/step_s": 2.0, "throughput/slots_busy": 0.98, "waits/learner/batch": 0.81, "staleness/bound": 2.0,
+        "system/cpu/learner": 0.2, **{f"system/cpu/actor-{n}": 0.5 for n in range(actors)},
+    }  # fmt: skip
+    of_step |= {name.replace("__", "/"): value for name, value in values.items()}
+    return [
+        {"step": float(n), "buffer/groups/trained": 10.0 * n, "buffer/dropped/stale": 10.0 * n * drops} | of_step
+        for n in range(1, count + 1)
+    ]
+
+
+def test_generation_is_slower() -> None:
+    assert advice(records(), 16) == "generation is the slower side by 5.3x: a second actor gives at most +100%"
+    assert advice(records(actors=2), None).endswith("a third actor gives at most +50%")
+
+
+def test_another_actor_gives_no_more_than_the_learner_takes_or_free_cores_allow() -> None:
+    assert advice(records(waits__learner__batch=0.3), 16).endswith("a second actor gives at most +43%")
+    assert advice(records(), 1).endswith("+60%"), "0.3 of a core is free, and an actor takes 0.5"
+    assert advice(records(system__cpu__learner=0.49), 1).endswith("no core is free for another actor; it needs one of its own")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"waits__learner__batch": 0.01, "throughput__slots_busy": 0.5}, "training is the slower side by 2.0x"),
+        ({"throughput__slots_busy": 0.6, "staleness__bound": 0.0}, "raise buffer.max_staleness to 1"),
+        ({"drops": 0.25}, "20% of the groups are dropped as stale; raise buffer.max_staleness to 3"),
+    ],
+)
+def test_the_other_findings(values: dict[str, Any], words: str) -> None:
+    assert words in advice(records(**values), None)
+
+
+def test_nothing_is_said_of_a_balanced_run_or_too_few_steps() -> None:
+    assert advice(records(waits__learner__batch=0.1, throughput__slots_busy=0.9), 16) == ""
+    assert advice(records(SETTLE + FEWEST - 1), 16) == ""
+    assert advice(records(SETTLE + FEWEST), 16) != ""
+    assert advice([], 16) == ""
+
+
+def test_nothing_is_said_where_the_halves_differ() -> None:
+    changed = records()[:12] + records(waits__learner__batch=0.0)[12:]
+    assert advice(changed, 16) == ""
+
+
+def test_a_record_without_the_series_says_nothing() -> None:
+    assert advice([{"step": float(n), "throughput/step_s": 1.0} for n in range(30)], 16) == ""
