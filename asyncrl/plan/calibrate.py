@@ -14,10 +14,11 @@ from random import Random
 
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
+from asyncrl.plan.clock import Clock
 from asyncrl.plan.fit import Fit
 from asyncrl.plan.outcome import Outcome
 from asyncrl.plan.setting import Setting, rules_of
-from asyncrl.plan.simulate import Length, Play
+from asyncrl.plan.simulate import Joins, Length, Play
 from asyncrl.plan.times import Domain, Times
 from asyncrl.plan.world import Modelled
 
@@ -41,17 +42,19 @@ class System:
     def rules(self, setting: Setting) -> Rules:
         return rules_of(self.config, setting)
 
-    def play(self, times: Times, setting: Setting, length: Length, seed: int) -> tuple[Outcome, Modelled]:
+    def play(
+        self, times: Times, setting: Setting, length: Length, seed: int, joins: Joins | None = None
+    ) -> tuple[Outcome, Modelled]:
         """Raises ConfigError for a setting that the config's rules refuse."""
         worlds: list[Modelled] = []
 
-        def world(clock: object) -> Modelled:
-            worlds.append(Modelled(clock, times, self.domains, Random(seed), self.threads))  # type: ignore[arg-type]
+        def world(clock: Clock) -> Modelled:
+            worlds.append(Modelled(clock, times, self.domains, Random(seed), self.threads))
             return worlds[0]
 
         played = Play(
             self.rules(setting), setting, world, length,
-            checkpoint_every=self.config.learner.checkpoint_every, renew_s=self.config.buffer.lease_s / 3,
+            checkpoint_every=self.config.learner.checkpoint_every, renew_s=self.config.buffer.lease_s / 3, joins=joins,
         ).run()  # fmt: skip
         return played, worlds[0]
 

@@ -37,7 +37,7 @@ class FakeActor:
     """Its engine records the times of turns."""
 
 
-def record(  # noqa: PLR0913 - the parts of a run
+def record(
     folder: Path,
     rules: Rules,
     *,

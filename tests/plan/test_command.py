@@ -87,7 +87,7 @@ def test_what_cannot_be_planned_from_is_one_sentence(
         case "no run":
             made, expected = RunFolder(tmp_path), "holds no run"
         case "few steps":
-            made, expected = recorded(tmp_path, steps=5), "has finished 4 training steps, and plan needs at least 8"
+            made, expected = recorded(tmp_path, steps=5), "has finished 5 training steps, and plan needs at least 8"
         case "no times":
             made, expected = recorded(tmp_path, steps=12, measures=False), "actors.engine 'hf'"
         case "damaged":

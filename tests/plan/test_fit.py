@@ -62,8 +62,10 @@ def test_the_front_holds_what_nothing_beats() -> None:
 
 
 def test_the_freshest_of_the_fast_ones_is_picked() -> None:
-    base, one, two = point(BASE, 100.0, 0.9), point(replace(BASE, max_staleness=1), 99.0, 0.5), point(
-        replace(BASE, max_staleness=4), 101.0, 1.4
+    base, one, two = (
+        point(BASE, 100.0, 0.9),
+        point(replace(BASE, max_staleness=1), 99.0, 0.5),
+        point(replace(BASE, max_staleness=4), 101.0, 1.4),
     )
     assert picked([base, one, two], BASE, {}) is one
     assert picked([base, two], BASE, {}) is base
