@@ -2,8 +2,8 @@
 
 What was fitted holds for the cores that a role had in the recorded run, and in a play roles that share cores slow each
 other down again. So the speed of the engine and of the step is scaled until a play of the recorded setting shows the
-mean seconds of a turn and of a step that the record has. Nothing else is adjusted: seconds per step, staleness and drops
-of the recorded setting are what the play makes of it.
+mean seconds of a turn and of a step that the record has. Nothing else is adjusted: seconds per step, staleness and
+drops of the recorded setting are what the play makes of it.
 """
 
 from __future__ import annotations
