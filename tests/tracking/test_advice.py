@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from asyncrl.config import Config
+from asyncrl.launch.diagnosis import waits
+from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.advice import FEWEST, SETTLE, advice
+from asyncrl.tracking.report.report import page
 from asyncrl.tracking.state import Record
+from asyncrl.tracking.terminal.live import end
 
 
 def records(count: int = 20, *, drops: float = 0.0, actors: int = 1, **values: float) -> list[Record]:
@@ -18,7 +27,7 @@ def records(count: int = 20, *, drops: float = 0.0, actors: int = 1, **values: f
     }  # fmt: skip
     of_step |= {name.replace("__", "/"): value for name, value in values.items()}
     return [
-        {"step": float(n), "buffer/groups/trained": 10.0 * n, "buffer/dropped/stale": 10.0 * n * drops} | of_step
+        {"step": float(n), "wall_s": 2.0 * n, "buffer/groups/trained": 10.0 * n, "buffer/dropped/stale": 10.0 * n * drops} | of_step
         for n in range(1, count + 1)
     ]
 
@@ -60,3 +69,30 @@ def test_nothing_is_said_where_the_halves_differ() -> None:
 
 def test_a_record_without_the_series_says_nothing() -> None:
     assert advice([{"step": float(n), "throughput/step_s": 1.0} for n in range(30)], 16) == ""
+
+
+def test_why_of_a_run_that_is_over_ends_with_it(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Config.model_validate({}))
+    try:
+        run.summary.write_text(json.dumps({"outcome": "finished"}))
+        run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records()))
+        lines = waits.why(run)
+        assert lines[0] == "the run is over: finished"
+        assert lines[-1].startswith("generation is the slower side by 5.3x")
+        run.metrics.write_text("no metrics\n")
+        assert waits.why(run) == lines[:1], "it is answered without them"
+    finally:
+        run.remove_temporary()
+
+
+def test_the_report_and_the_end_on_the_terminal_show_it() -> None:
+    assert "generation is the slower side by 5.3x" in page("run", records(), {})
+    assert "slower side" not in page("run", records(5), {})
+    console = Console(width=160, record=True, file=io.StringIO())
+    summary = {
+        "steps": 20, "wall_s": 40.0, "tokens_generated": 1, "tokens_trained": 1, "tokens_generated_per_s": 1.0,
+        "tokens_trained_per_s": 1.0, "max_staleness_seen": 1,
+    }  # fmt: skip
+    console.print(end(summary, Path("run"), advice(records(), 16)))
+    assert "advice" in (shown := console.export_text())
+    assert "a second actor gives at most" in shown
