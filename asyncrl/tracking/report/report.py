@@ -74,10 +74,11 @@ def _first_screen(records: Sequence[Record], pictures: dict[str, str], left_out:
         return ["<p>No training step was recorded.</p>"]
     by_slug = {panel.slug: panel for panels in DASHBOARD.values() for panel in panels}
     missing = f"<p>{left_out} curves were left out: drawing took too long, or was interrupted. {AGAIN}</p>"
+    advised = advice(records, os.cpu_count())
     return [
         *[missing] * bool(left_out),
         _numbers(records),
-        *[f"<p>{html.escape(advised)}</p>"] * bool(advised := advice(records, os.cpu_count())),
+        *[f"<p>{html.escape(advised)}</p>"] * bool(advised),
         _bias(records[-1] if "buffer/count/generated" in records[-1] else _merged(records)),
         _slowest(_merged(records)),
         _grid([by_slug[slug] for slug in FIRST], pictures),
