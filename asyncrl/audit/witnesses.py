@@ -26,6 +26,7 @@ from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config, resuming
+from asyncrl.config.choosing import Choosing
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import readable
@@ -90,6 +91,7 @@ class Bounds:
     group_scored: bool = False
     eval_sets: tuple[HeldOutSet, ...] = ()
     eval_every: int = 0
+    choosing: Choosing = field(default_factory=Choosing)
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -113,6 +115,7 @@ class Bounds:
             group_scored=bool(c.env.group_score),
             eval_sets=held_out_sets(c),
             eval_every=c.eval.every,
+            choosing=Choosing.of(c),
         )
 
 

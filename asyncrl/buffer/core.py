@@ -24,6 +24,7 @@ from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
+from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -41,6 +42,7 @@ from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
+from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
@@ -56,9 +58,10 @@ class Buffer:
         curriculum: Curriculum | None = None,
         on_step_end: OnStepEnd | None = None,
         held_out: Mapping[str, TaskSource] | None = None,
+        answers: Answers | None = None,
     ) -> None:
         """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks. `held_out`: the
-        sources of those held-out sets that have one of their own."""
+        sources of those held-out sets that have one of their own. `answers` keeps some of their episodes."""
         self.database = database
         self.rules = rules
         self.ledger = Ledger(database)
@@ -70,9 +73,10 @@ class Buffer:
         self.leases = Leases(rules.lease_s)
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
-        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses)
+        stops = Stops(database, rules)
+        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses, stops)
         sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
-        self.evals = EvalSets(database, rules, sources, self.leases, self._made())
+        self.evals = EvalSets(database, rules, sources, self.leases, stops, self._made(), answers)
         self.limits = Limits.of(rules, furthest(database), self.evals.total)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
@@ -169,7 +173,7 @@ class Buffer:
             return "late"
         if is_eval:
             self.tickets.validity.check_actor(trajectory.id, trajectory.attempt, trajectory.actor, "put")
-            outcome = self.evals.receive(trajectory, digest)
+            outcome = self.evals.receive(trajectory, digest, record)
         else:
             outcome = self.tickets.receive(trajectory, digest, record)
         self.tickets.failures.all_fail.succeeded()

@@ -17,6 +17,7 @@ from asyncrl.buffer.rules import Rules
 from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
+from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 
 RULES: dict[str, Any] = {
@@ -79,10 +80,11 @@ def open_buffer(
     on_step_end: OnStepEnd | None = None,
     wall_clock: Callable[[], float] = time.time,
     held_out: Mapping[str, FakeSource] | None = None,
+    answers: Answers | None = None,
     **changes: Any,
 ) -> Buffer:
     database = Database(folder, wall_clock=wall_clock)
-    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, curriculum, on_step_end, held_out)
+    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, curriculum, on_step_end, held_out, answers)
     buffer.commit(now)
     return buffer
 

@@ -10,10 +10,15 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 7
+VERSION = 8
 """Raised with every change of the tables; a ledger of another version is refused."""
 
-READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003", 6: "0.1.0 at commit cdb86a9"}
+READERS = {
+    4: "0.1.0 at commit e37eb93",
+    5: "0.1.0 at commit 47ec003",
+    6: "0.1.0 at commit cdb86a9",
+    7: "0.1.0 at commit db09328",
+}
 """By version of the tables: the last asyncrl that reads them."""
 
 
@@ -21,7 +26,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 7: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 8: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -182,7 +187,19 @@ CREATE TABLE evals (                -- evaluation sets (evaluations/)
     version INTEGER NOT NULL,
     state TEXT NOT NULL,            -- open, done, restarted, failed, skipped
     opened_at REAL NOT NULL,
-    ended_at REAL                   -- NULL while open, and of skipped
+    ended_at REAL,                  -- NULL while open, and of skipped
+    fixed INTEGER                   -- batches that were fixed before it ended; NULL as ended_at
+);
+CREATE TABLE stops (                -- ends of the run that a result of an evaluation asked for (evaluations/stops.py)
+    serial INTEGER PRIMARY KEY,
+    branch INTEGER NOT NULL,
+    batch INTEGER NOT NULL,         -- there is none of this number on the line, nor behind it
+    version INTEGER NOT NULL,       -- of the learner then
+    eval INTEGER NOT NULL,          -- serial of the evaluation with the result
+    why TEXT NOT NULL,
+    fixed INTEGER NOT NULL,         -- batches that were fixed before it
+    released INTEGER NOT NULL DEFAULT 0,    -- 1: a later branch began at this batch or before it
+    at REAL NOT NULL
 );
 CREATE TABLE eval_results (
     serial INTEGER NOT NULL,
