@@ -26,10 +26,10 @@ def records(count: int = 20, *, drops: float = 0.0, actors: int = 1, **values: f
         "system/cpu/learner": 0.2, **{f"system/cpu/actor-{n}": 0.5 for n in range(actors)},
     }  # fmt: skip
     of_step |= {name.replace("__", "/"): value for name, value in values.items()}
-    return [
-        {"step": float(n), "wall_s": 2.0 * n, "buffer/groups/trained": 10.0 * n, "buffer/dropped/stale": 10.0 * n * drops} | of_step
-        for n in range(1, count + 1)
-    ]
+    counts = (
+        {"buffer/groups/trained": 10.0 * n, "buffer/dropped/stale": 10.0 * n * drops} for n in range(1, count + 1)
+    )
+    return [{"step": float(n), "wall_s": 2.0 * n} | groups | of_step for n, groups in enumerate(counts, 1)]
 
 
 def test_generation_is_slower() -> None:
@@ -40,7 +40,7 @@ def test_generation_is_slower() -> None:
 def test_another_actor_gives_no_more_than_the_learner_takes_or_free_cores_allow() -> None:
     assert advice(records(waits__learner__batch=0.3), 16).endswith("a second actor gives at most +43%")
     assert advice(records(), 1).endswith("+60%"), "0.3 of a core is free, and an actor takes 0.5"
-    assert advice(records(system__cpu__learner=0.49), 1).endswith("no core is free for another actor; it needs one of its own")
+    assert "no core is free for another actor" in advice(records(system__cpu__learner=0.49), 1)
 
 
 @pytest.mark.parametrize(
