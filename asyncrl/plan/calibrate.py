@@ -14,13 +14,13 @@ from random import Random
 
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
-from asyncrl.plan.clock import Clock
-from asyncrl.plan.fit import Fit
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.fitting.fit import Fit
+from asyncrl.plan.playing.clock import Clock
+from asyncrl.plan.playing.outcome import Outcome
+from asyncrl.plan.playing.simulate import Joins, Length, Play
+from asyncrl.plan.playing.world import Modelled
 from asyncrl.plan.setting import Setting, rules_of
-from asyncrl.plan.simulate import Joins, Length, Play
 from asyncrl.plan.times import Domain, Times
-from asyncrl.plan.world import Modelled
 
 ROUNDS = 4
 _NEAR = 0.02

@@ -15,11 +15,11 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.plan import table
 from asyncrl.plan.calibrate import System, calibrated
-from asyncrl.plan.fit import Fit, fit
+from asyncrl.plan.fitting.fit import Fit, fit
+from asyncrl.plan.fitting.record import read
 from asyncrl.plan.grid import Grid, grid
-from asyncrl.plan.record import read
+from asyncrl.plan.playing.simulate import Length
 from asyncrl.plan.setting import Setting, domains, host_cores
-from asyncrl.plan.simulate import Length
 from asyncrl.run_folder import RunFolder
 
 CALIBRATION = Length(4, 12)

@@ -15,10 +15,10 @@ from typing import Any
 
 from asyncrl.errors import ConfigError
 from asyncrl.plan.calibrate import System
-from asyncrl.plan.fit import resampled
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.fitting.fit import resampled
+from asyncrl.plan.playing.outcome import Outcome
+from asyncrl.plan.playing.simulate import Length
 from asyncrl.plan.setting import Setting
-from asyncrl.plan.simulate import Length
 from asyncrl.plan.times import Times
 
 AS_GOOD = 0.05

@@ -6,9 +6,9 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from asyncrl.config import Config
-from asyncrl.plan.fit import Fit
+from asyncrl.plan.fitting.fit import Fit
 from asyncrl.plan.grid import AS_GOOD, Grid, Point
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.playing.outcome import Outcome
 from asyncrl.plan.setting import FIELDS, config_with
 
 _HEAD = (

@@ -1,4 +1,4 @@
-"""The times from which a plan is played: what fit.py makes of a record, and what model.py plays. Pure."""
+"""The times from which a plan is played: what fitting makes of a record, and what playing plays. Pure."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def fit_of(run: Path) -> Any:
     """The calibrated times of a run."""
     from asyncrl.plan.calibrate import System, calibrated
     from asyncrl.plan.command import CALIBRATION
-    from asyncrl.plan.fit import fit
-    from asyncrl.plan.record import read
+    from asyncrl.plan.fitting.fit import fit
+    from asyncrl.plan.fitting.record import read
     from asyncrl.plan.setting import Setting, domains, host_cores
     from asyncrl.run_folder import RunFolder
 
@@ -104,10 +104,10 @@ def compared(place: int, configuration: dict[str, Any], base: dict[str, Any], ti
     """One configuration: predicted, then measured."""
     from asyncrl.config import Config
     from asyncrl.plan.calibrate import System
-    from asyncrl.plan.fit import fit
-    from asyncrl.plan.record import read
+    from asyncrl.plan.fitting.fit import fit
+    from asyncrl.plan.fitting.record import read
+    from asyncrl.plan.playing.simulate import Joins, Length
     from asyncrl.plan.setting import Setting, domains, host_cores
-    from asyncrl.plan.simulate import Joins, Length
     from asyncrl.run_folder import RunFolder
 
     join = configuration.get("join")
@@ -180,10 +180,10 @@ def speed(seed: int, trajectories: int = 50_000) -> dict[str, float]:
     """CPU seconds of a play of so many trajectories of three turns, and of its puts and tickets alone."""
     from asyncrl.buffer.core import Buffer
     from asyncrl.buffer.rules import Rules
+    from asyncrl.plan.playing.simulate import Length, Play
+    from asyncrl.plan.playing.world import Modelled
     from asyncrl.plan.setting import Setting
-    from asyncrl.plan.simulate import Length, Play
     from asyncrl.plan.times import EngineTimes, Episode, LearnerTimes, Times, Turn
-    from asyncrl.plan.world import Modelled
 
     rng = random.Random(seed)
     turns = [tuple(Turn(20, rng.randint(10, 60), rng.lognormvariate(-1, 1)) for _ in range(3)) for _ in range(800)]

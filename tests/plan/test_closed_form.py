@@ -8,11 +8,11 @@ from statistics import fmean
 import pytest
 
 from asyncrl.plan.closed_form import Rates, mean_staleness, smallest_bound
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.playing.outcome import Outcome
+from asyncrl.plan.playing.simulate import Length, Play
+from asyncrl.plan.playing.world import Modelled
 from asyncrl.plan.setting import Setting
-from asyncrl.plan.simulate import Length, Play
 from asyncrl.plan.times import EngineTimes, Episode, LearnerTimes, Times, Turn
-from asyncrl.plan.world import Modelled
 from tests.buffer.fakes import rules
 
 TOKEN_S, SIZE = 0.01, 4

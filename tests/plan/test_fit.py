@@ -8,11 +8,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from asyncrl.plan.clock import Clock, Cores
-from asyncrl.plan.engine import Engine
-from asyncrl.plan.engine_speed import _features, _Generated, nonnegative
+from asyncrl.plan.fitting.engine_speed import _features, _Generated, nonnegative
 from asyncrl.plan.grid import Point, front, picked, settings, thinning
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.playing.clock import Clock, Cores
+from asyncrl.plan.playing.engine import Engine
+from asyncrl.plan.playing.outcome import Outcome
 from asyncrl.plan.setting import Setting
 from asyncrl.plan.times import EngineTimes
 

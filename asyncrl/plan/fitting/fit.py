@@ -9,10 +9,10 @@ from random import Random
 from statistics import fmean
 
 from asyncrl.audit.ledger import BatchRow, LedgerRows
-from asyncrl.plan.engine_speed import engine_fit
-from asyncrl.plan.episodes import recorded_groups
-from asyncrl.plan.learner_times import learner_times, load_times
-from asyncrl.plan.record import Record
+from asyncrl.plan.fitting.engine_speed import engine_fit
+from asyncrl.plan.fitting.episodes import recorded_groups
+from asyncrl.plan.fitting.learner_times import learner_times, load_times
+from asyncrl.plan.fitting.record import Record
 from asyncrl.plan.times import Measured, Times
 
 SETTLE = 4

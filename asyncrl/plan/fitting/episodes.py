@@ -8,7 +8,7 @@ from random import Random
 from typing import get_args
 
 from asyncrl.audit.ledger import LedgerRows, TrajectoryRow
-from asyncrl.plan.record import Place, Record
+from asyncrl.plan.fitting.record import Place, Record
 from asyncrl.plan.times import Episode, Group, Turn
 from asyncrl.trajectory import StopReason, TurnRecord
 

@@ -21,10 +21,10 @@ import numpy as np
 from asyncrl.buffer.in_process import InProcessBuffer
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.data.base import Task
-from asyncrl.plan.clock import Clock
-from asyncrl.plan.outcome import Outcome, Tally, ended_groups
+from asyncrl.plan.playing.clock import Clock
+from asyncrl.plan.playing.outcome import Outcome, Tally, ended_groups
+from asyncrl.plan.playing.world import Played, World
 from asyncrl.plan.setting import Setting
-from asyncrl.plan.world import Played, World
 from asyncrl.trajectory import CONTEXT, Lease, Row, Ticket, Trajectory
 
 RETRY_S = 0.05

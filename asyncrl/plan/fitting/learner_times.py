@@ -9,7 +9,7 @@ from statistics import fmean, median
 import numpy as np
 
 from asyncrl.audit.ledger import BatchRow
-from asyncrl.plan.record import Record
+from asyncrl.plan.fitting.record import Record
 from asyncrl.plan.times import LearnerTimes
 from asyncrl.tracking.spans import Span
 

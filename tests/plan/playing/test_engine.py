@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.plan.clock import Clock, Cores, Task
-from asyncrl.plan.engine import Engine, Versions
+from asyncrl.plan.playing.clock import Clock, Cores, Task
+from asyncrl.plan.playing.engine import Engine, Versions
 from asyncrl.plan.times import EngineTimes
 
 

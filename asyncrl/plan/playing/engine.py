@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from asyncrl.plan.clock import Clock, Cores
+from asyncrl.plan.playing.clock import Clock, Cores
 from asyncrl.plan.times import EngineTimes
 
 Versions = list[tuple[int, int]]

@@ -14,7 +14,7 @@ from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.selection import SAMPLERS, zero_variance
 from asyncrl.buffer.tickets import tickets
-from asyncrl.plan.following import Followed, follow, recorded_times
+from asyncrl.plan.playing.following import Followed, follow, recorded_times
 from asyncrl.plan.setting import Setting
 from asyncrl.tracking import spans
 from tests.buffer.fakes import rules

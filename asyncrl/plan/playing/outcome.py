@@ -9,8 +9,8 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.records import Batch
 from asyncrl.buffer.rules import Rules
+from asyncrl.plan.playing.world import Played
 from asyncrl.plan.setting import Setting
-from asyncrl.plan.world import Played
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.audit.ledger import LedgerRows
-from asyncrl.plan.record import Place
+from asyncrl.plan.fitting.record import Place
 from asyncrl.plan.times import EngineTimes
 from asyncrl.trajectory import TurnRecord
 

@@ -12,11 +12,11 @@ from statistics import median
 
 from asyncrl.audit.ledger import AttemptRow, LedgerRows, TrajectoryRow
 from asyncrl.buffer.rules import Rules
-from asyncrl.plan.episodes import stop_reason_of
-from asyncrl.plan.outcome import Outcome
+from asyncrl.plan.fitting.episodes import stop_reason_of
+from asyncrl.plan.playing.outcome import Outcome
+from asyncrl.plan.playing.simulate import Length, Play
+from asyncrl.plan.playing.world import Played, Recorded, RecordedTimes
 from asyncrl.plan.setting import Setting
-from asyncrl.plan.simulate import Length, Play
-from asyncrl.plan.world import Played, Recorded, RecordedTimes
 from asyncrl.tracking.spans import Span
 
 

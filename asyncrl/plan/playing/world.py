@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from asyncrl.plan.clock import Clock, Cores, Task
-from asyncrl.plan.engine import Engine, Versions
+from asyncrl.plan.playing.clock import Clock, Cores, Task
+from asyncrl.plan.playing.engine import Engine, Versions
 from asyncrl.plan.times import Domain, Episode, Times
 from asyncrl.trajectory import StopReason, Ticket
 
