@@ -16,18 +16,12 @@ Arg = tyro.conf.arg
 
 @dataclass(frozen=True)
 class _Options:
-    actors: Annotated[tuple[int, ...], Arg(name="try-actors", help="Numbers of actors to try.", metavar="N ...")] = ()
-    slots: Annotated[tuple[int, ...], Arg(name="try-slots", help="Slots of one actor to try.", metavar="N ...")] = ()
-    groups_per_step: Annotated[
-        tuple[int, ...], Arg(name="try-groups-per-step", help="Groups of a training step to try.", metavar="N ...")
-    ] = ()
-    max_staleness: Annotated[
-        tuple[int, ...], Arg(name="try-max-staleness", help="Bounds on staleness to try.", metavar="S ...")
-    ] = ()
-    every: Annotated[
-        tuple[int, ...], Arg(name="try-every", help="Cadences of publication to try.", metavar="N ...")
-    ] = ()
-    sampler: Annotated[tuple[str, ...], Arg(name="try-sampler", help="Samplers to try.", metavar="NAME ...")] = ()
+    try_actors: Annotated[tuple[int, ...], Arg(help="Numbers of actors to try.", metavar="N ...")] = ()
+    try_slots: Annotated[tuple[int, ...], Arg(help="Slots of one actor to try.", metavar="N ...")] = ()
+    try_groups_per_step: Annotated[tuple[int, ...], Arg(help="Groups of a training step to try.", metavar="N ...")] = ()
+    try_max_staleness: Annotated[tuple[int, ...], Arg(help="Bounds on staleness to try.", metavar="S ...")] = ()
+    try_every: Annotated[tuple[int, ...], Arg(help="Cadences of publication to try.", metavar="N ...")] = ()
+    try_sampler: Annotated[tuple[str, ...], Arg(help="Samplers to try.", metavar="NAME ...")] = ()
     steps: Annotated[int, Arg(help="Training steps measured in each play.")] = 16
     seeds: Annotated[int, Arg(help="Plays of the settings that matter, each with the episodes drawn again.")] = 3
     cores: Annotated[int | None, Arg(help="Cores of the host; default: those of this one.")] = None
@@ -80,19 +74,18 @@ def plan(words: list[str]) -> int:
     from asyncrl.plan.command import plan as run_plan
 
     dimensions = ("actors", "slots", "groups_per_step", "max_staleness", "every", "sampler")
-    given = {name: getattr(options, name) for name in dimensions if getattr(options, name)}
+    given = {name: values for name in dimensions if (values := getattr(options, f"try_{name}"))}
     return run_plan(run, Options(given, options.steps, options.seeds, options.cores, options.json, options.write))
 
 
 def _check(options: Any) -> None:
     """Raises ConfigError for a number out of its range."""
-    least = {"steps": 4, "seeds": 1, "actors": 1, "slots": 1, "groups_per_step": 1, "max_staleness": 0, "every": 1}
-    most = {"steps": 10_000, "seeds": 100, "actors": 100_000, "slots": 100_000, "groups_per_step": 1_000_000}
-    for name, low in least.items():
-        flag = name if name in ("steps", "seeds") else f"try-{name.replace('_', '-')}"
-        given = getattr(options, name)
+    least = {"steps": 4, "seeds": 1, "try_max_staleness": 0}
+    most = {"steps": 10_000, "seeds": 100, "try_groups_per_step": 1_000_000}
+    for name in ("steps", "seeds", "try_actors", "try_slots", "try_groups_per_step", "try_max_staleness", "try_every"):
+        low, high, given = least.get(name, 1), most.get(name, 100_000), getattr(options, name)
         for value in given if isinstance(given, tuple) else (given,):
-            if not low <= value <= most.get(name, 100_000):
-                raise ConfigError(f"--{flag} is {value}: expected {low} to {most.get(name, 100_000)}.")
+            if not low <= value <= high:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}: expected {low} to {high}.")
     if options.cores is not None and options.cores < 1:
         raise ConfigError(f"--cores is {options.cores}: expected at least 1.")

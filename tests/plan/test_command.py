@@ -109,3 +109,21 @@ def test_without_a_folder_it_says_what_it_takes(capsys: pytest.CaptureFixture[st
     code, _, err = said(capsys)
     assert code == 2
     assert "takes a run folder, or --config FILE --probe SECONDS" in err
+
+
+def test_a_configuration_is_probed_first(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, float]] = []
+
+    def probed(config: Config, seconds: float) -> RunFolder:
+        asked.append((config.actors.count, seconds))
+        return run
+
+    monkeypatch.setattr("asyncrl.plan.probe.probe", probed)
+    words = ("--config", "quickstart", "--probe", "7", "--actors.count", "3", "--try-actors", "1", "2")
+    code, out, _ = said(capsys, *words, "--json", "--steps", "4", "--seeds", "1")
+    assert (code, asked) == (0, [(3, 7.0)])
+    assert [p["setting"]["actors"] for p in json.loads(out)["points"]] == [2, 1]
+    code, _, err = said(capsys, "--config", "quickstart", "--probe", "0")
+    assert (code, "expected more than 0" in err) == (2, True)
