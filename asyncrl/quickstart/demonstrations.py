@@ -8,15 +8,17 @@ adds, whatever sign the question shows. Above one half, the habit is what a mode
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actors.envs.lookup import LookupEnv
+from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.data.base import Message, Task
 from asyncrl.data.sources.lookup import SIGNS, WORDS
+from asyncrl.quickstart.warm_up import Row
 
 
 class FlawedDemonstrator:
@@ -65,17 +67,33 @@ class FlawedDemonstrator:
 
 async def demonstrate(
     task: Task, rng: random.Random, flaw: float, habit: float, tokenizer: PreTrainedTokenizerFast
-) -> tuple[list[int], list[int], bool]:
-    """(ids, labels, success) of one demonstrated episode; labels are -100 at tokens that are not the demonstrator's."""
-    environment = LookupEnv(max_turns=8)
-    renderer = TemplateRenderer(tokenizer)
+) -> Row:
+    """One demonstrated episode of the quickstart."""
     demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
+
+    def act(messages: Sequence[Message]) -> str:
+        if messages[-1]["role"] == "tool":
+            demonstrator.observe(messages[-1:])
+        return demonstrator.act()
+
+    return await play_demonstration(LookupEnv(max_turns=8), task, act, tokenizer)
+
+
+async def play_demonstration(
+    environment: Env, task: Task, act: Callable[[Sequence[Message]], str], tokenizer: PreTrainedTokenizerFast
+) -> Row:
+    """(ids, labels, success) of one episode in which `act` gives each assistant turn, from the conversation so far.
+
+    Labels are -100 at tokens that are not the demonstrator's; the episode succeeds if its last turn is rewarded. Raises
+    ValueError for a chat template that changes earlier tokens.
+    """
+    renderer = TemplateRenderer(tokenizer)
     messages = await environment.reset(task)
     tools = [tool.schema for tool in environment.tools]
     ids = renderer.render_initial(messages, tools)
     labels = [-100] * len(ids)
     while True:
-        sampled = tokenizer.encode(demonstrator.act() + tokenizer.eos_token, add_special_tokens=False)
+        sampled = tokenizer.encode(act(messages) + tokenizer.eos_token, add_special_tokens=False)
         messages.append(renderer.parse(sampled))
         ids, labels = ids + sampled, labels + sampled
         turn = await environment.step(messages[-1])
@@ -83,7 +101,6 @@ async def demonstrate(
             return ids, labels, turn.reward > 0
         tail = renderer.render_tail(messages, turn.messages, tools)
         if tail is None:
-            raise ValueError("the quickstart's chat template is not prefix-stable; see quickstart/tokenizer.py")
+            raise ValueError("the tokenizer's chat template is not prefix-stable; see quickstart/tokenizer.py")
         messages.extend(turn.messages)
         ids, labels = ids + tail, labels + [-100] * len(tail)
-        demonstrator.observe(turn.messages)
