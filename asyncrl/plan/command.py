@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ def plan(run: RunFolder, options: Options) -> int:
     config = record.config
     auto = record.mean("throughput/slots")
     base = Setting.of(config, None if auto is None else max(1, round(auto / max(1, config.actors.count))))
+    base = replace(base, actors=fitted.measured.actors)
     system = System(config, domains(config, options.cores or host_cores()))
     times = calibrated(fitted, system, base, CALIBRATION)
     found = grid(

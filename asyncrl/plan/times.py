@@ -122,3 +122,5 @@ class Measured:
     """Mean of a training step."""
     episodes: int
     steps: int
+    actors: int
+    """That played, those included that joined."""

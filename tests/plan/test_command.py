@@ -70,6 +70,18 @@ def test_as_json_it_has_every_point(run: RunFolder, capsys: pytest.CaptureFixtur
     assert found["recorded"]["mean"]["step_s"] == pytest.approx(found["measured"]["step_s"], rel=0.4)
 
 
+def test_actors_that_joined_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The configuration says two, and a third one was added."""
+    config = Config.model_validate(CONFIG)
+    made = RunFolder.create(tmp_path / "run", config)
+    try:
+        record(made.path, Rules.of(config), actors=3, slots=6, steps=14, seed=0)
+        _, out, _ = said(capsys, str(made.path), "--try-max-staleness", "2", "--steps", "4", "--seeds", "1", "--json")
+        assert json.loads(out)["recorded"]["setting"]["actors"] == 3
+    finally:
+        made.remove_temporary()
+
+
 def test_a_setting_that_the_config_refuses_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--try-max-staleness", "0", "--try-every", "1", "2", "--steps", "6", "--seeds", "1")
     code, out, _ = said(capsys, str(run.path), *words)

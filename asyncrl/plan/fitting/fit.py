@@ -49,6 +49,7 @@ def fit(record: Record) -> Fit:
     measured = Measured(
         step_s=_pace(batches), staleness=_staleness(ledger, batches), dropped=_dropped(ledger, begin),
         generate_s=engine.generate_s, compute_s=compute_s, episodes=len(record.turns), steps=len(batches),
+        actors=_actors(ledger, begin),
     )  # fmt: skip
     return Fit(times, measured, engine.error)
 
@@ -85,6 +86,10 @@ def _staleness(ledger: LedgerRows, batches: Sequence[BatchRow]) -> float | None:
                 tokens += row.policy_tokens
                 aged += sum(count * (batch.version - version) for version, count in row.versions)
     return aged / tokens if tokens else None
+
+
+def _actors(ledger: LedgerRows, begin: int) -> int:
+    return len({a.actor for (number, _), attempts in ledger.attempts.items() if number >= begin for a in attempts})
 
 
 def _dropped(ledger: LedgerRows, begin: int) -> float:
