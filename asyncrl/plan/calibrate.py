@@ -8,6 +8,7 @@ drops of the recorded setting are what the play makes of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -22,7 +23,7 @@ from asyncrl.plan.playing.world import Modelled
 from asyncrl.plan.setting import Setting, rules_of
 from asyncrl.plan.times import Domain, Times
 
-ROUNDS = 4
+ROUNDS = 9
 _NEAR = 0.02
 _MOST = 4.0
 """Largest factor of one round."""
@@ -60,16 +61,35 @@ class System:
 
 
 def calibrated(fit: Fit, system: System, setting: Setting, length: Length, seed: int = 0) -> Times:
-    """The fitted times, scaled to the recorded setting."""
-    times = fit.times
+    """The fitted times, scaled to the recorded setting.
+
+    Near saturation the seconds of a turn change far more than the engine's speed does. So a scale is taken only between
+    those that were too slow and too fast already, and the one that came nearest is kept.
+    """
+    best, nearest = fit.times, float("inf")
+    engine, learner, low, high = 1.0, 1.0, 0.0, float("inf")
     for _ in range(ROUNDS):
+        times = replace(fit.times, engine=fit.times.engine.scaled(engine), learner=fit.times.learner.scaled(learner))
         _, world = system.play(times, setting, length, seed)
         turn, step = (total / max(1.0, count) for total, count in (world.generated, world.trained))
-        engine, learner = _factor(fit.measured.generate_s, turn), _factor(fit.measured.compute_s, step)
-        if max(abs(engine - 1), abs(learner - 1)) < _NEAR:
+        faster, sooner = _factor(fit.measured.generate_s, turn), _factor(fit.measured.compute_s, step)
+        off = max(abs(math.log(faster)), abs(math.log(sooner)))
+        if off < nearest:
+            best, nearest = times, off
+        if off < _NEAR:
             break
-        times = replace(times, engine=times.engine.scaled(engine), learner=times.learner.scaled(learner))
-    return times
+        low, high = (low, engine) if faster < 1 else (engine, high)
+        engine, learner = between(engine * faster, low, high), learner * sooner
+    return best
+
+
+def between(wanted: float, low: float, high: float) -> float:
+    """`wanted` where it lies well between the two, else their geometric mean.
+
+    >>> between(3.0, 1.0, 8.0), between(9.0, 2.0, 8.0), between(0.5, 0.0, 1.0)
+    (3.0, 4.0, 0.5)
+    """
+    return wanted if low * 1.02 < wanted < high / 1.02 else math.sqrt(low * high)
 
 
 def _factor(measured: float, played: float) -> float:
