@@ -241,8 +241,10 @@ def _absolute(values: Any, folders: Sequence[Path], key: str = "") -> Any:
 
 
 def _located(path: str, folders: Sequence[Path]) -> str:
+    if not path:
+        return path
     relative = Path(path).expanduser()
-    if relative.is_absolute() or not path:
+    if relative.is_absolute():
         return str(relative)
     for folder in folders:
         if (folder / relative).exists() or ("*" in path and any(folder.glob(path))):

@@ -28,6 +28,7 @@ _REFUSED: Mapping[str, str] = {
     "buffer": "dir",
     "learner": "backend groups_per_step group_size greedy_baseline",
     "learner.lora": "r lora_alpha use_rslora lora_dropout target_modules exclude_modules",
+    "learner.teacher": "path",
     "launch": "name runs_dir",
 }
 _BRANCH: Mapping[str, str] = {
@@ -38,6 +39,7 @@ _BRANCH: Mapping[str, str] = {
     "advantage_by_env loss loss_options corrections proximal aggregation aggregation_options entropy_coef shaping "
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
     "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
+    "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap",
 }
 _FREE: Mapping[str, str] = {
     "model": "made_with",
@@ -86,6 +88,8 @@ def settings(config: Tree) -> dict[str, Any]:
     found = {field: _at(values, field) for field, _ in fields(Tree) if field in FIELDS["branch"]}
     if config.learner.schedule == "constant":
         del found["learner.steps"]
+    if not config.learner.teacher.path:
+        found = {field: value for field, value in found.items() if not field.startswith("learner.teacher.")}
     if config.buffer.over_age != "mask":
         del found["buffer.max_staleness"]
         found["buffer.over_age"] = UNMASKED

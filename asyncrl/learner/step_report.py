@@ -6,6 +6,7 @@ import logging
 import time
 
 from asyncrl.buffer.client import BatchReply
+from asyncrl.config.teacher_rules import learns_from_teacher
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
@@ -24,6 +25,7 @@ class StepReport:
         self._session, self._objective, self._samples = session, objective, samples
         self._tokens_trained, self._skipped = 0, 0
         self._no_signal = NoSignal(session.config.learner.steps)
+        self._taught = learns_from_teacher(session.config)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -49,7 +51,7 @@ class StepReport:
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
-        if why := self._no_signal.note(reply.trajectories):
+        if not self._taught and (why := self._no_signal.note(reply.trajectories)):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
 

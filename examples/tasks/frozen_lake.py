@@ -70,7 +70,9 @@ class Tasks(DrawnTasks):
 
 class Game(asyncrl.Environment):
     """Reward 1 at the goal, -0.5 in a hole, where the episode ends, and -0.1 for a move that does not move. The reward
-    `success` is 1 at the goal."""
+    `success` is 1 at the goal. The cell is the state: `learner.advantage: gigpo` compares siblings that stood on it."""
+
+    reset_state = START
 
     async def reset(self, task: Any) -> list[dict[str, Any]]:
         self._cell, self._holes, self._left = START, task["holes"], MOST_MOVES
@@ -87,7 +89,7 @@ class Game(asyncrl.Environment):
                 reward=reward, done=True, rewards={"success": goal}, metrics={"success": goal, "fell": fell}
             )
         answer = f"at {self._cell}" if move in MOVES else "not a move"
-        return asyncrl.Turn(messages=[{"role": "user", "content": answer}], reward=reward)
+        return asyncrl.Turn(messages=[{"role": "user", "content": answer}], reward=reward, state=self._cell)
 
 
 def oracle(messages: Sequence[Any]) -> str:

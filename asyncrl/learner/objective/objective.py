@@ -25,6 +25,7 @@ from asyncrl.learner.objective.functions import Functions
 from asyncrl.learner.objective.kl import limited, penalise_rewards, unbiased
 from asyncrl.learner.objective.rehearsal import made_up
 from asyncrl.learner.objective.shaping import resampled, shaped
+from asyncrl.learner.objective.teacher import TeacherTerm
 from asyncrl.learner.ragged import masked, spread
 
 _USER_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
@@ -83,10 +84,12 @@ class Objective:
         """Whether micro-batches may be evaluated one by one; otherwise a whole mini-batch must be, in one call."""
         self.linear_in_advantage = self.row_by_row and self._functions.linear_in_advantage()
         """Whether a row without any advantage adds nothing to the gradient."""
+        self.teacher = TeacherTerm(learner.teacher)
         needs = self._functions.estimators.needs
         self.advantage_needs_sum_pi_sq = "sum_pi_sq" in needs
-        self.advantage_needs_logprobs = not needs.isdisjoint(("logprobs", "sum_pi_sq")) or (
-            learner.kl_coef > 0 and learner.kl_in == "reward"
+        in_reward = learner.kl_coef > 0 and learner.kl_in == "reward"
+        self.advantage_needs_logprobs = (
+            not needs.isdisjoint(("logprobs", "sum_pi_sq")) or in_reward or self.teacher.in_advantage
         )
         self._rehearse()
 
@@ -109,11 +112,12 @@ class Objective:
     ) -> Advantages:
         """Advantages of the whole batch; each input is [T]. Raises ConfigError where the data lack what an option
         names."""
-        rewards = batch.rewards
+        rewards, turn_rewards = batch.rewards, batch.turn_rewards
         if reference is not None and self._learner.kl_in == "reward":
             assert proximal is not None
             kl = self._functions.kl(proximal, reference.logprobs)
             rewards = penalise_rewards(rewards, kl, batch.sampled, reference.coefficient)
+            turn_rewards = penalise_rewards(turn_rewards, kl, batch.sampled, reference.coefficient)
         inputs = EstimatorInputs(
             rewards=rewards,
             # Tokens over age too: an episode's reward may be on one that carries no loss.
@@ -128,6 +132,9 @@ class Objective:
             baseline=batch.baseline if self._learner.greedy_baseline else None,
             reward_components=batch.reward_components,
             reward_names=batch.reward_names,
+            turn_of=batch.turn_of,
+            turn_rewards=turn_rewards,
+            states=batch.states,
         )
         estimated = self._functions.estimators(batch, inputs)
         weights = spread(batch.row_weights, batch.lengths, len(batch.token_ids))
@@ -291,6 +298,7 @@ class Objective:
         except _USER_ERRORS as error:
             raise ConfigError(
                 f"{field} is {estimator.name!r}: {error} The learner has rewards, groups, logprobs and sum_pi_sq; "
-                "values under learner.critic shared or separate; the greedy episode's reward (baseline) under "
-                "learner.greedy_baseline. It gets those that it declares with @estimator(needs=...)."
+                "turn_of, turn_rewards and states by turn; values under learner.critic shared or separate; the greedy "
+                "episode's reward (baseline) under learner.greedy_baseline. It gets those that it declares with "
+                "@estimator(needs=...)."
             ) from error
