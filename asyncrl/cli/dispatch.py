@@ -11,6 +11,7 @@ from asyncrl.cli import system
 from asyncrl.cli.beginning import doctor, init, try_
 from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
+from asyncrl.cli.planning import plan
 from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, trace, view, why
 from asyncrl.errors import AsyncRLError, ConfigError, described
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "replay": replay,
     "report": report,
     "trace": trace,
+    "plan": plan,
     "actors": actors,
     "envs": envs,
     "rewards": rewards,

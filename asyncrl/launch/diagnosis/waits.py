@@ -92,7 +92,24 @@ def read(run: RunFolder) -> list[RoleState]:
 
 
 def why(run: RunFolder) -> list[str]:
-    """The lines that `asyncrl why` prints."""
+    """The lines that `asyncrl why` prints: who waits for whom, and at the end what would make the run faster, where its
+    record says so."""
+    advised = _advice(run)
+    return [*_waiting(run), *[advised] * bool(advised)]
+
+
+def _advice(run: RunFolder) -> str:
+    """Empty also where the metrics cannot be read: who waits for whom is answered without them."""
+    from asyncrl.tracking.advice import advice
+    from asyncrl.tracking.sinks import jsonl
+
+    try:
+        return advice(jsonl.by_step(run.metrics), os.cpu_count())
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _waiting(run: RunFolder) -> list[str]:
     alive = living(run).values()
     if "launcher" not in alive:
         if not run.ended:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import html
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from asyncrl.tracking.advice import advice
 from asyncrl.tracking.report.panels import DASHBOARD, Panel
 from asyncrl.tracking.report.plots import draw, names
 from asyncrl.tracking.series import FATES, STOP_REASONS
@@ -84,9 +86,11 @@ def _first_screen(records: Sequence[Record], pictures: dict[str, str], left_out:
         return ["<p>No training step was recorded.</p>"]
     by_slug = {panel.slug: panel for panels in DASHBOARD.values() for panel in panels}
     missing = f"<p>{left_out} curves were left out: drawing took too long, or was interrupted. {AGAIN}</p>"
+    advised = advice(records, os.cpu_count())
     return [
         *[missing] * bool(left_out),
         _numbers(records),
+        *[f"<p>{html.escape(advised)}</p>"] * bool(advised),
         _bias(records[-1] if "buffer/count/generated" in records[-1] else _merged(records)),
         _slowest(_merged(records)),
         _grid([by_slug[slug] for slug in FIRST], pictures),

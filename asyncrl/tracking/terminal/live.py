@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.tracking.advice import advice
 from asyncrl.tracking.report.chosen import sentences
 from asyncrl.tracking.series import BUCKETS
 from asyncrl.tracking.state import GREEDY, HELD_OUT, SAMPLED, Event, Record, RunState
@@ -48,7 +49,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 def render(view: View) -> RenderableType:
     """The live view, at least 80 columns wide."""
-    body = Group(_progress(view), Text(), _numbers(view), Text(), _roles(view.roles))
+    parts = [_progress(view), Text(), _numbers(view), Text(), _roles(view.roles)]
+    parts += [Text(), Text(view.advice, style="dim")] if view.advice else []
+    body = Group(*parts)
     return Panel(body, title=f"[bold]asyncrl[/bold] · {view.name}", title_align="left", border_style="cyan")
 
 
@@ -76,8 +79,8 @@ def line(view: View, record: Record) -> str:
     return "  ".join(parts)
 
 
-def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
-    """The end of the output: the result of the run, and its folder."""
+def end(summary: Mapping[str, Any], run: Path, advised: str = "") -> RenderableType:
+    """The end of the output: the result of the run, what would make it faster, and its folder."""
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim")
     rows.add_column()
@@ -99,6 +102,8 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
     rows.add_row("largest staleness", f"{summary['max_staleness_seen']} training steps")
     if summary.get("restarts"):
         rows.add_row("restarts", ", ".join(f"{role} {n}" for role, n in summary["restarts"].items()))
+    if advised:
+        rows.add_row("advice", Text(advised, overflow="fold"))
     rows.add_row("run folder", Text(str(run), style="bold", overflow="fold"))
     rows.add_row("report", Text(str(run / "report.html"), overflow="fold"))
     rows.add_row("read the rollouts", Text(f"asyncrl view {shlex.quote(str(run))}", overflow="fold"))
@@ -152,7 +157,8 @@ class Terminal:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        self._console.print(end(summary, self._run))
+        advised = advice(list(self._state.recent), os.cpu_count())
+        self._console.print(end(summary, self._run, advised))
 
     def _plain(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from asyncrl.tracking.advice import advice
 from asyncrl.tracking.series import BUCKETS, DROP_REASONS, STATES
 from asyncrl.tracking.state import GREEDY, SAMPLED, RoleState, RunState
 
@@ -63,6 +65,8 @@ class View:
     dropped: dict[str, float] = field(default_factory=dict)
     """Groups, by reason; only those above 0."""
     roles: tuple[RoleView, ...] = ()
+    advice: str = ""
+    """What would make it faster; empty where the record does not say."""
 
 
 def view(run_state: RunState, name: str, now: float) -> View:
@@ -94,6 +98,7 @@ def view(run_state: RunState, name: str, now: float) -> View:
             for role, state in sorted(run_state.roles.items())
             if role != "launcher" and not state.over
         ),
+        advice=advice(training, os.cpu_count()),
     )
 
 

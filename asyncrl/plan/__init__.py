@@ -1,0 +1,1 @@
+"""`asyncrl plan`: plays the buffer's own code on a virtual clock, with the times of a run, and recommends a setting."""

@@ -1,0 +1,78 @@
+"""`asyncrl plan`: reads a record, plays a grid of settings, prints what it comes to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.plan import table
+from asyncrl.plan.calibrate import System, calibrated
+from asyncrl.plan.fitting.fit import Fit, fit
+from asyncrl.plan.fitting.record import read
+from asyncrl.plan.grid import Grid, grid
+from asyncrl.plan.playing.simulate import Length
+from asyncrl.plan.setting import Setting, domains, host_cores
+from asyncrl.run_folder import RunFolder
+
+CALIBRATION = Length(4, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    given: Mapping[str, Sequence[Any]]
+    """Values by dimension (`Setting`); without any the default grid."""
+    steps: int
+    """Training steps that are measured in each play."""
+    seeds: int
+    cores: int | None
+    """Of the host; None: those of this one."""
+    as_json: bool
+    write: Path | None
+
+
+def plan(run: RunFolder, options: Options) -> int:
+    """Raises RunError for a record that says too little, ConfigError for a setting that cannot be."""
+    if options.write is not None and options.write.exists():
+        raise ConfigError(f"--write is {options.write}, which exists: give another file.")
+    record = read(run)
+    fitted = fit(record)
+    config = record.config
+    auto = record.mean("throughput/slots")
+    base = Setting.of(config, None if auto is None else max(1, round(auto / max(1, config.actors.count))))
+    base = replace(base, actors=fitted.measured.actors)
+    system = System(config, domains(config, options.cores or host_cores()))
+    times = calibrated(fitted, system, base, CALIBRATION)
+    found = grid(
+        system, times, base, options.given, steps=options.steps, seeds=options.seeds,
+        note=lambda setting: print(f"plays {setting}", file=sys.stderr) if sys.stderr.isatty() else None,
+    )  # fmt: skip
+    changes, changed = table.changed_config(config, found)
+    if options.as_json:
+        print(json.dumps(table.as_json(fitted, found, changes), indent=2))
+    else:
+        print("\n".join(_text(fitted, found, changes, config)))
+    if options.write is not None:
+        values = changed.model_dump(mode="json")
+        values["launch"]["name"] = None
+        options.write.write_text(yaml.safe_dump(values, sort_keys=False))
+        if not options.as_json:
+            print(f"{options.write} is the configuration of the run with these lines.")
+    return 0
+
+
+def _text(fitted: Fit, found: Grid, changes: dict[str, Any], config: Config) -> list[str]:
+    base = found.base.outcomes[0]
+    lines = [table.checked(fitted, base), table.far_off(fitted, base), "", table.table(found), ""]
+    lines += table.verdict(found, config)
+    lines += [f"not played: {setting}: {why}" for setting, why in found.refused.items()]
+    if changes:
+        lines += ["", "lines for the configuration:", table.paste(changes)]
+    return [line for n, line in enumerate(lines) if line or n != 1]

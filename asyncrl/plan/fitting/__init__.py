@@ -1,0 +1,1 @@
+"""Times of a plan from the record of a run."""

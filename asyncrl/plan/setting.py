@@ -1,0 +1,108 @@
+"""What a plan varies, and the buffer's rules under it. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asyncrl.buffer.rules import Rules
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
+from asyncrl.plan.times import Domain
+
+FIELDS = {
+    "actors": "actors.count",
+    "slots": "actors.slots",
+    "groups_per_step": "learner.groups_per_step",
+    "max_staleness": "buffer.max_staleness",
+    "every": "weights.every",
+    "sampler": "buffer.sampler",
+}
+"""The config's field of each dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    actors: int
+    slots: int
+    """Of one actor."""
+    groups_per_step: int
+    max_staleness: int
+    every: int
+    sampler: str
+
+    @classmethod
+    def of(cls, config: Config, slots: int | None = None) -> Setting:
+        """`slots`: what `actors.slots: auto` came to."""
+        given = config.actors.slots
+        return cls(
+            max(1, config.actors.count - config.actors.eval),
+            given if isinstance(given, int) else slots or config.actors.most_slots,
+            config.learner.groups_per_step, config.buffer.max_staleness, config.weights.every, config.buffer.sampler,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return ", ".join(f"{FIELDS[name]} {getattr(self, name)}" for name in FIELDS)
+
+    def changes(self, base: Setting) -> dict[str, Any]:
+        """The config's fields in which it differs from another."""
+        return {field: getattr(self, n) for n, field in FIELDS.items() if getattr(self, n) != getattr(base, n)}
+
+
+def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with other values by field path; `buffer.capacity` grows where they need it. Raises ConfigError."""
+    values = config.model_dump()
+    for path, value in changes.items():
+        section, _, name = path.partition(".")
+        values[section][name] = value
+    needed = (values["buffer"]["max_staleness"] + 1) * config.learner.group_size * values["learner"]["groups_per_step"]
+    if changes:
+        values["buffer"]["capacity"] = max(values["buffer"]["capacity"], needed)
+    try:
+        return Config.model_validate(values)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def rules_of(config: Config, setting: Setting) -> Rules:
+    """The buffer's rules under a setting. Evaluations and limits of the disk are not played, and no lease lapses, since
+    no process dies. Raises ConfigError."""
+    changes = setting.changes(Setting.of(config, setting.slots))
+    if "actors.count" in changes:
+        changes["actors.count"] += config.actors.eval
+    rules = Rules.of(config_with(config, changes))
+    return replace(
+        rules, steps=1 << 30, slots=max(rules.slots, setting.slots), eval_sets=(), eval_every=0, eval_reserved=0,
+        lease_s=1e12, max_disk_bytes=float("inf"), stop_on_failures=False, stop_if_all_fail=False,
+        batch_retries=1 << 30, group_scored=False,
+    )  # fmt: skip
+
+
+def domains(config: Config, cores: int) -> list[Domain]:
+    """Which roles share cores: of `launch.cpus`, where given, else all of this host's `cores`. Roles on GPUs and on
+    several hosts share none, but those that share a GPU."""
+    if config.launch.backend != "local" or config.launch.host:
+        return []
+    shares = config.launch.gpus.get("actor", 1.0), config.launch.gpus.get("learner", 1.0)
+    if config.weights.channel == "cuda_ipc" or all(0 < share < 1 for share in shares):
+        return [Domain(1.0, frozenset({"actor", "learner"}))]
+    if config.actors.engine != "hf":
+        return []
+    pinned = config.launch.cpus
+    roles = {"learner", "buffer", *(role for role in pinned if role.startswith("actor"))}
+    roles |= set() if any(role.startswith("actor") for role in roles) else {"actor"}
+    found: list[tuple[set[int], set[str]]] = []
+    for role in sorted(roles):
+        own, members = set(pinned.get(role, range(cores))), {role}
+        for other in [each for each in found if each[0] & own]:
+            found.remove(other)
+            own, members = own | other[0], members | other[1]
+        found.append((own, members))
+    return [Domain(float(len(own)), frozenset(members)) for own, members in found]
+
+
+def host_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,93 @@
+"""What is fitted to a record equals what made it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from asyncrl.plan.fitting.engine_speed import _features, _Generated, nonnegative
+from asyncrl.plan.grid import Point, front, picked, settings, thinning
+from asyncrl.plan.playing.clock import Clock, Cores
+from asyncrl.plan.playing.engine import Engine
+from asyncrl.plan.playing.outcome import Outcome
+from asyncrl.plan.setting import Setting
+from asyncrl.plan.times import EngineTimes
+
+BASE = Setting(2, 48, 24, 2, 1, "fifo")
+
+
+def test_the_speed_of_an_engine_is_found_again() -> None:
+    """Turns of the modelled engine under changing load, read as a record is."""
+    clock, rng, turns = Clock(), Random(0), []
+    times = EngineTimes(0.02, 0.004, 0.0005)
+    engine = Engine(clock, Cores(float("inf")), times, 1.0, 0)
+
+    def request(left: int) -> None:
+        began, prefilled, sampled = clock.now, rng.randint(0, 60), rng.randint(5, 60)
+
+        def done(_: object) -> None:
+            turns.append(_Generated(began, clock.now, sampled, prefilled))
+            if left:
+                clock.after(rng.expovariate(1.0), lambda: request(left - 1))
+
+        engine.request(prefilled, sampled, done)
+
+    for _ in range(20):
+        clock.after(rng.uniform(0, 40), lambda: request(15))
+    while clock.next():
+        pass
+    rows = _features(turns)
+    found, left = nonnegative(rows[:, 1:], rows[:, 0])
+    assert found == pytest.approx([0.02, 0.004, 0.0005], rel=0.1)
+    assert left.std() < 0.1 * rows[:, 0].mean()
+
+
+def test_no_coefficient_is_negative() -> None:
+    features = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+    found, _ = nonnegative(features, np.array([3.0, 2.0, 1.0]))
+    assert found.tolist() == [2.0, 0.0]
+
+
+def point(setting: Setting, rate: float, staleness: float) -> Point:
+    outcome = Outcome(10, 1.0, rate, rate, 0.5, 0.0, staleness, 2, 0.0, 0.0, 0.0, 10, 1.0, 1.0, 0, ())
+    return Point(setting, (outcome,))
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    a, b, c = (point(replace(BASE, max_staleness=n), rate, s) for n, rate, s in ((0, 1, 0.0), (1, 3, 0.5), (2, 2, 0.9)))
+    assert front([c, a, b]) == [b, a]
+
+
+def test_the_freshest_of_the_fast_ones_is_picked() -> None:
+    base, one, two = (
+        point(BASE, 100.0, 0.9),
+        point(replace(BASE, max_staleness=1), 99.0, 0.5),
+        point(replace(BASE, max_staleness=4), 101.0, 1.4),
+    )
+    assert picked([base, one, two], BASE, {}) is one
+    assert picked([base, two], BASE, {}) is base
+    slow = point(replace(BASE, max_staleness=1), 90.0, 0.5)
+    assert picked([base, slow], BASE, {}) is base, "a tenth slower is too much"
+
+
+def test_more_actors_and_other_batches_are_picked_only_where_asked_for() -> None:
+    more = point(replace(BASE, actors=4), 200.0, 0.9)
+    base = point(BASE, 100.0, 0.9)
+    assert picked([base, more], BASE, {}) is base
+    assert picked([base, more], BASE, {"actors": (2, 4)}) is more
+
+
+def test_a_grid_is_the_product_of_what_is_given() -> None:
+    found = settings(BASE, {"max_staleness": (0, 1), "actors": (1, 2)})
+    assert len(found) == 5
+    assert found[0] == BASE
+    assert {(s.actors, s.max_staleness) for s in found[1:]} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+
+
+def test_a_large_system_is_thinned_evenly() -> None:
+    assert thinning(Setting(1000, 64, 512, 2, 1, "fifo"), 5.0) == 8
+    assert thinning(BASE, 100.0) == 2
+    assert thinning(BASE, 0.5) == 1
