@@ -73,14 +73,19 @@ def settings(base: Setting, given: Mapping[str, Sequence[Any]], slots_fixed: boo
         values = [given.get(name, (getattr(base, name),)) for name in names]
         found = [Setting(*each) for each in itertools.product(*values)]
         return list(dict.fromkeys([base, *found]))
-    found = [replace(base, max_staleness=s, every=min(base.every, s + 1)) for s in (0, 1, 2, 4, 8)]
-    found += [replace(base, actors=n) for n in (base.actors + 1, 2 * base.actors)]
-    if not slots_fixed:
-        found += [replace(base, slots=n) for n in (max(1, base.slots // 2), 2 * base.slots)]
-    found += [replace(base, groups_per_step=n) for n in (max(1, base.groups_per_step // 2), 2 * base.groups_per_step)]
-    found += [replace(base, every=n) for n in (1, 2) if n <= base.max_staleness + 1]
-    found += [replace(base, sampler=name) for name in ("fifo", "freshest")]
-    return list(dict.fromkeys([base, *found]))
+    return list(dict.fromkeys([base, *_one_changed(base, slots_fixed)]))
+
+
+def _one_changed(base: Setting, slots_fixed: bool) -> Iterator[Setting]:
+    yield from (replace(base, max_staleness=s, every=min(base.every, s + 1)) for s in (0, 1, 2, 4, 8))
+    changes: dict[str, Sequence[Any]] = {
+        "actors": (base.actors + 1, 2 * base.actors),
+        "slots": () if slots_fixed else (max(1, base.slots // 2), 2 * base.slots),
+        "groups_per_step": (max(1, base.groups_per_step // 2), 2 * base.groups_per_step),
+        "every": [n for n in (1, 2) if n <= base.max_staleness + 1],
+        "sampler": ("fifo", "freshest"),
+    }
+    yield from (replace(base, **{name: value}) for name, values in changes.items() for value in values)
 
 
 def played(system: System, times: Times, setting: Setting, length: Length, seed: int) -> Outcome:

@@ -231,7 +231,7 @@ class Play:
             self._asking = False
             b, groups = self._batch, [self._core.ledger.live[number] for number in answer.batch.groups]
             self._tally.fixed(self._clock.now, self._asked_at, answer.batch, groups)
-            self._tally.live(self._core.tickets.reserved(), ended_groups(self._core))
+            self._tally.live(self._core.tickets.places.taken(), ended_groups(self._core))
             self._world.train(b, sum(group.tokens for group in groups), lambda: self._finished(b))
             self._serve()
         elif self._rules.over_age == "wait" and not self._retrying:
