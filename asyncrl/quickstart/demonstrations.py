@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actors.envs.lookup import LookupEnv
-from asyncrl.actors.rendering.template import TemplateRenderer
-from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.data.base import Message, Task
 from asyncrl.data.sources.lookup import SIGNS, WORDS
+from asyncrl.rendering.template import TemplateRenderer
+from asyncrl.rendering.tool_calls import Hermes
 
 
 class FlawedDemonstrator:

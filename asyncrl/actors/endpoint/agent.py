@@ -15,8 +15,8 @@ from asyncrl.actors.envs.agent import is_async, rewards_of
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failed, failing
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Task
+from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import Ticket, Trajectory
 
 

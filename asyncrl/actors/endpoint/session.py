@@ -25,8 +25,8 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import OffLoop
 from asyncrl.actors.episodes.rows import BranchingRows
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Message
+from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 
 T = TypeVar("T")

@@ -30,8 +30,8 @@ from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow
-from asyncrl.actors.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.data.base import Message
+from asyncrl.rendering.template import Renderer, warn_of_prefix_break
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 from asyncrl.user_errors import Cause
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actors.rendering.template import Renderer, TemplateRenderer, ToolSchema
 from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
+from asyncrl.rendering.template import Renderer, TemplateRenderer, ToolSchema
 
 
 class BridgedRenderer:
@@ -63,7 +63,7 @@ class BridgedRenderer:
         return message
 
 
-RENDERERS: dict[str, str] = {"template": "asyncrl.actors.rendering.template:TemplateRenderer.of"}
+RENDERERS: dict[str, str] = {"template": "asyncrl.rendering.template:TemplateRenderer.of"}
 """Name -> import path of a callable `(config: Config) -> Renderer`. An import path of the config's own is called with
 the tokenizer."""
 
@@ -87,7 +87,7 @@ def build_renderer(config: Config) -> Renderer:
     ]:
         raise ConfigError(
             f"actors.renderer is {name!r}, which gives a {type(own).__name__} without {', '.join(missing)}: expected a "
-            "Renderer (asyncrl/actors/rendering/template.py) or one of the package `renderers`."
+            "Renderer (asyncrl/rendering/template.py) or one of the package `renderers`."
         )
     renderer: Renderer = own
     return renderer

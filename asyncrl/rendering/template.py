@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from asyncrl.actors.rendering.tool_calls import TOOL_CALL_FORMATS
 from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
+from asyncrl.rendering.tool_calls import TOOL_CALL_FORMATS
 
 log = logging.getLogger(__name__)
 
