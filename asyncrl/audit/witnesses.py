@@ -1,6 +1,7 @@
 """The witnesses of a run, each read from its own place, so that a mistake of one cannot have altered another.
 
 the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
+                       which demonstration                         data/demonstrations, the files
 the actors' logs       what each put, and was told is stored       acks/<actor>.jsonl
 the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
 the learner's reports  what it published                           events.jsonl
@@ -26,9 +27,11 @@ from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config, resuming
+from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import readable
+from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints.checkpoints import Done, changed_files, complete, read_list
@@ -90,6 +93,7 @@ class Bounds:
     group_scored: bool = False
     eval_sets: tuple[HeldOutSet, ...] = ()
     eval_every: int = 0
+    demonstrations_per_step: int = 0
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -100,7 +104,7 @@ class Bounds:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         return cls(
-            c.learner.groups_per_step,
+            groups_per_step(c),
             b.max_uses,
             b.max_staleness,
             b.over_age,
@@ -113,6 +117,7 @@ class Bounds:
             group_scored=bool(c.env.group_score),
             eval_sets=held_out_sets(c),
             eval_every=c.eval.every,
+            demonstrations_per_step=demonstrations_per_step(c),
         )
 
 
@@ -136,6 +141,8 @@ class Evidence:
     """Of each checkpoint with a copy of the ledger."""
     held_out: Mapping[str, int] = field(default_factory=dict)
     """How many held-out tasks the source of each held-out set has, by its name."""
+    demonstrations: Demonstrations | None = None
+    """Those of the files, in the order that the data seed gives."""
     completed: tuple[str, ...] = ()
     """Names of the checkpoints that the learner reported as complete, in that order."""
 
@@ -178,6 +185,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         settings=tuple(resuming.settings(each) for each in configs),
         snapshots=snapshots,
         held_out=_held_out(configs, source),
+        demonstrations=open_demonstrations(config),
         completed=completed,
     )
 

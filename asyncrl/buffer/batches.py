@@ -19,6 +19,7 @@ from asyncrl.buffer.redone import changed_since, first_in_doubt
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
+from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.tickets import Tickets
 
@@ -33,8 +34,17 @@ class BatchAnswer:
 
 
 class Batches:
-    def __init__(self, ledger: Ledger, rules: Rules, tickets: Tickets, draws: TaskDraws, losses: DiskLosses) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        rules: Rules,
+        tickets: Tickets,
+        draws: TaskDraws,
+        losses: DiskLosses,
+        demonstrations: DemonstrationDraws,
+    ) -> None:
         self._ledger = ledger
+        self._demonstrations = demonstrations
         self._draws = draws
         self._losses = losses
         self._rules = rules
@@ -132,9 +142,14 @@ class Batches:
             if self._disk_is_full_for_good():
                 return BatchAnswer("ended", self._disk_message(), failed=True)
             return BatchAnswer("waiting", why)
-        batch = self._ledger.fix(b, current.version, groups)
+        batch = self._fix(b, current.version, groups)
         self._hand_out(b, current.version)
         return BatchAnswer("ready", "", batch)
+
+    def _fix(self, b: int, version: int, groups: list[Group]) -> Batch:
+        batch = self._ledger.fix(b, version, groups)
+        self._demonstrations.fix(batch)
+        return batch
 
     def _recorded(self, current: Incarnation, batch: Batch) -> BatchAnswer:
         """The answer for a batch that was fixed before."""
@@ -256,7 +271,7 @@ class Batches:
 
     def _again(self, batch: Batch) -> None:
         """Fixes the same groups on the branch that has just begun."""
-        self._ledger.fix(batch.b, batch.version, [self._ledger.live[number] for number in batch.groups])
+        self._fix(batch.b, batch.version, [self._ledger.live[number] for number in batch.groups])
 
     def _end(self, b: int, outcome: Outcome) -> None:
         """Records an outcome. If the batch ended otherwise before, a new branch begins with the same groups."""

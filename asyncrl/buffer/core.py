@@ -35,12 +35,14 @@ from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
+from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
+from asyncrl.data.demonstrations import Demonstrations
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
@@ -56,6 +58,7 @@ class Buffer:
         curriculum: Curriculum | None = None,
         on_step_end: OnStepEnd | None = None,
         held_out: Mapping[str, TaskSource] | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks. `held_out`: the
         sources of those held-out sets that have one of their own."""
@@ -70,7 +73,8 @@ class Buffer:
         self.leases = Leases(rules.lease_s)
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
-        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses)
+        self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
+        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses, self.demonstrations)
         sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
         self.evals = EvalSets(database, rules, sources, self.leases, self._made())
         self.limits = Limits.of(rules, furthest(database), self.evals.total)
@@ -367,6 +371,7 @@ class Buffer:
             "held": {actor: list(version) for actor, version in sorted(self.actor_weights.items())},
             "places": {"taken": self.tickets.reserved(), "capacity": self.rules.capacity},
             "disk_bytes": self.database.payloads.disk_bytes,
+            "demonstrations": self.demonstrations.drawn,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,
             "players": self.evals.players.names(self.evals.everyone),

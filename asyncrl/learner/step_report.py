@@ -11,6 +11,7 @@ from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
+from asyncrl.learner.step.demonstration_metrics import metrics_beside, supervised_metrics
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult
 
@@ -40,16 +41,19 @@ class StepReport:
             return
         session, now = self._session, time.perf_counter()
         success = session.config.eval.success
-        metrics = step_metrics(
-            self._objective, batch, reply.trajectories, result, version=reply.version, success=success
-        )
+        if self._objective.supervised:
+            metrics = supervised_metrics(batch, result)
+        else:
+            metrics = metrics_beside(batch, result) | step_metrics(
+                self._objective, batch, reply.trajectories, result, version=reply.version, success=success
+            )
         self._tokens_trained += int(batch.mask.sum())
         metrics["throughput/tokens_trained"] = self._tokens_trained
         metrics["throughput/step_s"] = now - self._last_applied
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
-        if why := self._no_signal.note(reply.trajectories):
+        if reply.trajectories and (why := self._no_signal.note(reply.trajectories)):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
 

@@ -14,7 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.data.base import Message, Task
+from asyncrl.data.demonstrations.chat import Chat
 from asyncrl.data.sources.lookup import SIGNS, WORDS
+from asyncrl.rendering.demonstrations import rows_of
 from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.rendering.tool_calls import Hermes
 
@@ -63,27 +65,33 @@ class FlawedDemonstrator:
         return str(self._rng.randint(10, 198))
 
 
+async def play(task: Task, rng: random.Random, flaw: float, habit: float) -> tuple[Chat, bool]:
+    """One demonstrated episode as a chat, and whether it succeeded."""
+    environment = LookupEnv(max_turns=8)
+    demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
+    messages = await environment.reset(task)
+    tools = [tool.schema for tool in environment.tools]
+    while True:
+        messages.append(_message(demonstrator.act()))
+        turn = await environment.step(messages[-1])
+        if turn.done:
+            return Chat(messages, [dict(tool) for tool in tools]), turn.reward > 0
+        messages.extend(turn.messages)
+        demonstrator.observe(turn.messages)
+
+
+def _message(text: str) -> Message:
+    content, calls = Hermes().parse(text)
+    message: Message = {"role": "assistant", "content": content}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
 async def demonstrate(
     task: Task, rng: random.Random, flaw: float, habit: float, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[list[int], list[int], bool]:
     """(ids, labels, success) of one demonstrated episode; labels are -100 at tokens that are not the demonstrator's."""
-    environment = LookupEnv(max_turns=8)
     renderer = TemplateRenderer(tokenizer)
-    demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
-    messages = await environment.reset(task)
-    tools = [tool.schema for tool in environment.tools]
-    ids = renderer.render_initial(messages, tools)
-    labels = [-100] * len(ids)
-    while True:
-        sampled = tokenizer.encode(demonstrator.act() + tokenizer.eos_token, add_special_tokens=False)
-        messages.append(renderer.parse(sampled))
-        ids, labels = ids + sampled, labels + sampled
-        turn = await environment.step(messages[-1])
-        if turn.done:
-            return ids, labels, turn.reward > 0
-        tail = renderer.render_tail(messages, turn.messages, tools)
-        if tail is None:
-            raise ValueError("the quickstart's chat template is not prefix-stable; see quickstart/tokenizer.py")
-        messages.extend(turn.messages)
-        ids, labels = ids + tail, labels + [-100] * len(tail)
-        demonstrator.observe(turn.messages)
+    chat, success = await play(task, rng, flaw, habit)
+    (row,) = rows_of(renderer, chat, None)  # the quickstart's template never changes what it has written
+    labels = [token if shown else -100 for token, shown in zip(row.ids, row.mask, strict=True)]
+    return row.ids, labels, success

@@ -42,6 +42,15 @@ class BridgedRenderer:
             return None
         return list(bridged.token_ids[len(row) :])
 
+    def render_answer(
+        self, messages_before: Sequence[Message], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[int] | None:
+        prompt = self.render_initial(messages_before, tools)
+        functions, both = _functions(tools), [*messages_before, message]
+        full = list(self._inner.render_ids(both, tools=functions, add_generation_prompt=False))
+        ends = max((i + 1 for i, token in enumerate(full) if token in self.stop_token_ids), default=0)
+        return full[len(prompt) : ends] if full[: len(prompt)] == prompt and ends > len(prompt) else None
+
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         parsed = self._inner.parse_response(list(sampled_ids))
         message: Message = {"role": "assistant", "content": parsed.content or ""}

@@ -58,6 +58,16 @@ class Renderer(Protocol):
         """
         ...
 
+    def render_answer(
+        self, messages_before: Sequence[Message], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[int] | None:
+        """The ids that a policy would have sampled for the assistant's `message`, with the stop token that ends it.
+
+        For demonstrations only. None: the conversation with the message does not begin with the one before it, so that
+        its ids cannot be told apart.
+        """
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         ...
@@ -164,6 +174,14 @@ class TemplateRenderer:
         if at < 0 or base[after:].strip() or not full.startswith(base):
             return None
         return list(self._ids(full[after if closed else at :]))
+
+    def render_answer(
+        self, messages_before: Sequence[Message], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[int] | None:
+        prompt = self._text(messages_before, tools, generate=True)
+        full = self._text([*messages_before, message], tools, generate=False)
+        ends = max((full.rfind(stop) + len(stop) for stop in self._stops if stop in full), default=0)
+        return list(self._ids(full[len(prompt) : ends])) if full.startswith(prompt) and ends > len(prompt) else None
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -10,10 +10,15 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 7
+VERSION = 8
 """Raised with every change of the tables; a ledger of another version is refused."""
 
-READERS = {4: "0.1.0 at commit e37eb93", 5: "0.1.0 at commit 47ec003", 6: "0.1.0 at commit cdb86a9"}
+READERS = {
+    4: "0.1.0 at commit e37eb93",
+    5: "0.1.0 at commit 47ec003",
+    6: "0.1.0 at commit cdb86a9",
+    7: "0.1.0 at commit ccddf7b",
+}
 """By version of the tables: the last asyncrl that reads them."""
 
 
@@ -21,7 +26,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 7: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 8: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -128,6 +133,14 @@ CREATE TABLE uses (
     PRIMARY KEY (serial, place)
 ) WITHOUT ROWID;
 CREATE INDEX uses_group ON uses(grp);
+CREATE TABLE demonstrations (       -- what each batch takes of data.demonstrations, in training order
+    serial INTEGER NOT NULL,        -- of the batch
+    place INTEGER NOT NULL,
+    draw INTEGER NOT NULL,          -- 0, 1, 2 ... along the line of batches, whatever their outcomes
+    line INTEGER NOT NULL,          -- the row of the files that the data seed gives for it
+    digest TEXT NOT NULL,           -- of the chat
+    PRIMARY KEY (serial, place)
+) WITHOUT ROWID;
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
     branch INTEGER NOT NULL,        -- it started on

@@ -9,7 +9,8 @@
                                               optimizer.pt or dcp/ is of the adapters alone
                                schedule.json  how many steps had no gradient, and so no place in the schedule; if any
                                rng.pt         torch's random state
-                               batches.jsonl  every batch so far: number, outcome, each group's digest and weights
+                               batches.jsonl  every batch so far: number, outcome, each group's digest and weights, each
+                                              demonstration's digest
                                state.json     version, batch, branch, threads; digests of the files above
                                buffer/        the buffer's own part: its ledger, the payloads still needed
 
@@ -50,6 +51,8 @@ class Done:
     """Digest of each group: over the digests of its trajectories in order."""
     weights: dict[int, list[float]] = field(default_factory=dict)
     """Mean importance weight of each trajectory over tokens that carry loss, by group, then by index in it"""
+    demonstrations: list[str] = field(default_factory=list)
+    """Digest of each demonstration, in training order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class Checkpoints:
             unfinished.mkdir()
             write = save(unfinished)
             torch.save(torch.get_rng_state(), unfinished / "rng.pt")
-            lines = (json.dumps([d.batch, d.outcome, d.groups, d.weights]) for d in done)
+            lines = (json.dumps([d.batch, d.outcome, d.groups, d.weights, d.demonstrations]) for d in done)
             (unfinished / _BATCHES).write_text("".join(f"{line}\n" for line in lines))
             announce(unfinished)
 
@@ -192,7 +195,7 @@ def read_list(path: Path) -> tuple[State, list[Done]]:
         state = _read_state(path)
         _verify(path, _BATCHES, state.pop("files")[_BATCHES])
         lines = [json.loads(line) for line in (path / _BATCHES).read_text().splitlines()]
-        done = [Done(b, outcome, _by_group(groups), _by_group(weights)) for b, outcome, groups, weights in lines]
+        done = [Done(b, out, _by_group(groups), _by_group(weights), shown) for b, out, groups, weights, shown in lines]
     return State(**state), done
 
 

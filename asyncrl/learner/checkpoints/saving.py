@@ -54,8 +54,8 @@ class Saving:
     def record(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
         """Adds batch `b` to the list that the next checkpoint holds."""
         groups = group_digests([t.id.group for t in reply.trajectories], reply.digests)
-        weights = trajectory_weights(result.record.weights, batch, reply.groups)
-        self.done.append(Done(b, result.outcome, groups, weights))
+        weights = trajectory_weights(result.record.weights, batch, reply.groups) if groups else {}
+        self.done.append(Done(b, result.outcome, groups, weights, [each.digest for each in reply.demonstrations]))
 
     def save(self, *, wait: bool = False) -> None:
         """Begins a checkpoint, unless the newest is of this batch; `wait`: until it is complete."""
