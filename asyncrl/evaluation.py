@@ -161,9 +161,10 @@ async def _played(config: Config, play: Plays, console: Console, number: int, ta
     for attempt in range(config.env.retries + 1):
         try:
             ticket = _ticket(config, number, task, index, attempt)
-            return await asyncio.wait_for(play(ticket, Progress(time.monotonic())), config.actors.episode_s)
+            return await asyncio.wait_for(play(ticket, Progress(time.monotonic())), config.actors.most_episode_s)
         except (EpisodeFailed, TimeoutError) as error:
-            why = str(error) or f"not over within {config.actors.episode_s:g} s (actors.episode_s)"
+            limit = f"{config.actors.most_episode_s:g} s (actors.episode_s, actors.episode_max_s)"
+            why = str(error) or f"not over within {limit}"
             console.log(f"held-out task {number}, attempt {attempt + 1}: {why}", highlight=False)
     return None
 

@@ -62,7 +62,7 @@ async def run(folder: RunFolder, name: str) -> None:
     keeper = LeaseKeeper(
         functools.partial(renewals.renew, name),
         lambda: engine.load_stats()["generated"],
-        Patience(config.actors.episode_idle_s, config.actors.episode_s),
+        Patience(config.actors.episode_idle_s, config.actors.episode_s, config.actors.episode_max_s),
         deadline_s,
     )
     acks = AckLog(folder.acks / f"{name}.jsonl", flush=config.buffer.fsync != "off")

@@ -34,6 +34,8 @@ class Patience:
     """`actors.episode_idle_s`"""
     episode_s: float
     """`actors.episode_s`"""
+    most_s: float = 0.0
+    """`actors.episode_max_s`; up to it each finished turn gives the episode `episode_s` more."""
 
     def exhausted(self, now: float, progress: Progress, engine_moved: float) -> str:
         """Why the episode is given up; empty if it is not. All times are of one clock.
@@ -46,8 +48,12 @@ class Patience:
         """
         if progress.phase == "put":
             return ""
-        if now - progress.started > self.episode_s:
-            return f"it has lasted {now - progress.started:.0f} s (actors.episode_s is {self.episode_s:g})"
+        lasted, since = now - progress.started, now - progress.turn_at
+        if lasted > max(self.most_s, self.episode_s):
+            name = "actors.episode_max_s" if self.most_s > self.episode_s else "actors.episode_s"
+            return f"it has lasted {lasted:.0f} s ({name} is {max(self.most_s, self.episode_s):g})"
+        if since > self.episode_s:
+            return f"it has finished no turn for {since:.0f} s (actors.episode_s is {self.episode_s:g})"
         last = max(progress.at, engine_moved) if progress.phase == "generate" else progress.at
         if now - last > self.idle_s:
             idle = f"no progress for {now - last:.0f} s in phase {progress.phase}"

@@ -40,14 +40,16 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     name, limits = config.env.name, EpisodeLimits.of(config)
     make = _chosen(config)
     if not is_agent(make):
+        limits.compaction.check(renderer, limits.max_tokens, limits.max_new_tokens)
         name_of, limits_of = _by_env(config, make)
         score = open_group_score(config)
         scores = None if score is None else _group_scores(config, score)
         async with _hosted(config, make) as make_env:
 
             async def play_env(ticket: Ticket, progress: Progress) -> Trajectory:
+                progress.env = name_of(ticket.task)
                 result = await play(ticket, make_env, engine, renderer, limits_of(ticket.task), progress)
-                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=name_of(ticket.task))
+                trajectory = result.trajectory(ticket, progress, actor=actor, env_name=progress.env)
                 if scores is None or ticket.kind == "eval":
                     return trajectory
                 answer = GroupAnswer(result.messages, result.reward, result.rewards)
@@ -59,6 +61,11 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
         raise ConfigError(
             f"env.group_score is {config.env.group_score!r} and env.name {name!r}, an agent: group scores "
             "compare episodes of environments only. Remove env.group_score."
+        )
+    if config.env.compact:
+        raise ConfigError(
+            f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
+            "and is the one that can sum it up. Remove env.compact."
         )
     if config.env.workers != "async":
         raise ConfigError(
@@ -74,7 +81,7 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     agent = functools.partial(make, **_options(config))
     async with (
         EndpointServer(config.model.path, limits.max_tokens, config.actors.constraints) as endpoint,
-        Clients(config.actors.episode_s) as clients,
+        Clients(config.actors.most_episode_s) as clients,
     ):
         yield _of_readable(AgentPlayer(agent, endpoint, clients, engine, renderer, limits, actor=actor, env_name=name))
 
@@ -110,7 +117,7 @@ def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[
 
 def _group_scores(config: Config, score: GroupScore) -> GroupScores:
     env = config.env
-    return GroupScores(score, env.group_score_weight, env.call_s, config.actors.episode_s, env.max_reward)
+    return GroupScores(score, env.group_score_weight, env.call_s, config.actors.most_episode_s, env.max_reward)
 
 
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:

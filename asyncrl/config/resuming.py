@@ -24,7 +24,8 @@ _REFUSED: Mapping[str, str] = {
     "model": "path dtype",
     "data": "source options seed curriculum curriculum_options on_step_end on_step_end_options demonstrations "
     "demonstrations_split",
-    "env": "name options max_turns max_tokens group_score group_score_options group_score_weight",
+    "env": "name options max_turns max_tokens compact compact_request group_score group_score_options "
+    "group_score_weight",
     "buffer": "dir",
     "learner": "backend groups_per_step group_size greedy_baseline",
     "learner.demonstrations": "per_step",
@@ -44,7 +45,7 @@ _BRANCH: Mapping[str, str] = {
 _FREE: Mapping[str, str] = {
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
     "actors": "count eval constraints engine engine_options slots max_slots top_p top_k max_new_tokens tool_calls "
-    "renderer stop_token_ids seed threads episode_idle_s episode_s drain_s resume_episodes",
+    "renderer stop_token_ids seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
     "buffer": "capacity requeue wait_s mask_min_kept sampler max_uses filters filter_max_ratio on_starved lease_s keep "
     "fsync fsync_interval_s commit_ms max_disk_gb",
     "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints "

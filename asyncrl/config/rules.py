@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config.demonstrations import SFT, groups_per_step, of_demonstrations, supervised
+from asyncrl.config.episode_rules import of_episodes
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
@@ -39,14 +40,9 @@ def impossible(c: Tree) -> list[str]:
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
             "remove them, or use learner.backend megatron."
         )
-    problems += of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
+    problems += of_episodes(c) + of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
     problems += of_demonstrations(c) + _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
-    if c.actors.max_new_tokens >= c.env.max_tokens:
-        problems.append(
-            f"actors.max_new_tokens is {c.actors.max_new_tokens} but a whole row may have env.max_tokens = "
-            f"{c.env.max_tokens}: lower the former or raise the latter."
-        )
     if not c.learner.unsafe:
         # Whether a user's loss corrects itself is known only after its import: the learner checks again.
         if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):

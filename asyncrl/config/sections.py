@@ -64,6 +64,11 @@ class EnvConfig(Section):
     max_tokens: int = Field(256, ge=2)
     """Maximum of tokens in one row of an episode (prompt, tool outputs and answers). The default is the context length
     of the quickstart's model."""
+    compact: float = Field(0.0, ge=0, lt=1)
+    """Share of `max_tokens` from which a row ends with a summary: the policy is asked for one, and a new row begins
+    from it (docs/how-to/environments.md). 0: never; an episode then ends at `max_tokens`."""
+    compact_request: str = ""
+    """The user message that asks for the summary; empty: a ready-made one."""
     group_score: str = ""
     """A score that compares all episodes of a group: `listwise_judge` or `package.module:name`
     (docs/how-to/rewards.md). All episodes of a group are then played by one actor."""
@@ -136,12 +141,19 @@ class ActorsConfig(Section):
     episode_idle_s: float = Field(120.0, gt=0)
     """Seconds without progress after which an episode loses its lease; its ticket is issued again."""
     episode_s: float = Field(1800.0, gt=0)
-    """Hard limit of one episode, in seconds."""
+    """Limit of one episode, in seconds. Where `episode_max_s` is larger, each finished turn gives it as long again."""
+    episode_max_s: float = Field(0.0, ge=0)
+    """Hard limit of an episode that goes on finishing turns, in seconds; 0: `episode_s`."""
     drain_s: float = Field(5.0, ge=0)
     """Seconds that an actor has, when it is stopped, to finish its episodes or hand them back."""
     resume_episodes: bool = False
     """When an actor stops, hand back unfinished episodes whose environment was not stepped yet, with the tokens sampled
     so far; the next actor continues them (docs/how-to/engines.md). Otherwise they start over."""
+
+    @property
+    def most_episode_s(self) -> float:
+        """The seconds that an episode may last at most."""
+        return max(self.episode_s, self.episode_max_s)
 
     @property
     def most_slots(self) -> int:

@@ -72,9 +72,9 @@ class Evaluations:
 
     def _wait(self, label: str) -> bool:
         """Waits for all episodes of what is open; False when the learner is told to stop. Raises RunError when no
-        episode ends for `actors.episode_s`."""
+        episode ends for as long as one may last (`actors.episode_s`, `actors.episode_max_s`)."""
         session = self._session
-        patience_s = session.config.actors.episode_s
+        patience_s = session.config.actors.most_episode_s
         finished, since = -1, time.monotonic()
         session.reporter.waiting("evaluation", "actors")
         while not (reply := self._look(label, everyone=True)).done:
@@ -87,7 +87,8 @@ class Evaluations:
             if time.monotonic() - since > patience_s:
                 raise RunError(
                     f"the evaluation of {reply.pinned} stands at {reply.finished} of {reply.total} episodes "
-                    f"for actors.episode_s = {patience_s:g} s: {reply.why or 'no actor plays it'}"
+                    f"for {patience_s:g} s, as long as one may last (actors.episode_s, actors.episode_max_s): "
+                    f"{reply.why or 'no actor plays it'}"
                 )
             session.ranks.order(Order("wait"))
             session.reporter.waiting("evaluation", reply.why)

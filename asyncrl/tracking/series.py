@@ -93,6 +93,7 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "correction": None,
     "metric": None,
     "role": None,
+    "tool": None,
     "set": None,
     "k": None,
     "sink": None,
@@ -123,6 +124,13 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
     *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
+    *_total("throughput/compactions", "rows", "rows that ended with a summary of the conversation (env.compact)"),
+    *_total("throughput/compacted_from", "tokens", "length of the rows that ended with a summary"),
+    *_total("throughput/compacted_to", "tokens", "length of the prompts that began from a summary"),
+    *_total("throughput/environment_episodes/{env}", "episodes", "episodes that ended, by environment"),
+    *_total("throughput/environment_s/{env}", "s", "seconds of these episodes in their environment"),
+    *_total("throughput/tool_calls/{tool}", "calls", "calls of a tool, by name; `other` after 50 names"),
+    *_total("throughput/tool_s/{tool}", "s", "seconds of these calls"),
     *_total(
         "throughput/ignored_constraints", "requests", "requests of agents whose constraints on sampling were ignored"
     ),

@@ -113,11 +113,11 @@ async def _episode(config: Config, play: Plays, ticket: Ticket, renderer: Render
     """The episode; why it failed otherwise."""
     progress = Progress(time.monotonic())
     try:
-        outcome = await asyncio.wait_for(play(ticket, progress), config.actors.episode_s)
+        outcome = await asyncio.wait_for(play(ticket, progress), config.actors.most_episode_s)
     except EpisodeFailed as error:
         return str(error)
     except TimeoutError:
-        return f"it was not over within {config.actors.episode_s:g} s (actors.episode_s)"
+        return f"it was not over within {config.actors.most_episode_s:g} s (actors.episode_s, actors.episode_max_s)"
     if isinstance(outcome, ChatResult):
         return of_chat(outcome, time.monotonic() - progress.started)
     assert isinstance(outcome, Trajectory)

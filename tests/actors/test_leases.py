@@ -31,6 +31,23 @@ def test_patience(phase: str, now: float, engine_moved: float, why: str) -> None
     assert bool(found) == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("now", "turn_at", "why"),
+    [
+        (111.0, 60.0, ""),
+        (170.0, 60.0, "it has finished no turn for 110 s (actors.episode_s is 100)"),
+        (305.0, 300.0, ""),
+        (311.0, 310.0, "it has lasted 301 s (actors.episode_max_s is 300)"),
+    ],
+)
+def test_each_finished_turn_extends_an_episode_up_to_its_hard_limit(now: float, turn_at: float, why: str) -> None:
+    progress = Progress(10.0)
+    progress.at = turn_at
+    progress.sampled(5)
+    progress.at = now
+    assert Patience(1000.0, 100.0, 300.0).exhausted(now, progress, now) == why
+
+
 def keeper_of(renewed: list[list[Lease]], revoked: Sequence[Lease] = (), **options: float) -> LeaseKeeper:
     def renew(leases: Sequence[Lease]) -> list[Lease]:
         renewed.append(list(leases))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -47,8 +48,9 @@ SECTIONS: dict[str, Any] = {
 
 
 @contextmanager
-def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
-    """Plays every ticket with random tokens, in a thread; puts every seventh trajectory twice."""
+def fake_actor(run: RunFolder, name: str, tickets: int = sys.maxsize) -> Iterator[None]:
+    """Plays every ticket with random tokens, in a thread; puts every seventh trajectory twice. `tickets`: it asks for
+    so many and no more, so that what the run holds at its end does not depend on how fast anything was."""
     over = threading.Event()
 
     def act() -> None:
@@ -58,8 +60,11 @@ def fake_actor(run: RunFolder, name: str) -> Iterator[None]:
             client.hello("actor")
             played = 0
             while not over.is_set():
+                if played == tickets:
+                    over.wait()
+                    return
                 held = (0, int(client.status()["published"] or 0))
-                for ticket in client.tickets(name, held, 4, [], 0.2, acks.head).tickets:
+                for ticket in client.tickets(name, held, min(4, tickets - played), [], 0.2, acks.head).tickets:
                     versions = (ticket.min_version[1], held[1])
                     made = random_trajectory(
                         ticket.id.group, ticket.id.index, rng, rows=1 + played % 2, versions=versions
@@ -105,7 +110,7 @@ def make_run(folder: Path, text: TokenText | None = None) -> RunFolder:
         samples=None if text is None else Samples(run.rollouts, TrackingConfig(rollouts=99), lambda: text),
     )
     try:
-        with fake_actor(run, "actor-0"):
+        with fake_actor(run, "actor-0", tickets=STEPS * config.learner.groups_per_step * config.learner.group_size):
             learner.run(resume=False)
     finally:
         process.close()

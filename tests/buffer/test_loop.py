@@ -366,7 +366,9 @@ def kill_at_random(buffer: BufferProcess, kills: int, seed: int) -> None:
             buffer.kill()
             buffer.start()
         buffer.client(deadline_s=180).hello("test")
-        time.sleep(0.5)
+        until = time.monotonic() + 120
+        while len(trained) <= 2 and not failures and time.monotonic() < until:
+            time.sleep(0.05)
     finally:
         done.set()
         working.join(90)

@@ -45,6 +45,7 @@ class AgentPlayer:
         An agent that raises after it exceeded a limit of the episode missed its goal: reward 0. Any other exception is
         a failure of the agent, never a reward.
         """
+        progress.env = self._env_name
         session = Session(ticket, self._engine, self._renderer, self._limits, progress, self._clients.receipts.was_read)
         task = {**ticket.task, "episode": ticket.id.index}
         asynchronous = is_async(self._agent)

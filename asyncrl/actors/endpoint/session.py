@@ -156,7 +156,7 @@ class Session:
         )
         began = self._progress.clock()
         generation = await self._engine.generate(f"{t.id}-{t.attempt}/{number}", prompt, sampling)
-        self._progress.tokens += len(generation.token_ids)
+        self._progress.sampled(len(generation.token_ids))
         if generation.stop_reason == "abort":
             raise EpisodeFailed("aborted", f"{t.id} in request {number}")
         return TurnCost(generation, self._progress.clock() - began)

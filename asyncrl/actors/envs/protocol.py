@@ -41,6 +41,8 @@ class Turn:
     """Numbers to look at, e.g. `success`. The last value of a name in an episode counts."""
     rewards: dict[str, float] = field(default_factory=dict)
     """The parts of `reward` by name, for the record; they need not sum to it: the environment may weight them."""
+    calls: list[tuple[str, float]] = field(default_factory=list)
+    """The tools that were called, each with its seconds; the slow ones are named in the report."""
 
 
 class Env(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -52,6 +53,7 @@ class ToolEnvironment(Environment):
         self._tool_timeout_s = tool_timeout_s
         self._max_tool_chars = max_tool_chars
         self._turns = 0
+        self._called: list[tuple[str, float]] = []
         self.task: Task = {}
         self.tokens: int | None = None
         """Number of tokens sampled for the current assistant message."""
@@ -76,7 +78,9 @@ class ToolEnvironment(Environment):
         calls = message.get("tool_calls") or []
         last = message.get("last", False) or self._turns == self._max_turns
         if calls and not last:
-            return Turn(messages=await self._execute(calls))
+            messages = await self._execute(calls)
+            called, self._called = self._called, []
+            return Turn(messages=messages, calls=called)
         scored = await self.score(message.get("content") or "")
         if isinstance(scored, tuple):
             scored = Scored(*scored)
@@ -117,7 +121,7 @@ class ToolEnvironment(Environment):
         tool = next((tool for tool in self.tools if tool.name == name), None)
         if tool is None:
             raise ToolError(f"no tool {name!r}; there are: {', '.join(tool.name for tool in self.tools)}")
-        deadline = asyncio.timeout(self._tool_timeout_s)
+        deadline, began = asyncio.timeout(self._tool_timeout_s), time.monotonic()
         try:
             async with deadline:
                 return await tool(arguments)
@@ -129,6 +133,8 @@ class ToolEnvironment(Environment):
             raise TimeoutError(
                 f"tool {name} did not answer within {self._tool_timeout_s} s (env.options.tool_timeout_s)"
             ) from error
+        finally:
+            self._called.append((name, time.monotonic() - began))
 
 
 def cut(text: str, max_chars: int) -> str:

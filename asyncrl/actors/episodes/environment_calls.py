@@ -56,13 +56,19 @@ class GuardedEnv:
     """An environment whose calls raise EpisodeFailed only; `close` raises nothing."""
 
     def __init__(
-        self, make: Callable[[], Env], call_s: float, max_reward: float, called: Callable[[], None] = lambda: None
+        self,
+        make: Callable[[], Env],
+        call_s: float,
+        max_reward: float,
+        called: Callable[[], None] = lambda: None,
+        tool_called: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
-        """`call_s`: deadline of one call. `max_reward`: largest size of a reward. `called` is called after each."""
+        """`call_s`: deadline of one call. `max_reward`: largest size of a reward. `called` is called after each.
+        `tool_called`: takes the name of each tool that a step called, and its seconds."""
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
-        self._call_s, self._max_reward, self._called = call_s, max_reward, called
+        self._call_s, self._max_reward, self._called, self._tool_called = call_s, max_reward, called, tool_called
         with failing("environment: its constructor"):
             self._env = make()
 
@@ -95,6 +101,8 @@ class GuardedEnv:
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
         for value in (self.reward, *self.rewards.values()):
             check_reward(value, "environment.step", self._max_reward)
+        for name, seconds in turn.calls:
+            self._tool_called(name, float(seconds))
         self.metrics.update({name: float(value) for name, value in turn.metrics.items()})
 
     async def close(self) -> None:
@@ -162,11 +170,11 @@ async def _within(call: Callable[[], Awaitable[T]], seconds: float) -> T:
 
 def _check_numbers(turn: Any) -> None:
     try:
-        numbers = [turn.reward, *turn.rewards.values(), *turn.metrics.values()]
+        numbers = [turn.reward, *turn.rewards.values(), *turn.metrics.values(), *(s for _, s in turn.calls)]
         finite = all(math.isfinite(n) for n in numbers)
-        for name in (*turn.rewards, *turn.metrics):
+        for name in (*turn.rewards, *turn.metrics, *(name for name, _ in turn.calls)):
             name.encode()
-    except (AttributeError, TypeError, UnicodeEncodeError) as error:
+    except (AttributeError, TypeError, ValueError, UnicodeEncodeError) as error:
         wrong = f"environment.step returned {_shown(turn)}; expected a Turn of numbers, by name ({error})"
         raise EpisodeFailed("env_error", wrong, Cause("environment.step: no Turn")) from error
     if not finite:

@@ -18,20 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from msgspec.structs import replace
 
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
+from asyncrl.actors.episodes.conversation import Conversation
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow
-from asyncrl.data.base import Message
-from asyncrl.rendering.template import Renderer, warn_of_prefix_break
+from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 from asyncrl.user_errors import Cause
 
@@ -49,30 +48,30 @@ async def play(
     The last assistant message is passed to the environment even if a limit cut it short, so that the environment scores
     every trajectory.
     """
-    env = GuardedEnv(make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"))
+    env = GuardedEnv(
+        make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"), progress.tools.add
+    )
     try:
-        rendering = Rendering(renderer, limits)
-        return await _Episode(ticket, env, engine, rendering, renderer.stop_token_ids, limits, progress).run()
+        said = Conversation(Rendering(renderer, limits), progress)
+        return await _Episode(ticket, env, engine, said, renderer.stop_token_ids, limits, progress).run()
     finally:
         await env.close()
 
 
 @dataclass(slots=True)
 class _Episode:
-    """The state of one episode: its rows, and the conversation so far."""
+    """The state of one episode: its rows, and what it took to make them."""
 
     _ticket: Ticket
     _env: GuardedEnv
     _engine: Engine
-    _rendering: Rendering
+    _conversation: Conversation
     _stop_token_ids: tuple[int, ...]
     _limits: EpisodeLimits
     _progress: Progress
     _rows: list[OpenRow] = field(default_factory=list)
     _turns: int = 0
     _records: list[TurnRecord] = field(default_factory=list)
-    _messages: list[Message] = field(default_factory=list)
-    _tools: list[Any] = field(default_factory=list)
 
     async def run(self) -> EpisodeResult:
         try:
@@ -83,17 +82,15 @@ class _Episode:
                 raise EpisodeFailed("env_error", detail, Cause("too long")) from error
             stop_reason = "max_tokens"
         rows, env = tuple(row.freeze() for row in self._rows), self._env
-        about = (self._turns, stop_reason, self._messages, self._records)
+        about = (self._turns, stop_reason, self._conversation.messages, self._records)
         return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
 
     async def _take_turns(self) -> StopReason:
-        self._messages = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
-        self._tools = self._env.tools
-        row = await self._new_row()
+        first = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
+        row = await self._conversation.begin(first, self._env.tools)
         while True:
             generation = await self._generate(row)
-            message = self._rendering.parse(generation.token_ids.tolist())
-            self._messages = [*self._messages, message]
+            message = self._conversation.parse(generation.token_ids.tolist())
             sampled_at = self._progress.at
             last, stopped = self._turns == self._limits.max_turns, generation.stop_reason == "stop"
             # The environment learns how many tokens were sampled (for a length penalty), but not which.
@@ -107,6 +104,10 @@ class _Episode:
                 return "length"
             if last:
                 return "max_turns"
+            if not turn.messages:
+                raise EpisodeFailed(
+                    "env_error", "environment.step returned no messages although the episode is not done"
+                )
             row = await self._continue(row, turn, closed=stopped)
 
     async def _generate(self, row: OpenRow) -> Generation:
@@ -129,7 +130,7 @@ class _Episode:
             self._rows.append(row)
         self._record(row, generation, self._progress.at - began)
         row.sampled(generation)
-        self._progress.tokens += len(generation.token_ids)
+        self._progress.sampled(len(generation.token_ids))
         self._turns += 1
         return generation
 
@@ -141,17 +142,12 @@ class _Episode:
         self._records.append(TurnRecord(generation.queue_s, seconds, None, prefilled, sampled))
 
     async def _continue(self, row: OpenRow, turn: Turn, *, closed: bool) -> OpenRow:
-        """The row of the policy's next turn: this one plus the environment's messages, or a new one."""
+        """The row of the policy's next turn. Where `row` has become long, the policy sums the conversation up first."""
         if not turn.messages:
             raise EpisodeFailed("env_error", "environment.step returned no messages although the episode is not done")
-        tail = await self._rendering.tail(self._messages, turn.messages, self._tools, row, closed=closed)
-        self._messages = [*self._messages, *turn.messages]
-        if tail is not None:
-            row.context(tail)
-            return row
-        self._progress.prefix_breaks += 1
-        warn_of_prefix_break(turn.messages[0]["role"])
-        return await self._new_row()
-
-    async def _new_row(self) -> OpenRow:
-        return OpenRow(await self._rendering.initial(self._messages, self._tools))
+        compaction = self._limits.compaction
+        if not compaction.due(len(row.ids), self._turns):
+            return await self._conversation.go_on(row, turn.messages, closed=closed)
+        row = await self._conversation.go_on(row, compaction.asking(turn.messages), closed=closed)
+        summary = await self._generate(row)
+        return await self._conversation.compact(row, summary.token_ids.tolist(), compaction)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asyncrl.actors.engines.protocol import Sampling
+from asyncrl.actors.episodes.compaction import REQUEST, Compaction
+from asyncrl.actors.spent import Spent
 from asyncrl.config import Config
 from asyncrl.trajectory import Row, Ticket
 
@@ -26,12 +29,20 @@ class EpisodeLimits:
     """Largest size of a reward."""
     top_p: float = 1.0
     top_k: int = 0
+    compact: float = 0.0
+    """Share of `max_tokens` from which a row ends with a summary; 0: never."""
+    compact_request: str = REQUEST
 
     @classmethod
     def of(cls, config: Config) -> EpisodeLimits:
         env, actors = config.env, config.actors
         episode = (env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, env.max_reward)
-        return cls(*episode, actors.top_p, actors.top_k)
+        return cls(*episode, actors.top_p, actors.top_k, env.compact, env.compact_request or REQUEST)
+
+    @property
+    def compaction(self) -> Compaction:
+        from_tokens = self.compact * self.max_tokens if self.compact else math.inf
+        return Compaction(from_tokens, self.max_turns, self.compact_request)
 
     def sampling(self, ticket: Ticket, turn: int, stop_token_ids: tuple[int, ...]) -> Sampling:
         """How the turn number `turn` of this ticket's episode is sampled; each turn has a seed of its own."""
@@ -66,6 +77,18 @@ class Progress:
     """The prompt and the tokens sampled so far, after such an abort; None if nothing was sampled."""
     prefix_breaks: int = 0
     """How often the chat template changed earlier tokens, so that a new row began."""
+    turn_at: float = field(init=False)
+    """Time at which the last turn of the policy ended; at first, the start of the episode."""
+    compactions: int = 0
+    """How often a summary replaced the conversation."""
+    compacted_from: int = 0
+    """Tokens of the rows that ended with a summary."""
+    compacted_to: int = 0
+    """Tokens of the prompts that began from one."""
+    env: str = ""
+    """The name under which the environment is counted."""
+    tools: Spent = field(default_factory=Spent)
+    """The tools that the environment called."""
     ignored_constraints: int = 0
     """Requests of an agent whose constraints on sampling were ignored."""
     seconds: dict[str, float] = field(default_factory=lambda: {"environment": 0.0, "generate": 0.0})
@@ -75,7 +98,18 @@ class Progress:
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started = self.at
+        self.started = self.turn_at = self.at
+
+    def sampled(self, tokens: int) -> None:
+        """Count a finished turn of the policy, of `tokens` tokens."""
+        self.tokens += tokens
+        self.turn_at = self.at
+
+    def compacted(self, before: int, after: int) -> None:
+        """Count a summary that replaced a row of `before` tokens by a prompt of `after`."""
+        self.compactions += 1
+        self.compacted_from += before
+        self.compacted_to += after
 
     def enter(self, phase: str) -> None:
         now = self.clock()

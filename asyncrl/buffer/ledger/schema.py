@@ -17,7 +17,7 @@ READERS = {
     4: "0.1.0 at commit e37eb93",
     5: "0.1.0 at commit 47ec003",
     6: "0.1.0 at commit cdb86a9",
-    7: "0.1.0 at commit ccddf7b",
+    7: "0.1.0 at commit 5bf4a45",
 }
 """By version of the tables: the last asyncrl that reads them."""
 

@@ -20,6 +20,8 @@ from asyncrl.launch.backends.local import RoleProcess
 from asyncrl.launch.diagnosis.why import RoleState, explain
 from asyncrl.launch.preflight import living
 from asyncrl.run_folder import RunFolder, replace
+from asyncrl.tracking.sinks import jsonl
+from asyncrl.tracking.slowest import slowest
 
 if TYPE_CHECKING:
     from asyncrl.tracking.collector import Collector
@@ -103,7 +105,14 @@ def why(run: RunFolder) -> list[str]:
         return lines or ["of its processes only the launcher lives: the run is about to begin, or to end"]
     status, silence = buffer_status(run)
     lines = list(explain(read(run), status).lines) or ["no role has reported anything yet"]
-    return [*lines, silence] if silence else lines
+    return [line for line in (*lines, silence, _slowest(run)) if line]
+
+
+def _slowest(run: RunFolder) -> str:
+    try:
+        return slowest(jsonl.newest(run.metrics))
+    except ValueError as error:
+        return str(error)
 
 
 def _outcome(run: RunFolder) -> str:

@@ -12,6 +12,7 @@ from asyncrl.tracking.report.panels import DASHBOARD, Panel
 from asyncrl.tracking.report.plots import draw, names
 from asyncrl.tracking.series import FATES, STOP_REASONS
 from asyncrl.tracking.sinks import jsonl
+from asyncrl.tracking.slowest import environments, tools
 from asyncrl.tracking.state import GREEDY, SAMPLED, Record
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 FIRST = ("reward", "throughput", "staleness", "ess", "waits_learner", "waits_actor")
 """The curves on the first screen."""
+
+MOST_TOOLS = 10
+"""Tools in the table of the slowest."""
 
 AGAIN = "<code>asyncrl report RUN</code> draws them all."
 
@@ -72,6 +76,7 @@ def _first_screen(records: Sequence[Record], pictures: dict[str, str], left_out:
         *[missing] * bool(left_out),
         _numbers(records),
         _bias(records[-1] if "buffer/count/generated" in records[-1] else _merged(records)),
+        _slowest(_merged(records)),
         _grid([by_slug[slug] for slug in FIRST], pictures),
     ]
 
@@ -137,6 +142,25 @@ def _bias(last: Record) -> str:
     return (
         "<h2>What dropping does to the data</h2><p>Means over the run. If what is trained differs from what was "
         f"generated, the staleness policy chooses the data.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
+    )
+
+
+def _slowest(last: Record) -> str:
+    """Environments and tools by the seconds that episodes spent in them; those of the run's last processes."""
+    inside, called = environments(last), tools(last)
+    if not inside:
+        return ""
+    total = max(sum(used.seconds for used in inside), 1e-9)
+    rows = "".join(
+        f"<tr><td>{what} {html.escape(used.name)}</td><td>{used.times:,.0f}</td><td>{used.mean_s:.3g}</td>"
+        f"<td>{used.seconds / total:.1%}</td></tr>"
+        for what, found in (("environment", inside), ("tool", called[:MOST_TOOLS]))
+        for used in found
+    )
+    return (
+        "<h2>Where the time of episodes goes</h2><p>An environment is counted by episodes, a tool by calls, which may "
+        "overlap. What is left of an episode is generation and waiting.</p><table><tr><th></th><th>times</th>"
+        f"<th>seconds each</th><th>share of the seconds in environments</th></tr>{rows}</table>"
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from asyncrl.config import Config
     from asyncrl.run_folder import RunFolder
 
+_TAIL_BYTES = 1 << 18
 _DIGITS = 6
 """Significant digits kept; plots need no more."""
 
@@ -98,6 +99,24 @@ def by_step(metrics: Path) -> list[Record]:
     for record in read(metrics):
         steps.setdefault(record["step"], {}).update(record)
     return [steps[step] for step in sorted(steps)]
+
+
+def newest(metrics: Path) -> Record:
+    """The latest value of each series in the last 256 KiB of a metrics.jsonl; empty if there is none.
+
+    Raises ValueError, see `read`.
+    """
+    if not metrics.exists():
+        return {}
+    with metrics.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+        file.seek(start)
+        _, *lines = file.read().split(b"\n") if start else (b"", *file.read().split(b"\n"))
+    merged: Record = {}
+    for line in lines[:-1]:  # what follows the last line's end is not finished
+        if line:
+            merged |= _record(line.decode(), f"{metrics}, near its end")
+    return merged
 
 
 def _short(value: float) -> float | int | None:

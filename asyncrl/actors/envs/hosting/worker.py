@@ -119,7 +119,7 @@ class _Host:
                 await self._envs.pop(number).close()
             return None
         turn = await self._envs[number].step(arg)
-        return {name: getattr(turn, name) for name in ("messages", "reward", "done", "metrics", "rewards")}
+        return {name: getattr(turn, name) for name in ("messages", "reward", "done", "metrics", "rewards", "calls")}
 
 
 def _number(value: Any) -> float:

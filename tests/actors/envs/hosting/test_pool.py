@@ -14,6 +14,7 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import Play, player
 from asyncrl.config import Config
+from asyncrl.config.sections import EnvConfig
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Trajectory
 from tests.actors.fakes import STOP, FakeEngine, FakeRenderer, ticket
@@ -182,6 +183,8 @@ def test_what_cannot_be_hosted_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"env.workers is threads and env.name .* an agent"):
         stage(config("threads", name=f"{__name__}:agent"), scenario)
+    with pytest.raises(ConfigError, match=r"env.compact is 0.4 and env.name .* an agent: it keeps its own"):
+        stage(Config(env=EnvConfig(name=f"{__name__}:agent", compact=0.4)), scenario)
 
 
 async def agent(task: Any, client: Any) -> float:
