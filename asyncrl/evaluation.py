@@ -27,7 +27,7 @@ from asyncrl.actors.player import chatter, player
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
-from asyncrl.config.held_out import HeldOutSet, for_set, held_out_sets
+from asyncrl.config.held_out import HeldOutSet, every_set, for_set
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError
@@ -59,16 +59,19 @@ class Endpoint:
     """The command's option that gave the URL, for errors."""
 
 
-def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) -> int:
+def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None, only: str | None = None) -> int:
     """Prints the held-out success of the model in a folder (a run's checkpoint, or Hugging Face's) or at an endpoint;
     gives the exit code.
 
-    `out`: a file for the same figures as JSON.
+    `out`: a file for the same figures as JSON. `only`: the one set to play, by its name.
     """
     console = Console(soft_wrap=True)
     config = with_model(config, model) if isinstance(model, Path) else config
-    if not (sets := held_out_sets(config)):
+    if not (sets := every_set(config)):
         raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
+    if only is not None and not (sets := tuple(each for each in sets if each.name == only)):
+        known = ", ".join(each.name for each in every_set(config))
+        raise ConfigError(f"--set is {only!r}, expected a held-out set of the configuration: {known}.")
     measured: dict[str, dict[str, Success]] = {}
     for held_out in sets:
         measured |= _measured(config, held_out, model, console, f"{held_out.name}, " if len(sets) > 1 else "")
@@ -77,7 +80,8 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None) ->
     _show(measured, console)
     if out is not None:
         figures = {way: {source: asdict(each) for source, each in sources.items()} for way, sources in measured.items()}
-        out.write_text(json.dumps({kind: name} | figures, indent=2) + "\n")
+        told = {kind: name} | ({"set": only} if only else {})
+        out.write_text(json.dumps(told | figures, indent=2) + "\n")
     return 0
 
 

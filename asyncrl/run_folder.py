@@ -34,6 +34,19 @@ SOCKET_PATH_BYTES = 107
 """Length of a path that fits into `sockaddr_un`."""
 
 
+BEST = "best.json"
+"""Says which export is the best, in the folder of exports."""
+
+
+def export_name(of: tuple[int, int]) -> str:
+    """The folder of the export of (branch, version).
+
+    >>> export_name((0, 20)), export_name((1, 20))
+    ('step-000020', 'step-000020-br1')
+    """
+    return f"step-{of[1]:06d}" + (f"-br{of[0]}" if of[0] else "")
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     path: Path
@@ -108,6 +121,16 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def exports(self) -> Path:
+        """Weights of evaluation steps, of which the best stay (`eval.keep_best`); absent where none were written."""
+        return self.path / "exports"
+
+    @property
+    def final(self) -> Path:
+        """The figures of the set that is played after the end (`eval.final`), as `asyncrl eval --out` writes them."""
+        return self.path / "final.json"
+
+    @property
     def buffer(self) -> Path:
         """Folder of the live ledger, unless `buffer.dir` names another."""
         return self.path / "buffer"
@@ -154,6 +177,11 @@ class RunFolder:
     def rollouts(self) -> Path:
         """Samples of what is trained on (`tracking.rollouts`); absent where none were written."""
         return self.path / "rollouts"
+
+    @property
+    def held_out(self) -> Path:
+        """Answers of held-out tasks (`tracking.held_out`); absent where none were written."""
+        return self.rollouts / "held_out"
 
     @property
     def report(self) -> Path:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from asyncrl.kept_ids import KeptIds
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -82,7 +85,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """One token sequence. The four arrays have the same length T >= 1 and are read-only."""
+    """One token sequence. The first four arrays have the same length T >= 1 and are read-only."""
 
     token_ids: Int32
     """[T]"""
@@ -92,16 +95,23 @@ class Row:
     """[T] behaviour logprob (natural log, at the sampling temperature); 0 where `mask` is false."""
     versions: Int32
     """[T] policy version that sampled the token; CONTEXT where `mask` is false."""
+    kept: KeptIds | None = None
+    """Of the sampled tokens, under truncated sampling: the ids that the token was drawn from, over which `logprobs` is
+    taken. None: the whole vocabulary."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def begins_with(self, other: Row) -> bool:
         """Whether the arrays of `other` are the first entries of these."""
-        n = len(other)
-        return len(self) >= n and all(
-            np.array_equal(mine[:n], theirs) for mine, theirs in zip(self._arrays, other._arrays, strict=True)
+        return len(self) >= len(other) and all(
+            np.array_equal(mine, theirs) for mine, theirs in zip_longest(self.first(len(other))._arrays, other._arrays)
         )
+
+    def first(self, n: int) -> Row:
+        """Its first n tokens."""
+        kept = None if self.kept is None else self.kept.first(int(np.count_nonzero(self.mask[:n])))
+        return Row(self.token_ids[:n], self.mask[:n], self.logprobs[:n], self.versions[:n], kept)
 
     def digest(self) -> str:
         """32 hex digits over the arrays; see Trajectory.digest."""
@@ -116,7 +126,8 @@ class Row:
 
     @property
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.token_ids, self.mask, self.logprobs, self.versions
+        kept = () if self.kept is None else (self.kept.counts, self.kept.ids)
+        return self.token_ids, self.mask, self.logprobs, self.versions, *kept
 
 
 def succeeded(reward: float, rewards: Mapping[str, float], name: str) -> bool:

@@ -14,12 +14,14 @@ import msgpack
 import msgspec
 import numpy as np
 
+from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import (
     CONTEXT,
     Attempt,
     Branch,
     GroupIndex,
     GroupNumber,
+    Int32,
     Kind,
     LogHead,
     Row,
@@ -34,9 +36,15 @@ Frame = bytes | memoryview
 MAX_HEADER_BYTES = 4 << 20
 MAX_ROWS = 4096
 MAX_TURN_RECORDS = 1 << 16
+FRAMES_OF_A_ROW = FRAMES_OF_A_PREFIX = 6
+"""Most frames of a row; and those of a prefix in a message."""
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
-_DTYPES = [np.dtype(dtype) for _, dtype in _ARRAYS]
+_DTYPE_OF: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for name, dtype in _ARRAYS}
+_DTYPES = [*_DTYPE_OF.values()]
+_PLAIN = len(_ARRAYS)
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
+_OF_KEPT: tuple[np.dtype[Any], ...] = (np.dtype(np.uint16), np.dtype(np.int32))
+"""Of the two arrays of kept ids, which follow a row's own under truncated sampling."""
 _LEAST = np.finfo(np.float32).min
 
 
@@ -69,6 +77,8 @@ class _Header(msgspec.Struct, frozen=True):
     metrics: _Numbers
     turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURN_RECORDS)] = ()
     logged: LogHead | None = None
+    kept: bool = False
+    """Every row has its kept ids, in two more frames."""
 
 
 _HEADERS = msgspec.msgpack.Decoder(_Header)
@@ -92,7 +102,8 @@ def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
 
 
 def encode_trajectory(t: Trajectory) -> list[Frame]:
-    """The frames: [header, then for each row: token_ids, mask, logprobs, versions]."""
+    """The frames: [header, then for each row: token_ids, mask, logprobs, versions, and its kept ids, if it has any].
+    Raises ValueError if some rows have kept ids and others none."""
     header: dict[str, Any] = {
         "id": [t.id.branch, t.id.group, t.id.index],
         "attempt": t.attempt,
@@ -112,26 +123,44 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         header["turn_records"] = [msgspec.structs.astuple(record) for record in t.turn_records]
     if t.logged is not None:
         header["logged"] = msgspec.structs.astuple(t.logged)
+    if any(row.kept is not None for row in t.rows):
+        if any(row.kept is None for row in t.rows):
+            raise ValueError(f"trajectory {t.id}: some rows have kept ids and others none; expected all, or none")
+        header["kept"] = True
     return [pack(header), *(frame for row in t.rows for frame in encode_row(row))]
 
 
 def encode_row(row: Row) -> list[Frame]:
-    """The frames of a row: [token_ids, mask, logprobs, versions]."""
-    return [np.ascontiguousarray(getattr(row, name), dtype=dtype).data.cast("B") for name, dtype in _ARRAYS]
+    """The frames of a row: [token_ids, mask, logprobs, versions], and [counts, ids] of kept ids, if it has any."""
+    frames: list[Frame] = [_bytes(getattr(row, name), dtype) for name, dtype in _DTYPE_OF.items()]
+    if row.kept is not None:
+        frames += [_bytes(x, dtype) for x, dtype in zip((row.kept.counts, row.kept.ids), _OF_KEPT, strict=True)]
+    return frames
+
+
+def encode_prefix(row: Row) -> list[Frame]:
+    """The six frames of a prefix in a message: `encode_row`, with empty ones for kept ids where there are none."""
+    return [*encode_row(row), b"", b""][:FRAMES_OF_A_PREFIX]
+
+
+def decode_prefix(frames: Sequence[Frame]) -> Row:
+    """The inverse of `encode_row` for a prefix: context followed by sampled tokens. Raises WireError."""
+    if len(frames) not in (_PLAIN, FRAMES_OF_A_PREFIX) or not all(map(len, frames[:_PLAIN])):
+        raise WireError(f"a prefix has {_PLAIN} or {FRAMES_OF_A_PREFIX} frames, none of the first {_PLAIN} empty")
+    kept = frames[_PLAIN:] if any(map(len, frames[_PLAIN:])) else ()
+    row = _row(len(frames[0]) // _SIZES[0], [*frames[:_PLAIN], *kept], "prefix")
+    begins = int(row.mask.argmax())
+    if begins == 0 or not row.mask[begins:].all():
+        raise WireError("a prefix is a prompt and, behind it, what was sampled")
+    return row
 
 
 def decode_prefixes(frames: Sequence[Frame]) -> list[Row]:
-    """Rows of context followed by sampled tokens, from four frames each. Raises WireError."""
-    if len(frames) % len(_ARRAYS) or not all(map(len, frames)):
-        raise WireError(f"prefixes have {len(_ARRAYS)} frames each, none of them empty; got {len(frames)} in all")
-    found = []
-    for i in range(0, len(frames), len(_ARRAYS)):
-        row = _row(len(frames[i]) // _SIZES[0], frames[i : i + len(_ARRAYS)], f"prefixes[{i // len(_ARRAYS)}]")
-        begins = int(row.mask.argmax())
-        if begins == 0 or not row.mask[begins:].all():
-            raise WireError("a prefix is a prompt and, behind it, what was sampled")
-        found.append(row)
-    return found
+    """The prefixes in the frames of a message (`encode_prefix`). Raises WireError."""
+    each = FRAMES_OF_A_PREFIX
+    if len(frames) % each:
+        raise WireError(f"prefixes have {each} frames each, got {len(frames)} in all")
+    return [decode_prefix(frames[i : i + each]) for i in range(0, len(frames), each)]
 
 
 def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
@@ -139,9 +168,13 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     if not frames:
         raise WireError("a trajectory has at least one frame, got none")
     header = _trajectory_header(frames[0])
-    if len(frames) != 1 + len(_ARRAYS) * len(header.lengths):
-        raise WireError(f"{len(header.lengths)} rows need {1 + 4 * len(header.lengths)} frames, got {len(frames)}")
-    rows = tuple([_row(n, frames[1 + 4 * i : 5 + 4 * i], f"rows[{i}]") for i, n in enumerate(header.lengths)])
+    each = FRAMES_OF_A_ROW if header.kept else _PLAIN
+    if len(frames) != 1 + each * len(header.lengths):
+        raise WireError(f"{len(header.lengths)} rows need {1 + each * len(header.lengths)} frames, got {len(frames)}")
+    starts = range(1, len(frames), each)
+    rows = tuple(
+        [_row(n, frames[at : at + each], f"rows[{at // each}]") for at, n in zip(starts, header.lengths, strict=True)]
+    )
     if not any([np.count_nonzero(row.mask) for row in rows]):
         raise WireError("no token of the trajectory was sampled by the policy")
     return Trajectory(
@@ -182,11 +215,11 @@ def _trajectory_header(frame: Frame) -> _Header:
 
 
 def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
-    for (name, _), size, frame in zip(_ARRAYS, _SIZES, frames, strict=True):
+    for (name, _), size, frame in zip(_ARRAYS, _SIZES, frames, strict=False):
         if len(frame) != length * size:
             raise WireError(f"{where}.{name} has {len(frame)} bytes, expected {length * size} for {length} tokens")
     token_ids, mask, logprobs, versions = [
-        np.frombuffer(memoryview(frame).toreadonly(), dtype) for frame, dtype in zip(frames, _DTYPES, strict=True)
+        np.frombuffer(memoryview(frame).toreadonly(), dtype) for frame, dtype in zip(frames, _DTYPES, strict=False)
     ]
     # Few passes over the arrays, since the buffer does this for every token of a run. NaN makes the comparison false.
     if np.minimum.reduce(token_ids) < 0:
@@ -198,7 +231,25 @@ def _row(length: int, frames: Sequence[Frame], where: str) -> Row:
         if np.maximum.reduce(mask.view(np.uint8)) > 1:
             raise WireError(f"{where}.mask holds bytes other than 0 and 1")
         raise WireError(f"{where}.versions must be >= 0 on sampled tokens and {CONTEXT} elsewhere")
-    return Row(token_ids, mask, logprobs, versions)
+    kept = None if len(frames) == _PLAIN else _kept(frames[_PLAIN:], token_ids[mask], where)
+    return Row(token_ids, mask, logprobs, versions, kept)
+
+
+def _kept(frames: Sequence[Frame], sampled: Int32, where: str) -> KeptIds:
+    """`sampled`: the sampled tokens of the row. Raises WireError."""
+    if any(len(frame) % dtype.itemsize for frame, dtype in zip(frames, _OF_KEPT, strict=True)):
+        raise WireError(f"{where}.kept has {[*map(len, frames)]} bytes, expected counts of 2 and ids of 4")
+    counts, ids = (
+        np.frombuffer(memoryview(frame).toreadonly(), dtype) for frame, dtype in zip(frames, _OF_KEPT, strict=True)
+    )
+    kept = KeptIds(counts, ids)
+    if problem := kept.problem(sampled):
+        raise WireError(f"{where}.kept {problem}")
+    return kept
+
+
+def _bytes(array: Any, dtype: np.dtype[Any]) -> Frame:
+    return np.ascontiguousarray(array, dtype=dtype).data.cast("B")
 
 
 def _check_size(header: Frame, most: int) -> None:

@@ -21,7 +21,7 @@ from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "uses",
+    "published", "stops", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 

@@ -27,6 +27,7 @@ from asyncrl.buffer.selection import FILTERS, Filter
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config, resuming
+from asyncrl.config.choosing import Choosing
 from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.data.base import Curriculum, TaskSource
@@ -94,6 +95,7 @@ class Bounds:
     eval_sets: tuple[HeldOutSet, ...] = ()
     eval_every: int = 0
     demonstrations_per_step: int = 0
+    choosing: Choosing = field(default_factory=Choosing)
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -118,6 +120,7 @@ class Bounds:
             eval_sets=held_out_sets(c),
             eval_every=c.eval.every,
             demonstrations_per_step=demonstrations_per_step(c),
+            choosing=Choosing.of(c),
         )
 
 

@@ -27,6 +27,7 @@ from asyncrl.data.demonstrations import open_demonstrations
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
+from asyncrl.tracking.rollouts.held_out import Answers
 
 log = logging.getLogger("asyncrl.buffer")
 
@@ -47,7 +48,8 @@ def main(path: Path) -> None:
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
     curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
     held_out, shown = open_held_out(config), open_demonstrations(config)
-    buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end, held_out, shown)
+    answers = Answers(run.held_out, config.tracking.held_out, config.tracking.rollouts_mb)
+    buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end, held_out, answers, shown)
     buffer.commit(time.monotonic())
     if buffer.losses.pending:
         missing = len(buffer.losses.pending), buffer.lost_to_disk

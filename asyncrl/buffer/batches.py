@@ -11,6 +11,7 @@ from random import Random
 
 from asyncrl.buffer.client.messages import BatchState, Outcome, Start
 from asyncrl.buffer.disk_losses import DiskLosses
+from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -41,12 +42,13 @@ class Batches:
         tickets: Tickets,
         draws: TaskDraws,
         losses: DiskLosses,
+        stops: Stops,
         demonstrations: DemonstrationDraws,
     ) -> None:
         self._ledger = ledger
         self._demonstrations = demonstrations
         self._draws = draws
-        self._losses = losses
+        self._losses, self._stops = losses, stops
         self._rules = rules
         self._tickets = tickets
         self._served = False
@@ -169,6 +171,8 @@ class Batches:
     def _ended(self, b: int, version: int) -> BatchAnswer | None:
         """Why there will be no batch b, if so."""
         rules, skipped = self._rules, self._ledger.history.skipped_in_a_row()
+        if why := self._stops.recorded(b):
+            return BatchAnswer("ended", why)
         if skipped > rules.max_skipped:
             why = f"{skipped} batches in a row were skipped, learner.max_skipped is {rules.max_skipped}"
             return BatchAnswer("ended", why, failed=True)
@@ -178,7 +182,8 @@ class Batches:
             return BatchAnswer("ended", self._tickets.filtering.starved)
         if self._tickets.failures.verdict:
             return BatchAnswer("ended", self._tickets.failures.verdict, failed=True)
-        return None
+        why = self._stops.decide(b, version)
+        return BatchAnswer("ended", why) if why else None
 
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:
         """The groups of batch b; or None, and what is missing."""
@@ -288,6 +293,7 @@ class Batches:
     def _fork(self, b: int, version: int, why: str) -> None:
         fork(self._ledger, b, version, why)
         self._draws.forked(b)
+        self._stops.forked(b)
         self._tickets.forked()
 
     # The disk

@@ -24,6 +24,7 @@ from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
+from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
@@ -43,13 +44,14 @@ from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
 from asyncrl.data.demonstrations import Demonstrations
+from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
 
 class Buffer:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run may have beside its tasks
         self,
         database: Database,
         rules: Rules,
@@ -58,10 +60,11 @@ class Buffer:
         curriculum: Curriculum | None = None,
         on_step_end: OnStepEnd | None = None,
         held_out: Mapping[str, TaskSource] | None = None,
+        answers: Answers | None = None,
         demonstrations: Demonstrations | None = None,
     ) -> None:
         """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks. `held_out`: the
-        sources of those held-out sets that have one of their own."""
+        sources of those held-out sets that have one of their own. `answers` keeps some of their episodes."""
         self.database = database
         self.rules = rules
         self.ledger = Ledger(database)
@@ -73,10 +76,12 @@ class Buffer:
         self.leases = Leases(rules.lease_s)
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
+        stops = Stops(database, rules)
         self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
-        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses, self.demonstrations)
+        parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations)
+        self.batches = Batches(*parts)
         sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
-        self.evals = EvalSets(database, rules, sources, self.leases, self._made())
+        self.evals = EvalSets(database, rules, sources, self.leases, stops, self._made(), answers)
         self.limits = Limits.of(rules, furthest(database), self.evals.total)
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
@@ -173,7 +178,7 @@ class Buffer:
             return "late"
         if is_eval:
             self.tickets.validity.check_actor(trajectory.id, trajectory.attempt, trajectory.actor, "put")
-            outcome = self.evals.receive(trajectory, digest)
+            outcome = self.evals.receive(trajectory, digest, record)
         else:
             outcome = self.tickets.receive(trajectory, digest, record)
         self.tickets.failures.all_fail.succeeded()

@@ -17,13 +17,12 @@ from asyncrl.buffer.client import codec
 from asyncrl.buffer.client.messages import MAX_PUTS, MOST, REQUESTS, PutRequest, ReleaseRequest, Request
 from asyncrl.buffer.rules import Rules
 from asyncrl.trajectory import Trajectory
-from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError
+from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
 
 _HEADER_BYTES = 64 << 10
 """Of a header without leases ..."""
 _LEASE_BYTES = 64
 """... and for each of these."""
-_FRAMES_OF_A_PREFIX = 4
 Place = tuple[str | int, ...]
 """Where a number stands: a field, and the places inside it."""
 
@@ -45,6 +44,8 @@ class Limits:
     """Leases in one message: the tickets that an actor holds, and those of which it has not learned the end."""
     row_tokens: int
     """Tokens of one row: `env.max_tokens`, and one answer that ran over it."""
+    kept: int
+    """Kept ids of one token: `actors.max_kept`."""
 
     @classmethod
     def of(cls, rules: Rules, reached: tuple[int, int], eval_tickets: int) -> Limits:
@@ -58,6 +59,7 @@ class Limits:
             ranks=rules.ranks,
             leases=4 * credits,
             row_tokens=rules.row_tokens,
+            kept=rules.max_kept,
         )
 
     @property
@@ -67,7 +69,7 @@ class Limits:
     @property
     def frames(self) -> int:
         """Frames of the longest message."""
-        return 1 + max(MAX_PUTS, _FRAMES_OF_A_PREFIX * self.credits)
+        return 1 + max(MAX_PUTS, FRAMES_OF_A_PREFIX * self.credits)
 
     def decode(self, message: Sequence[Frame]) -> Request[Any]:
         """The request of a message. Raises WireError."""
@@ -88,7 +90,13 @@ class Limits:
         return request
 
     def check_rows(self, trajectory: Trajectory) -> None:
-        """Raises WireError for a row that no episode of this run has."""
+        """Raises WireError for a row that no episode of this run has, or one with more kept ids."""
+        kept = [int(row.kept.counts.max(initial=0)) for row in trajectory.rows if row.kept is not None]
+        if kept and max(kept) > self.kept:
+            raise WireError(
+                f"a token of ticket {trajectory.id} has {max(kept)} kept ids, expected at most {self.kept} "
+                "(actors.max_kept)"
+            )
         longest = max(map(len, trajectory.rows))
         if longest > self.row_tokens:
             raise WireError(
@@ -99,7 +107,7 @@ class Limits:
     def _frames_of(self, request: Request[Any]) -> int:
         if isinstance(request, PutRequest):
             return MAX_PUTS
-        return _FRAMES_OF_A_PREFIX * len(request.leases) if isinstance(request, ReleaseRequest) else 0
+        return FRAMES_OF_A_PREFIX * len(request.leases) if isinstance(request, ReleaseRequest) else 0
 
 
 def _declared(hint: Any, place: Place) -> Iterator[tuple[Place, str]]:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 from asyncrl.trajectory import Trajectory
-from asyncrl.wire import MAX_ROWS, Frame, WireError, decode_trajectory, encode_trajectory
+from asyncrl.wire import FRAMES_OF_A_ROW, MAX_ROWS, Frame, WireError, decode_trajectory, encode_trajectory
 
 _ALIGN = 8
 
@@ -40,7 +40,7 @@ def split(record: Frame) -> Sequence[memoryview]:
     if len(view) < _ALIGN:
         raise WireError(f"record has {len(view)} bytes, expected at least {_ALIGN}")
     (count,) = struct.unpack_from("<Q", view)
-    if not 0 < count <= 1 + 4 * MAX_ROWS or len(view) < (count + 1) * _ALIGN:
+    if not 0 < count <= 1 + FRAMES_OF_A_ROW * MAX_ROWS or len(view) < (count + 1) * _ALIGN:
         raise WireError(f"record of {len(view)} bytes claims {count} frames")
     lengths = struct.unpack_from(f"<{count}Q", view, _ALIGN)
     start = (count + 1) * _ALIGN

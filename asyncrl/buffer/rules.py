@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config, resuming
+from asyncrl.config.choosing import Choosing
 from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.errors import ConfigError
+from asyncrl.kept_ids import MAX_KEPT
 from asyncrl.plugins import resolve
 
 
@@ -62,11 +64,14 @@ class Rules:
     eval_reserved: int = 0
     """Actors that play evaluations only (`actors.eval`)."""
     eval_share: float = 0.25
+    choosing: Choosing = field(default_factory=Choosing)
     ranks: int = 1
     slots: int = 64
     """Most episodes of one actor."""
     row_tokens: int = 1 << 31
     """Most tokens of one row."""
+    max_kept: int = MAX_KEPT
+    """Most kept ids of one token."""
     settings: str = "{}"
     """JSON: what decides the result of a training step (`asyncrl.config.resuming`)."""
 
@@ -114,8 +119,10 @@ class Rules:
             eval_every=c.eval.every,
             eval_reserved=c.actors.eval,
             eval_share=c.eval.share,
+            choosing=Choosing.of(c),
             ranks=c.learner.ranks,
             slots=c.actors.most_slots,
             row_tokens=c.env.max_tokens + c.actors.max_new_tokens,
+            max_kept=c.actors.max_kept,
             settings=resuming.text(c),
         )

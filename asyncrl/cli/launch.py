@@ -103,6 +103,9 @@ def evaluate(words: list[str]) -> int:
             str | None,
             Arg(help="Instead of a checkpoint: the URL of an OpenAI-compatible endpoint, with /v1.", metavar="URL"),
         ] = None
+        set: Annotated[
+            str | None, Arg(help="Play this held-out set only; default: all of the configuration.", metavar="NAME")
+        ] = None
         out: Annotated[Path | None, Arg(help="Also write the figures to this file, as JSON.", metavar="FILE")] = None
         config: Annotated[Path | None, Arg(help="YAML file; flags override it.", metavar="FILE")] = None
         debug: Annotated[bool, Arg(help="Show tracebacks of errors.")] = False
@@ -118,9 +121,10 @@ def evaluate(words: list[str]) -> int:
         raise ConfigError("eval takes either --checkpoint FOLDER or --endpoint URL.")
     if options.checkpoint is not None:
         preflight.check(with_model(config, options.checkpoint))
-        return play(config, options.checkpoint, options.out)
+        return play(config, options.checkpoint, options.out, options.set)
     preflight.check_names(config)
-    return play(config, Endpoint(options.endpoint, options.served_name, options.api_key_env), options.out)
+    endpoint = Endpoint(options.endpoint, options.served_name, options.api_key_env)
+    return play(config, endpoint, options.out, options.set)
 
 
 def chaos(words: list[str]) -> int:

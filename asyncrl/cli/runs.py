@@ -77,10 +77,12 @@ def report(words: list[str]) -> int:
 
     options = tyro.cli(Report, args=words, prog="asyncrl report", description=report.__doc__)
     from asyncrl.run_folder import RunFolder
+    from asyncrl.tracking.report.chosen import chosen, notes
     from asyncrl.tracking.report.report import write_report
 
     run = RunFolder.existing(options.run)
-    write_report(run)
+    summary = json.loads(run.summary.read_text()) if run.ended else chosen(run, run.load_config())
+    write_report(run, notes=notes(summary))
     print(run.report)
     return 0
 

@@ -37,7 +37,12 @@ class HeldOutSet:
 
 
 def held_out_sets(config: Tree) -> tuple[HeldOutSet, ...]:
-    """The sets in their order; none if there is nothing to play."""
+    """Those that are played in a run, in their order; none if there is nothing to play."""
+    return tuple(each for each in every_set(config) if each.name != config.eval.final)
+
+
+def every_set(config: Tree) -> tuple[HeldOutSet, ...]:
+    """With the one that is played after the end only (`eval.final`)."""
     every = (_resolved(config, name, given) for name, given in (config.eval.sets or {ONLY: EvalSetConfig()}).items())
     return tuple(each for each in every if each.tasks)
 
@@ -58,7 +63,7 @@ def _resolved(config: Tree, name: str, given: EvalSetConfig) -> HeldOutSet:
 def for_set(config: C, name: str) -> C:
     """The config with this set's environment, source, temperature and sizes in their fields: with it the set is played
     as if it were the only one."""
-    given, own = config.eval.sets.get(name, EvalSetConfig()), next(s for s in held_out_sets(config) if s.name == name)
+    given, own = config.eval.sets.get(name, EvalSetConfig()), next(s for s in every_set(config) if s.name == name)
     sections: dict[str, dict[str, object]] = {
         "actors": {"temperature": own.temperature},
         "eval": {
@@ -67,6 +72,7 @@ def for_set(config: C, name: str) -> C:
             "greedy": own.greedy,
             "success": own.success,
             "sets": {},
+            **{"stop_at": {}, "patience": {}, "keep_best": "", "final": ""},
         },
     }
     if given.env:

@@ -154,7 +154,8 @@ class LearnerConfig(Section):
     min_ess: float = Field(0.0, ge=0, le=1)
     """A batch whose effective sample size is below this share is skipped as guard, unless its gradient is exactly 0."""
     unsafe: bool = False
-    """Allow stale data without a correction or with `proximal: behaviour`, and top_p / top_k at training time."""
+    """Allow stale data without a correction or with `proximal: behaviour`, and truncated sampling without kept ids
+    (`actors.max_kept: 0`)."""
     batch_retries: int = Field(2, ge=1)
     """Learner deaths in a row with the same batch open, after which it is skipped as poison."""
     max_skipped: int = Field(3, ge=0)

@@ -44,15 +44,15 @@ _BRANCH: Mapping[str, str] = {
 }
 _FREE: Mapping[str, str] = {
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
-    "actors": "count eval constraints engine engine_options slots max_slots top_p top_k max_new_tokens tool_calls "
-    "renderer stop_token_ids seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
+    "actors": "count eval constraints engine engine_options slots max_slots top_p top_k min_p max_kept max_new_tokens "
+    "tool_calls renderer stop_token_ids seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
     "buffer": "capacity requeue wait_s mask_min_kept sampler max_uses filters filter_max_ratio on_starved lease_s keep "
     "fsync fsync_interval_s commit_ms max_disk_gb",
     "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints "
     "gpu_memory",
     "weights": "every kv drain channel full_every fanout",
-    "eval": "tasks samples greedy success sets every share",
-    "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb",
+    "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
+    "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
     "memory_check seed",
     "ray": "address cpus resources environment",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from asyncrl.config.choosing import impossible_choices
 from asyncrl.config.demonstrations import SFT, groups_per_step, of_demonstrations, supervised
 from asyncrl.config.episode_rules import of_episodes
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
+from asyncrl.config.sampling_rules import of_sampling
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
 
@@ -41,17 +43,13 @@ def impossible(c: Tree) -> list[str]:
             "remove them, or use learner.backend megatron."
         )
     problems += of_episodes(c) + of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
+    problems += impossible_choices(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
+    problems += of_sampling(c)
     problems += of_demonstrations(c) + _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
-    if not c.learner.unsafe:
-        # Whether a user's loss corrects itself is known only after its import: the learner checks again.
-        if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):
-            problems.append(problem)
-        if c.actors.top_p < 1 or c.actors.top_k > 0:
-            problems.append(
-                f"actors.top_p is {c.actors.top_p} and actors.top_k {c.actors.top_k}: truncated sampling makes the "
-                "behaviour logprobs of engines disagree; use 1.0 and 0, or learner.unsafe: true."
-            )
+    # Whether a user's loss corrects itself is known only after its import: the learner checks again.
+    if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):
+        problems.append(problem)
     return problems
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
+from asyncrl.kept_ids import MAX_KEPT
+
 
 class Section(BaseModel):
     """The base of every section: unknown fields are refused, values are frozen, docstrings describe the fields."""
@@ -117,9 +119,17 @@ class ActorsConfig(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the learner divides its logits by it too."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; below 1 requires `learner.unsafe`, because engines renormalise differently."""
+    """Nucleus sampling: only the most probable tokens that together reach this probability. Below 1 the kept ids travel
+    with each token, which not every engine gives (docs/how-to/engines.md)."""
     top_k: int = Field(0, ge=0)
-    """Top-k sampling, 0 is off; above 0 requires `learner.unsafe`."""
+    """Top-k sampling: only so many of the most probable tokens, 0 is off; above 0 as `top_p` below 1."""
+    min_p: float = Field(0.0, ge=0, lt=1)
+    """Min-p sampling: only tokens of at least this share of the largest probability, 0 is off; above 0 as `top_p` below
+    1."""
+    max_kept: int = Field(256, ge=0, le=MAX_KEPT)
+    """Most kept ids that are recorded of one token under `top_p`, `top_k` or `min_p`; a token for which more are left
+    carries no loss (`correction/beyond_max_kept`). 0: none are recorded, the learner's logprobs are over the whole
+    vocabulary, and `learner.unsafe` is required."""
     max_new_tokens: int = Field(128, ge=1)
     """Maximum of tokens in one assistant turn."""
     tool_calls: str = "hermes"
@@ -149,6 +159,11 @@ class ActorsConfig(Section):
     resume_episodes: bool = False
     """When an actor stops, hand back unfinished episodes whose environment was not stepped yet, with the tokens sampled
     so far; the next actor continues them (docs/how-to/engines.md). Otherwise they start over."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether fewer tokens than the vocabulary holds can be sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def most_episode_s(self) -> float:
@@ -264,6 +279,17 @@ class EvalConfig(Section):
     shows. Empty: one set, `held_out`, of the fields above."""
     every: int = Field(0, ge=0)
     """Training steps from one evaluation during the run to the next; 0: only before the first and after the last."""
+    stop_at: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    """The run ends when the success of one of these sets reaches its value: `{SET: value}`. The sampled success counts;
+    `SET/greedy` names the greedy one."""
+    patience: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """The run ends when so many evaluations of one of these sets have not exceeded its best success: `{SET:
+    evaluations}`, or `SET/greedy`."""
+    keep_best: str = ""
+    """The set, or `SET/greedy`, by whose success the best weights are kept: each evaluation step writes an export in
+    `RUN/exports`, and the best one stays. Empty: none is written."""
+    final: str = ""
+    """A set of `sets` that is played after the end only, with the best export of `keep_best`; empty: none."""
     share: float = Field(0.25, gt=0, le=1)
     """With no actor reserved (`actors.eval`), the share of the actors that may play an evaluation during the run, at
     least one; the others go on training."""
@@ -285,7 +311,11 @@ class TrackingConfig(Section):
     """Groups of each training step that are kept as samples, with their text and what the loss made of every token, in
     `RUN/rollouts` (docs/how-to/view.md); 0: none."""
     rollouts_mb: float = Field(256.0, gt=0)
-    """Bound on the size of all samples; past it sampled steps are removed, evenly over the run."""
+    """Bound on the size of all samples; past it sampled steps are removed, evenly over the run. Those of `held_out`
+    have a bound of this size of their own."""
+    held_out: int = Field(4, ge=0)
+    """Tasks of each held-out set, the first ones, whose answers are kept at every evaluation, in
+    `RUN/rollouts/held_out` (docs/how-to/view.md); 0: none."""
 
 
 class RayConfig(Section):

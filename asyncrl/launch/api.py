@@ -19,9 +19,10 @@ from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.config import Config
 from asyncrl.config.demonstrations import supervised
-from asyncrl.config.held_out import for_set, held_out_sets
+from asyncrl.config.held_out import every_set, for_set
 from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, RunError
+from asyncrl.launch import final
 from asyncrl.launch.backends.local import Local, backend
 from asyncrl.launch.backends.preloaded import Preloaded, preloading
 from asyncrl.launch.checks.first_demonstrations import check_demonstrations
@@ -136,6 +137,8 @@ def launch(
             fork = preloaded and partial(preloaded.fork, interrupted=lambda: interrupts.count > 0)
             started_by = Local(run, config, fork) if fork else backend(run, config)
             outcome = Launcher(run, config, processes, collector, interrupts, started_by).supervise()
+            if config.eval.final and outcome.kind == "finished":
+                outcome = final.play(run, config, lambda: interrupts.count > 0, collector.poll)
         except AsyncRLError as error:
             outcome = Outcome("failed", error.exit_code, str(error))
         finally:
@@ -154,7 +157,7 @@ def _check_data(config: Config) -> list[str]:
     open_on_step_end(config)
     open_group_score(config)
     check_demonstrations(config)
-    if supervised(config) and not held_out_sets(config):
+    if supervised(config) and not every_set(config):
         return []  # no task is played
     tasks, warned = check_first_tasks(config, source)
     if config.launch.try_reset and not is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name")):
@@ -168,7 +171,7 @@ def _check_held_out(config: Config, source: TaskSource) -> list[str]:
     from asyncrl.buffer.tasks.sources import open_held_out
 
     own, empty = open_held_out(config), []
-    for each in held_out_sets(config):
+    for each in every_set(config):
         given, tasks = config.eval.sets.get(each.name), own.get(each.name, source)
         if not tasks.held_out_size:
             empty.append(each.name)
@@ -212,7 +215,7 @@ def _collector(run: RunFolder, prepared: Prepared, console: Console | None) -> C
 def _conclude(run: RunFolder, outcome: Outcome, collector: Collector, interrupts: Interrupts) -> None:
     """Writes summary.json before anything that may fail. A further interrupt leaves out the plots not drawn yet."""
     collector.poll(0.0)  # the last reports
-    why = redact(outcome.why)
+    why = redact(outcome.why or collector.why_ended)
     ended = {"run": run.name, "outcome": outcome.kind, "why": why, "exit_code": outcome.exit_code}
     summary = ended | collector.summary()
     replace(run.summary, json.dumps(summary, indent=2) + "\n")

@@ -22,15 +22,19 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffer.record import from_record
 from asyncrl.config import Config
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
 from asyncrl.launch.diagnosis.status import status
 from asyncrl.launch.processes import alive, python
 from asyncrl.process.logs import CONFIG_ERROR
 from asyncrl.run_folder import RunFolder
-from asyncrl.tracking.rollouts import store
+from asyncrl.tracking.rollouts import held_out, store
+from asyncrl.tracking.rollouts.held_out import Answer
 from asyncrl.tracking.rollouts.sample import Rollout
+from asyncrl.tracking.rollouts.text import TokenText, model_text
 from asyncrl.tracking.sinks import jsonl
+from asyncrl.wire import WireError
 
 POLL_S = 0.1
 DETACHED = -1
@@ -74,6 +78,7 @@ class Run:
     ) -> None:
         """`lifeline`: the writing end of the launcher's pipe, open as long as both the run and this process live."""
         self._folder, self._launcher, self._lifeline = folder, launcher, lifeline
+        self._text: TokenText | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -121,6 +126,22 @@ class Run:
         version, the logprobs, the importance weight, the advantage and the loss mask. Raises RunError for a damaged
         file, and for one that a newer asyncrl wrote."""
         return store.read_all(self._folder.rollouts)
+
+    def held_out(self) -> Iterator[Answer]:
+        """The kept answers of held-out tasks (`tracking.held_out`), evaluation by evaluation; `text_of` gives their
+        text. Raises RunError for a damaged file."""
+        return held_out.read_all(self._folder.held_out)
+
+    def text_of(self, answer: Answer) -> str:
+        """The text of all rows of an answer. Raises ConfigError without the run's tokenizer, RunError for a damaged
+        answer."""
+        if self._text is None:
+            self._text = model_text(self._folder.load_config().model)
+        try:
+            rows = from_record(answer.payload).rows
+        except (ValueError, WireError) as error:
+            raise RunError(f"the answer to {answer.task_id} at version {answer.due} is damaged: {error}") from error
+        return "\n".join(self._text.split(row.token_ids.tolist())[0] for row in rows)
 
     def wait(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Returns the summary once every process of the run has ended. Raises TimeoutError; raises ConfigError or

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed, Want
+from asyncrl.learner.kept import Kept, of_rows, recorded
 from asyncrl.learner.ragged import row_of_token
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 
@@ -39,7 +40,8 @@ class Batch:
     token_ids: Tensor
     """[T] int64"""
     mask: Tensor
-    """[T] bool: policy tokens that carry loss; a token older than the bound (`over_age: mask`) carries none"""
+    """[T] bool: policy tokens that carry loss; one older than the bound (`over_age: mask`), or with more kept ids than
+    are recorded, carries none"""
     behaviour: Tensor
     """[T] float32 logprobs, 0 where the policy did not sample"""
     versions: Tensor
@@ -71,6 +73,8 @@ class Batch:
     env_names: tuple[str, ...]
     demonstrations: Batch | None = None
     """Rows of demonstrations beside the groups, with a loss of their own (step/demonstrations.py)"""
+    kept: Kept | None = None
+    """Of the T tokens; None: all were drawn from the whole vocabulary"""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -102,12 +106,14 @@ class Batch:
         return replace(
             self,
             reward_components=self.reward_components[:, t],
+            kept=None if self.kept is None else self.kept.take(t),
             **{name: getattr(self, name)[t] for name in _PER_TOKEN},
             **{name: getattr(self, name)[row_ids] for name in _PER_ROW},
         )
 
     def packed(self, wants: frozenset[Want] = frozenset(("logprobs", "entropy"))) -> Packed:
-        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants)
+        kept = None if self.kept is None else self.kept.padded(self.sampled)
+        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants, kept)
 
 
 def flatten(
@@ -143,6 +149,7 @@ def flatten(
         reward_components=torch.from_numpy(components),
         reward_names=context.reward_names,
         env_names=context.env_names,
+        kept=of_rows([row for t, _ in ordered for row in t.rows]),
         **fields,
     )
 
@@ -176,7 +183,7 @@ def _row(context: _Context, episode: int, t: Trajectory, weight: float, row: Row
         raise ValueError(f"trajectory {t.id}: a row begins with a sampled token; a prompt must come before it")
     greedy = context.greedy_baseline and t.id.index == 0
     versions = row.versions.astype(np.int64)
-    carries_loss = np.zeros_like(row.mask) if greedy else row.mask
+    carries_loss = np.zeros_like(row.mask) if greedy else recorded(row)
     if context.oldest is not None:
         carries_loss = carries_loss & (versions >= context.oldest)
     named = [_rewards(t, row, t.rewards.get(name, 0.0)) for name in context.reward_names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from asyncrl.buffer.client import EvalReply, EvalSetReply
 from asyncrl.config.held_out import held_out_sets
@@ -22,8 +23,11 @@ POLL_S = 0.2
 class Evaluations:
     """Those of one incarnation of the learner."""
 
-    def __init__(self, session: Session, publisher: Publisher) -> None:
-        self._session, self._publisher = session, publisher
+    def __init__(
+        self, session: Session, publisher: Publisher, told: Callable[[EvalReply], None] = lambda reply: None
+    ) -> None:
+        """`told` is called with each answer of the buffer."""
+        self._session, self._publisher, self._told = session, publisher, told
         self._names = [each.name for each in held_out_sets(session.config)]
         self._every = session.config.eval.every if self._names else 0
         self._reported: set[int] = set()
@@ -100,6 +104,7 @@ class Evaluations:
         session = self._session
         reply = self._keep(session.ask(lambda: session.buffer.evaluation(everyone=everyone)), everyone)
         self._open = not reply.done
+        self._told(reply)
         for each in reply.sets:
             if each.state in ("done", "failed") and each.serial not in self._reported:
                 self._reported.add(each.serial)

@@ -63,8 +63,8 @@ class Learner:
         self._session = Session(config, buffer, reporter, ranks or Ranks())
         self._trainer = trainer
         self._publication = Publication(self._session, trainer.backend, publisher)
-        self._evaluations = Evaluations(self._session, publisher)
         self._saving = Saving(self._session, trainer, checkpoints, save_tokenizer)
+        self._evaluations = Evaluations(self._session, publisher, self._saving.exports.take)
         self._report = StepReport(self._session, trainer.objective, samples)
 
     def stop(self) -> None:
@@ -140,6 +140,7 @@ class Learner:
         self._publication.publish()
         self._saving.save(wait=True)
         self._evaluations.play("end")
+        self._saving.exports.settle()
         if session.stopping:
             return
         session.reporter.event("ended", step=session.version, why=why)

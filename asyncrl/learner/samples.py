@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import random
 import threading
@@ -28,6 +27,7 @@ from asyncrl.config.sections import TrackingConfig
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.step.record import Record
 from asyncrl.learner.step.train_step import StepResult
+from asyncrl.process.priority import lower_this_thread
 from asyncrl.tracking.rollouts.sample import FORMAT, Rollout, RolloutRow
 from asyncrl.tracking.rollouts.store import Store
 from asyncrl.tracking.rollouts.text import TokenText
@@ -41,7 +41,6 @@ QUEUED = 4
 """Batches that wait for the thread; with more of them it is behind."""
 CLOSE_S = 10.0
 """Seconds that the end of the learner waits for the last samples."""
-_NICE = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Samples:
 
     def _work(self) -> None:
         with self._counting_errors():
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            lower_this_thread()
         opened = self._open()
         while (write := self._queue.get()) is not None:
             opened = opened or self._open()

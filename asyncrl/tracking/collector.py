@@ -23,6 +23,8 @@ import zmq
 from asyncrl import redaction
 from asyncrl.sockets import Listener
 from asyncrl.tracking import messages
+from asyncrl.tracking.eval_events import Told
+from asyncrl.tracking.report.chosen import chosen, notes
 from asyncrl.tracking.report.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink, jsonl
 from asyncrl.tracking.spans import SpanLog
@@ -62,8 +64,11 @@ class Collector:
         self.state = RunState(time.time(), config.learner.steps, config.buffer.max_staleness)
         self.state.resume(jsonl.read(run.metrics))
         self.malformed = 0
+        self.why_ended = ""
+        """Why the learner ended the run."""
         self._closed = False
         self._events: list[Event] = []
+        self._told = Told(run.path / "events.jsonl")
         self._usage = Usage()
         self._usage_at = 0.0
         self._jsonl: Sink | None = jsonl.JsonLines(run)
@@ -154,6 +159,7 @@ class Collector:
                 if role != "launcher"
             },
             "versions": {"python": platform.python_version(), **_versions()},
+            **chosen(self._run, self._config),
         }
 
     def finish(self) -> None:
@@ -177,7 +183,7 @@ class Collector:
         if self._jsonl is not None:
             self._jsonl.close(summary)
             self._jsonl = None
-        self._report(hurry)
+        self._report(hurry, notes(summary))
         if self._terminal is not None:
             self._terminal.close(summary)
 
@@ -186,10 +192,10 @@ class Collector:
             for message in self._messages():
                 self._take(message)
 
-    def _report(self, hurry: Callable[[], bool]) -> None:
+    def _report(self, hurry: Callable[[], bool], notes: list[tuple[str, str]]) -> None:
         deadline = time.monotonic() + DRAWING_S
         try:
-            if left_out := write_report(self._run, lambda: hurry() or time.monotonic() > deadline):
+            if left_out := write_report(self._run, lambda: hurry() or time.monotonic() > deadline, notes):
                 log.warning("%d plots of the report were left out: asyncrl report %s", left_out, self._run.path)
         except Exception as error:  # a failed picture must not break the end of a run
             log.warning("no report: %s: %s", type(error).__name__, error)
@@ -220,9 +226,11 @@ class Collector:
         if event is None:
             return
         self._events.append(event)
+        if event.kind == "ended":
+            self.why_ended = str(event.fields.get("why", ""))
         if event.kind == "step":
             self._record(int(event.fields["step"]), event.t)
-        elif event.kind != "waiting":
+        elif event.kind != "waiting" and not self._told.again(event.kind, event.fields):
             self._spread(event)
 
     def _refuse(self, error: Exception) -> None:

@@ -191,6 +191,10 @@ _TABLE: list[Series] = [
     Series("correction/ratio_below_half", "share", "trained tokens with a ratio below 1/2"),
     Series("correction/mismatch_k1", "nats", "mean of log(behaviour / proximal): the same KL, unbiased and noisier"),
     Series("correction/kept", "share", "trained tokens that the corrections keep"),
+    Series(
+        "correction/kept_ids", "ids", "truncated sampling: ids that a token was drawn from, mean over those recorded"
+    ),
+    Series("correction/beyond_max_kept", "tokens", "of the batch, without loss: more ids kept than `actors.max_kept`"),
     Series("correction/weights_mean", "ratio", "importance weight after the correction, mean over trained tokens"),
     Series("correction/clip_fraction", "share", "trained tokens whose loss is clipped"),
     Series("correction/approx_kl", "nats", "KL(proximal || current), k3 estimate over trained tokens"),

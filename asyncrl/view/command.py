@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import RunError
+from asyncrl.process.priority import lower_this_process
 from asyncrl.run_folder import RunFolder
 from asyncrl.view.index import Index
 from asyncrl.view.run import ViewedRun
@@ -24,7 +25,6 @@ from asyncrl.view.table import Key
 
 _EXPORT_BYTES = 48 << 20
 """Of the trajectories in an exported page."""
-_NICE = 10
 _NO_BROWSER = "No browser could be opened here: open the address above in one, over ssh -L if it is elsewhere."
 
 
@@ -44,7 +44,7 @@ def view(folders: Sequence[Path], *, port: int, browser: bool, export: Path | No
 
 
 def serve(runs: Sequence[ViewedRun], port: int, browser: bool) -> None:
-    os.nice(_NICE)  # a live run goes first
+    lower_this_process()
     server = Server(runs, port)
     try:
         thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="http", daemon=True)
@@ -109,7 +109,10 @@ def write(runs: Sequence[ViewedRun], path: Path) -> tuple[int, int]:
                 shown[f"{number}/{key[0]}/{key[1]}"] = detail
                 size += len(detail)
         tables.append(content(run, index))
-    data = _json({"tables": tables, "trajectories": {name: msgspec.Raw(detail) for name, detail in shown.items()}})
+    answers = _answers(runs, _EXPORT_BYTES // 4)
+    raw = {name: {key: msgspec.Raw(made) for key, made in found.items()} for name, found in
+           (("trajectories", shown), ("answers", answers))}  # fmt: skip
+    data = _json({"tables": tables, **raw})
     # Nothing in the data can end the element that holds it.
     text = data.decode().replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     page = PAGE.read_text()
@@ -121,6 +124,19 @@ def write(runs: Sequence[ViewedRun], path: Path) -> tuple[int, int]:
     except OSError as error:
         raise RunError(f"--export is {path}, which cannot be written: {error.strerror}.") from error
     return len(shown), sum(len(run.keys()) for run in runs)
+
+
+def _answers(runs: Sequence[ViewedRun], most: int) -> dict[str, bytes]:
+    """Those of held-out tasks, as many as fit into `most` bytes."""
+    found: dict[str, bytes] = {}
+    for number, run in enumerate(runs):
+        for of_set, task, index, *_ in run.about()["held_out"]:
+            made = _json(run.answers(of_set, task, index))
+            most -= len(made)
+            if most < 0:
+                return found
+            found[f"{number}/{of_set}/{task}/{index}"] = made
+    return found
 
 
 _json = msgspec.json.Encoder().encode

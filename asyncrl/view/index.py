@@ -6,12 +6,12 @@ second, so that the run does not notice.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any
 
 from asyncrl.errors import RunError
+from asyncrl.process.priority import lower_this_thread
 from asyncrl.tracking.rollouts.sample import Rollout
 from asyncrl.trajectory import Trajectory
 from asyncrl.view.run import ViewedRun
@@ -111,7 +111,7 @@ class Index:
         return text
 
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        lower_this_thread()
         next_refresh = 0.0
         while not self._begin.wait(0.2) and not self._over.is_set():
             pass

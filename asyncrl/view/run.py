@@ -16,6 +16,7 @@ from asyncrl.tracking.rollouts.sample import Rollout
 from asyncrl.tracking.rollouts.text import TokenText, model_text
 from asyncrl.trajectory import Trajectory
 from asyncrl.view.detail import detail
+from asyncrl.view.held_out import HeldOut
 from asyncrl.view.samples import Samples
 from asyncrl.view.source import Source, Unavailable, open_source
 from asyncrl.view.table import COLUMNS, Key, Rows, table
@@ -44,6 +45,7 @@ class ViewedRun:
         self._lock = threading.RLock()
         self._rows = Rows()
         self._samples = Samples(run.rollouts)
+        self._held_out = HeldOut(run.held_out)
         self.revision = 0
         """Grows with every change."""
         self.trouble = ""
@@ -124,7 +126,7 @@ class ViewedRun:
                 "name": self.folder.name,
                 "path": str(self.folder.path),
                 "live": self.live,
-                "trouble": " ".join(filter(None, (self.trouble, self._samples.trouble))),
+                "trouble": " ".join(filter(None, (self.trouble, self._samples.trouble, self._held_out.trouble))),
                 "revision": self.revision,
                 "steps": sum(batch.outcome == "applied" for batch in line),
                 "batches": [
@@ -133,6 +135,7 @@ class ViewedRun:
                 ],
                 "columns": COLUMNS,
                 "sampled": self._samples.keys(),
+                "held_out": self._held_out.episodes(),
             }
 
     def table(self) -> list[list[Any]]:
@@ -150,6 +153,11 @@ class ViewedRun:
         trajectory, sample = self.find(group, index, batch)
         shown = detail(trajectory, sample, self._text)
         return shown | {"note": "" if self._text is not None else self.no_text}
+
+    def answers(self, of_set: str, task: int, index: int) -> list[dict[str, Any]]:
+        """The answers of one held-out episode over the evaluations."""
+        with self._lock:
+            return self._held_out.answers((of_set, task, index), self._text)
 
     def find(self, group: int, index: int, batch: int | None = None) -> tuple[Trajectory | None, Rollout | None]:
         """What is there of one trajectory. Raises Unavailable if nothing is."""

@@ -149,6 +149,8 @@ def answered(server: Server, path: str, query: dict[str, str]) -> Any:
         case "/api/trajectory":
             batch = int(query["batch"]) if "batch" in query else None
             return run.show(int(query["group"]), int(query["index"]), batch)
+        case "/api/answers":
+            return run.answers(query["set"], int(query["task"]), int(query["index"]))
         case "/api/search":
             return index.search(query["q"], int(query.get("from", "0")))
     return None

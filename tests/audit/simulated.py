@@ -17,6 +17,7 @@ from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, 
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.selection import zero_variance
 from asyncrl.buffer.tasks.added_tasks import task_of as added_task
+from asyncrl.config.choosing import Choosing
 from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import GroupResult
@@ -130,7 +131,8 @@ class Simulated:
         other = AckLog(self.folder / "acks" / "actor-1.jsonl")
         for _ in range(steps):
             history = self.buffer.ledger.history
-            for ticket in self.buffer.issue(self.now, "actor-1", (0, history.published or 0), 6)[0]:
+            held = history.branch, history.published or 0
+            for ticket in self.buffer.issue(self.now, "actor-1", held, 6)[0]:
                 made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index))
                 made = other.announce(replace(made, actor="actor-1"))
                 if put(self.buffer, made) == "stored":
@@ -138,11 +140,12 @@ class Simulated:
                     self.buffer.logged("actor-1", other.head)
             self.step()
 
-    def evaluated(self, pinned: int, tickets: int = 99) -> list[Ticket]:
-        """The reserved actor plays so many tickets with the pinned version."""
-        issued = self.buffer.issue(self.now, "actor-0", (0, pinned), tickets)[0]
-        for ticket in issued:
-            made = self.log.announce(trajectory(ticket, (pinned,), float(ticket.id.index) / 2))
+    def evaluated(self, pinned: int, tickets: int = 99, success: Sequence[float] = ()) -> list[Ticket]:
+        """The reserved actor plays so many tickets with the pinned version; `success`: their rewards."""
+        issued = self.buffer.issue(self.now, "actor-0", (self.buffer.ledger.history.branch, pinned), tickets)[0]
+        for place, ticket in enumerate(issued):
+            reward = success[place] if success else float(ticket.id.index) / 2
+            made = self.log.announce(trajectory(ticket, (pinned,), reward))
             assert put(self.buffer, made) == "stored"
         return issued
 
@@ -157,7 +160,7 @@ class Simulated:
         self.buffer.database.close()
         r: dict[str, Any] = {"max_uses": 1, "over_age": "drop", "mask_min_kept": 0.5} | RULES | self.rules
         r["eval_sets"] = rules(**self.rules).eval_sets
-        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every")
+        taken = ("filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing")
         taken += ("demonstrations_per_step",)
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -305,9 +308,28 @@ def supervised(folder: Path) -> Simulated:
     run.kill()
     run.checkpoint()
     run.fork(2, 1)
-    for _ in range(3):
-        run.step()
+    run.step()
     run.checkpoint()
+    return run
+
+
+def stopped(folder: Path) -> Simulated:
+    """A result stopped the run, a branch went on, and another result stopped that one."""
+    dev = ("dev", "sampled")
+    sets = (HeldOutSet("dev", 2, 1, False, 1.0),)
+    choosing = Choosing(stop_at=((dev, 1.0),), patience=((dev, 1),))
+    run = Simulated(folder, eval_sets=sets, eval_every=1, eval_reserved=1, choosing=choosing)
+    run.trained(1)
+    run.evaluated(1, success=(1.0, 0.0))
+    run.trained(1)
+    run.checkpoint()
+    run.evaluated(2, success=(1.0, 1.0))
+    assert run.buffer.batch(run.now, run.incarnation, 2).state == "ended"
+    run.kill()
+    run.fork(2, 2)
+    run.trained(1)
+    run.evaluated(2, success=(0.0, 0.0))
+    assert run.buffer.batch(run.now, run.incarnation, 3).state == "ended"
     return run
 
 
@@ -319,4 +341,5 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "evaluated": evaluated,
     "demonstrations": shown,
     "sft": supervised,
+    "stopped": stopped,
 }

@@ -18,6 +18,7 @@ from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.data.demonstrations import Demonstrations, chat
+from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 
 RULES: dict[str, Any] = {
@@ -94,7 +95,7 @@ def rules(*, eval_tasks: int = 0, eval_samples: int = 1, eval_greedy: bool = Tru
     return Rules(**(RULES | changes))
 
 
-def open_buffer(
+def open_buffer(  # noqa: PLR0913 - what a buffer may have
     folder: Path,
     now: float = 0.0,
     source: FakeSource | None = None,
@@ -103,10 +104,11 @@ def open_buffer(
     wall_clock: Callable[[], float] = time.time,
     held_out: Mapping[str, FakeSource] | None = None,
     demonstrations: Demonstrations | None = None,
+    answers: Answers | None = None,
     **changes: Any,
 ) -> Buffer:
     database = Database(folder, wall_clock=wall_clock)
-    given = (curriculum, on_step_end, held_out, demonstrations)
+    given = (curriculum, on_step_end, held_out, answers, demonstrations)
     buffer = Buffer(database, rules(**changes), source or FakeSource(), now, *given)
     buffer.commit(now)
     return buffer

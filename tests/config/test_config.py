@@ -36,8 +36,14 @@ def test_a_config_is_frozen() -> None:
         ({"learner": {"corrections": [], "loss": "gspo"}}, "learner.corrections"),
         ({"learner": {"proximal": "behaviour"}}, "learner.proximal"),
         ({"learner": {"ess_lr_base": 0.0}}, "ess_lr_base"),
-        ({"actors": {"top_p": 0.9}}, "actors.top_p"),
-        ({"actors": {"top_k": 5}}, "actors.top_k"),
+        ({"actors": {"top_p": 0.9, "max_kept": 0}}, r"actors\.max_kept is 0 while actors\.top_p is 0\.9"),
+        ({"actors": {"top_k": 5, "max_kept": 0}}, "learner.unsafe: true"),
+        ({"actors": {"min_p": 0.1, "max_kept": 0}}, "min_p 0.1"),
+        ({"actors": {"min_p": 1.0}}, "min_p"),
+        ({"actors": {"max_kept": 4097}}, "max_kept"),
+        ({"actors": {"top_p": 0.9, "engine": "sglang"}}, "actors.engine sglang.*use hf or vllm"),
+        ({"actors": {"top_p": 0.9, "engine": "vllm"}}, "Set actors.top_k 256"),
+        ({"actors": {"min_p": 0.1, "engine": "vllm_server"}}, "under top_k only"),
     ],
 )
 def test_what_cannot_work_together_is_refused(sections: dict[str, Any], field: str) -> None:
@@ -58,7 +64,10 @@ def test_what_cannot_work_together_is_refused(sections: dict[str, Any], field: s
         {"learner": {"proximal": "behaviour", "loss": "reinforce"}},
         {"learner": {"proximal": "behaviour", "unsafe": True}},
         {"learner": {"proximal": "behaviour"}, "buffer": {"max_staleness": 0}},
-        {"actors": {"top_p": 0.9}, "learner": {"unsafe": True}},
+        {"actors": {"top_p": 0.9, "max_kept": 0}, "learner": {"unsafe": True}},
+        {"actors": {"top_p": 0.9}},
+        {"actors": {"top_p": 0.9, "top_k": 300, "engine": "vllm"}},
+        {"actors": {"min_p": 0.1}},
     ],
 )
 def test_what_is_just_within_bounds_is_taken(sections: dict[str, Any]) -> None:

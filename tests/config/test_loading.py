@@ -85,7 +85,7 @@ def test_the_committed_configs_are_valid() -> None:
         ("weights: {every: 9}", ["weights.every is 9", "buffer.max_staleness + 1 = 3"]),
         ("buffer: {capacity: 8}", ["buffer.capacity is 8", "at least 128"]),
         ("learner: {corrections: []}", ["learner.corrections", "learner.unsafe"]),
-        ("actors: {top_p: 0.9}", ["actors.top_p is 0.9", "learner.unsafe"]),
+        ("actors: {top_p: 0.9, max_kept: 0}", ["actors.top_p is 0.9", "learner.unsafe"]),
         ("learner: {minibatches: 3}", ["learner.minibatches is 3", "divide"]),
         ("[1, 2]", ["list", "expected a mapping"]),
         ("buffer: {capacity: 1", ["not valid YAML", "line"]),

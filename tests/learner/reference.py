@@ -187,6 +187,20 @@ def returns(batch, rewards, gamma, reset=False):
     return out
 
 
+def returns_by_position(batch, rewards, gamma):
+    """Discounted over every position of a row, context too; from one row of an episode to the next once."""
+    out, row_of = [0.0] * len(batch.mask), {i: b for b, row in enumerate(batch.all_rows) for i in row}
+    for tokens in batch.episode_tokens().values():
+        g, later = 0.0, None
+        for i in reversed(tokens):
+            steps = 0 if later is None else later - i if row_of[later] == row_of[i] else 1
+            for _ in range(steps):
+                g *= gamma
+            g += rewards[i]
+            out[i], later = g, i
+    return out
+
+
 def optimal_token_baseline(batch, rewards, logprobs, sum_pi_sq, variant, weights=None, zero_tail=True):
     g = returns(batch, rewards, 1.0)
     reward, tokens = batch.episode_reward(rewards), batch.episode_tokens()

@@ -126,9 +126,13 @@ def objective(
                     loss = torch.zeros((), dtype=torch.float64) - o.get("dual_clip", 3.0) * a
                 out[i] = loss * (weights[i] if name == "decoupled_ppo" else 1.0)
             elif name in ("gspo", "luspo"):
-                s = e(mean_x)
+                of_row = mean_x
+                if o.get("mean_over") == "kept":
+                    kept = [x[k] for k in tokens if weights[k] != 0]
+                    of_row = sum(kept) / len(kept) if kept else torch.zeros((), dtype=torch.float64)
+                s = e(of_row)
                 if o.get("variant") == "token":
-                    s = e(mean_x.detach() + logp - logp.detach())
+                    s = e(of_row.detach() + logp - logp.detach())
                 a = row_a if o.get("row_advantage") else a
                 out[i] = max(-a * s, -a * s.clamp(1 - 3e-4, 1 + 4e-4), key=torch.Tensor.item)
                 out[i] = out[i] * (len(tokens) if name == "luspo" else 1)

@@ -23,7 +23,7 @@ from tests.tracking.fake_run import fake_run
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(collector_module, "write_report", lambda run, hurry: run.report.touch())
+    monkeypatch.setattr(collector_module, "write_report", lambda run, hurry, notes: run.report.touch())
     made = []
 
     def collector(sinks=("jsonl",), run=None, **options):
@@ -223,3 +223,24 @@ def test_output_goes_to_the_console(make):
     assert "step 2/20" in out.getvalue()
     assert str(run.path.name) in out.getvalue()
     assert run.report.exists()
+
+
+def test_a_result_that_a_new_learner_tells_again_is_written_once(make):
+    collector, run = make()
+
+    def tell(collector, pid):
+        reporter = Reporter(run.address("launcher"), "learner", strict=True)
+        reporter.event("eval", set="dev", step=10, branch=0, sampled=0.5)
+        reporter.event("eval_failed", set="dev", step=10, branch=0, why="2 episodes failed in their environment")
+        reporter.event("eval", set="dev", step=20 + pid, branch=0, sampled=0.75)
+        polled(collector, lambda es: len(es) == 3)
+        reporter.close()
+
+    tell(collector, 0)
+    tell(collector, 0)
+    collector.close()
+    again, _ = make(run=run)
+    tell(again, 1)
+    again.close()
+    lines = [json.loads(x) for x in (run.path / "events.jsonl").read_text().splitlines()]
+    assert [(x["kind"], x["step"]) for x in lines] == [("eval", 10), ("eval_failed", 10), ("eval", 20), ("eval", 21)]

@@ -16,6 +16,7 @@ from asyncrl.view.run import ViewedRun
 from tests.audit.real_run import fake_actor
 from tests.buffer.processes import BufferProcess
 from tests.view.browser import Browser, found
+from tests.view.held_out_run import held_out_run
 from tests.view.live import LIVE, WORDS, train
 from tests.view.made_run import TEXT, MadeRun, answer
 from tests.view.serving import served
@@ -142,6 +143,34 @@ def test_every_number_of_a_token_on_hover_and_its_colour(page: Browser, made: Ma
     page.js(f"document.querySelector('[data-t=\"{place}\"]').dispatchEvent(new Event('mouseover', {{bubbles: true}}))")
     assert page.js("$('info').textContent").count("not recorded") == 5
     assert "learner logprob, weight, advantage and loss mask: not recorded" in page.js("$('right').textContent")
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["served", "exported"])
+def test_one_held_out_task_over_the_evaluations_side_by_side(browser: Browser, tmp_path: Path, exported: bool) -> None:
+    made = held_out_run(tmp_path / "run", (0, 10, 20), words=hostile)
+    run = ViewedRun(made.run, text=TEXT)
+    with served(run) as server:
+        if exported:
+            write([run], tmp_path / "page.html")
+        browser.open((tmp_path / "page.html").as_uri() if exported else server.url)
+        options = browser.js("[...$('held').options].map(o => o.textContent)")
+        assert options[1:3] == [
+            "dev 1, sampled 1: held-out 0 (3 evaluations)",
+            "dev 1, greedy: held-out 0 (3 evaluations)",
+        ]
+        browser.js("$('held').selectedIndex = 2; $('held').dispatchEvent(new Event('change'))")
+        browser.until("document.querySelectorAll('.side').length === 3")
+        assert "too long to be kept" in browser.js("$('right').textContent"), "one of a megabyte"
+        browser.js("$('held').selectedIndex = 1; $('held').dispatchEvent(new Event('change'))")
+        browser.until("!$('right').textContent.includes('too long')")
+        titles = browser.js("[...document.querySelectorAll('.side h2')].map(e => e.textContent)")
+        assert titles == [f"dev at version {version}" for version in (0, 10, 20)]
+        sides = browser.js("[...document.querySelectorAll('.side')].map(e => e.textContent)")
+        assert ["The answer of 0.0 is 4." in sides[0], "<script>" in sides[1], "of 2.0" in sides[2]] == [True] * 3
+        assert "tokens that all 3 have in common" in browser.js("$('right').textContent")
+        assert browser.js("window.owned === undefined")
+        assert not browser.errors
+    run.close()
 
 
 def test_siblings_stand_side_by_side_with_what_they_share_folded(page: Browser) -> None:

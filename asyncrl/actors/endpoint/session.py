@@ -12,6 +12,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from asyncrl.actors.endpoint.constraints import constraints
@@ -20,7 +21,8 @@ from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctReque
 from asyncrl.actors.endpoint.delivery import WasRead
 from asyncrl.actors.endpoint.replies import Choice, Reply, TurnCost, of_one_turn
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
-from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong, Sampling
+from asyncrl.actors.engines.kept import generate
+from asyncrl.actors.engines.protocol import Engine, EngineDied, Generation, PromptTooLong
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import OffLoop
@@ -146,16 +148,15 @@ class Session:
     async def _one(self, prompt: Sequence[int], asked: RequestedSampling, number: int, k: int) -> TurnCost:
         t = self._ticket
         longest = self.limits.max_new_tokens
-        sampling = Sampling(
-            max_new_tokens=longest if asked.max_new_tokens is None else min(longest, asked.max_new_tokens),
-            temperature=t.temperature,
-            stop_token_ids=tuple(dict.fromkeys((*self.renderer.stop_token_ids, *asked.stop_token_ids))),
-            seed=t.seed * 1_000_003 + number if asked.seed is None else _seed(t.seed, asked.seed, k, prompt),
-            top_p=self.limits.top_p,
-            top_k=self.limits.top_k,
+        sampling = self.limits.sampling(
+            t, number, tuple(dict.fromkeys((*self.renderer.stop_token_ids, *asked.stop_token_ids)))
         )
+        if asked.seed is not None:
+            sampling = replace(sampling, seed=_seed(t.seed, asked.seed, k, prompt))
+        if asked.max_new_tokens is not None:
+            sampling = replace(sampling, max_new_tokens=min(longest, asked.max_new_tokens))
         began = self._progress.clock()
-        generation = await self._engine.generate(f"{t.id}-{t.attempt}/{number}", prompt, sampling)
+        generation = await generate(self._engine, f"{t.id}-{t.attempt}/{number}", prompt, sampling)
         self._progress.sampled(len(generation.token_ids))
         if generation.stop_reason == "abort":
             raise EpisodeFailed("aborted", f"{t.id} in request {number}")
@@ -205,7 +206,7 @@ def _cut(generation: Generation, stops: Sequence[str], renderer: Renderer) -> tu
     n = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: any(stop in renderer.decode(ids[:n]) for stop in stops))
     text, g = renderer.decode(ids[:n]), generation
     hit = min((stop for stop in stops if stop in text), key=text.index)
-    return Generation(g.token_ids[:n], g.logprobs[:n], g.versions[:n], g.stop_reason), hit
+    return g.first(n), hit
 
 
 def _finish_reason(generation: Generation) -> Literal["stop", "length"]:

@@ -7,10 +7,13 @@ or templates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+
 from asyncrl.errors import RunError
+from asyncrl.kept_ids import KeptIds, joined
 from asyncrl.trajectory import Float32, Int32
 
 if TYPE_CHECKING:
@@ -41,18 +44,29 @@ class Sampling:
     seed: int
     """The k-th token depends on (seed, k) and the model alone, not on concurrent requests."""
     top_p: float = 1.0
+    """Only the most probable tokens that together reach this probability, after `top_k` and `min_p`; 1: off."""
     top_k: int = 0
+    """Only so many of the most probable tokens; 0: off."""
+    min_p: float = 0.0
+    """Only tokens of at least this share of the largest probability; 0: off."""
+    max_kept: int = 0
+    """Above 0: the kept ids of each token are wanted, up to so many; set where sampling is truncated and trained on."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether fewer tokens than the vocabulary holds can be sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """The output of one request. The three arrays have the same length N >= 0."""
+    """The output of one request. The first three arrays have the same length N >= 0."""
 
     token_ids: Int32
     """[N] including the stop token."""
     logprobs: Float32
     """[N] natural log of the probability with which the token was sampled, at the sampling temperature (at
-    temperature 1 for greedy requests)."""
+    temperature 1 for greedy requests); under truncated sampling, of that over what was left."""
     versions: Int32
     """[N] the policy version that sampled each token."""
     stop_reason: Literal["stop", "length", "abort"]
@@ -60,6 +74,24 @@ class Generation:
     """Seconds from the request to its first token; None where there is none."""
     prefilled: int | None = None
     """Tokens computed before sampling, again after new weights included; None where the engine does not count them."""
+    kept: KeptIds | None = None
+    """Of the N tokens, where `Sampling.max_kept` asks for them."""
+
+    def first(self, n: int) -> Generation:
+        """Its first n tokens, without what it cost."""
+        kept = None if self.kept is None else self.kept.first(n)
+        return Generation(self.token_ids[:n], self.logprobs[:n], self.versions[:n], self.stop_reason, kept=kept)
+
+    def after(self, begun: Generation) -> Generation:
+        """The tokens of `begun`, and behind them these. Both have kept ids, or neither."""
+        kept = None if self.kept is None or begun.kept is None else joined((begun.kept, self.kept))
+        return replace(
+            self,
+            token_ids=np.concatenate((begun.token_ids, self.token_ids)),
+            logprobs=np.concatenate((begun.logprobs, self.logprobs)),
+            versions=np.concatenate((begun.versions, self.versions)),
+            kept=kept,
+        )
 
 
 class Engine(Protocol):

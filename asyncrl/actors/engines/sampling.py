@@ -81,14 +81,25 @@ def _invert(cumulative: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor
     return at, ((target - before) / (cumulative.gather(1, at) - before))[:, 0]
 
 
-def truncate(logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Logits with the tokens outside top-k, then top-p, at minus infinity.
+def truncate(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    min_p: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Logits with the tokens outside top-k and min-p, then top-p, at minus infinity.
 
-    logits [B, V]; temperature, top_p [B] float32; top_k [B] int64, 0 is off. The most probable token always stays.
+    logits [B, V]; temperature, top_p, min_p [B] float32; top_k [B] int64; 0 is off, 1 for top_p. The most probable
+    token always stays. top-p is of the mass that the other two leave, as in vLLM.
     """
     ranked, order = logits.sort(dim=-1, descending=True)
     rank = torch.arange(logits.shape[-1])
     out = (top_k > 0)[:, None] & (rank >= top_k[:, None])
-    probabilities = torch.softmax((ranked / temperature[:, None]).masked_fill(out, -torch.inf), dim=-1)
+    scaled = ranked / temperature[:, None]
+    if min_p is not None:
+        # log 0 is minus infinity, below every finite logit
+        out |= scaled - scaled[:, :1] < min_p.log()[:, None]
+    probabilities = torch.softmax(scaled.masked_fill(out, -torch.inf), dim=-1)
     out |= (probabilities.cumsum(-1) - probabilities >= top_p[:, None]) & (top_p < 1)[:, None]
     return logits.masked_fill(torch.zeros_like(out).scatter(1, order, out), -torch.inf)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from asyncrl.actors.engines.kept import generate
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.episodes.conversation import Conversation
@@ -104,10 +105,6 @@ class _Episode:
                 return "length"
             if last:
                 return "max_turns"
-            if not turn.messages:
-                raise EpisodeFailed(
-                    "env_error", "environment.step returned no messages although the episode is not done"
-                )
             row = await self._continue(row, turn, closed=stopped)
 
     async def _generate(self, row: OpenRow) -> Generation:
@@ -119,7 +116,7 @@ class _Episode:
         began = self._progress.at
         try:
             if self._turns:
-                generation = await self._engine.generate(request, row.ids, sampling)
+                generation = await generate(self._engine, request, row.ids, sampling)
             else:
                 generation = await first_turn(self._engine, request, row.ids, sampling, ticket.prefix, self._progress)
         finally:

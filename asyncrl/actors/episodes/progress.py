@@ -29,6 +29,9 @@ class EpisodeLimits:
     """Largest size of a reward."""
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    max_kept: int = 0
+    """Most kept ids of a token that is trained on; 0: none are recorded."""
     compact: float = 0.0
     """Share of `max_tokens` from which a row ends with a summary; 0: never."""
     compact_request: str = REQUEST
@@ -37,7 +40,9 @@ class EpisodeLimits:
     def of(cls, config: Config) -> EpisodeLimits:
         env, actors = config.env, config.actors
         episode = (env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, env.max_reward)
-        return cls(*episode, actors.top_p, actors.top_k, env.compact, env.compact_request or REQUEST)
+        most = actors.max_kept if actors.truncated else 0
+        sampling = (actors.top_p, actors.top_k, actors.min_p, most)
+        return cls(*episode, *sampling, env.compact, env.compact_request or REQUEST)
 
     @property
     def compaction(self) -> Compaction:
@@ -53,6 +58,9 @@ class EpisodeLimits:
             seed=ticket.seed * 1_000_003 + turn,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=self.min_p,
+            # What is not trained on needs none: evaluations, and greedy answers, which only give a reward.
+            max_kept=self.max_kept if ticket.kind == "train" and ticket.temperature > 0 else 0,
         )
 
 

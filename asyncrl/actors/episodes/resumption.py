@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from asyncrl.actors.engines.kept import generate
 from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.rows import OpenRow
@@ -37,19 +38,12 @@ async def first_turn(
     progress.interruptible = request
     try:
         ids = prompt if begun is None else [*prompt, *begun.token_ids.tolist()]
-        generation = await engine.generate(request, ids, sampling)
+        generation = await generate(engine, request, ids, sampling)
     finally:
         progress.interruptible = ""
     if begun is not None:
         progress.prefix_tokens = len(begun.token_ids)
-        generation = Generation(
-            np.concatenate((begun.token_ids, generation.token_ids)),
-            np.concatenate((begun.logprobs, generation.logprobs)),
-            np.concatenate((begun.versions, generation.versions)),
-            generation.stop_reason,
-            generation.queue_s,
-            generation.prefilled,
-        )
+        generation = generation.after(begun)
     if generation.stop_reason == "abort" and progress.interrupted:
         progress.prefix = _row(prompt, generation)
         raise Interrupted
@@ -58,16 +52,19 @@ async def first_turn(
 
 def _usable(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> Generation | None:
     """The sampled tokens of `prefix`; None if its prompt differs (the environment now resets to another), or if they
-    already complete the turn (the limits have changed)."""
+    already complete the turn (the limits have changed), or if they have kept ids and the rest will not, or the other
+    way round, or more of them than are recorded now."""
     if prefix is None:
         return None
     at = int(prefix.mask.argmax())
     ids = prefix.token_ids[at:]
     if prefix.token_ids[:at].tolist() != list(prompt) or len(ids) >= sampling.max_new_tokens:
         return None
-    if np.isin(ids, sampling.stop_token_ids).any():
+    if np.isin(ids, sampling.stop_token_ids).any() or (prefix.kept is None) != (sampling.max_kept == 0):
         return None
-    return Generation(ids, prefix.logprobs[at:], prefix.versions[at:], "abort")
+    if prefix.kept is not None and prefix.kept.counts.max() > sampling.max_kept:
+        return None
+    return Generation(ids, prefix.logprobs[at:], prefix.versions[at:], "abort", kept=prefix.kept)
 
 
 def _row(prompt: Sequence[int], generation: Generation) -> Row | None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation
+from asyncrl.kept_ids import joined
 from asyncrl.trajectory import CONTEXT, Float32, Int32, Row
 
 
@@ -53,7 +54,10 @@ class OpenRow:
             mask[span], logprobs[span], versions[span] = True, part.logprobs, part.versions
         for array in (token_ids, mask, logprobs, versions):
             array.flags.writeable = False
-        return Row(token_ids, mask, logprobs, versions)
+        kept = [part.kept for _, part in self._parts if part.kept is not None]
+        if len(kept) not in (0, len(self._parts)):
+            raise ValueError("some generations of a row have kept ids and others none: expected all, or none")
+        return Row(token_ids, mask, logprobs, versions, joined(kept) if kept else None)
 
 
 class BranchingRows:

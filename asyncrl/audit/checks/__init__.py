@@ -18,6 +18,7 @@ from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgement
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.checks.settings import SETTINGS, settings
+from asyncrl.audit.checks.stops import STOPS, stops
 from asyncrl.audit.payloads import PAYLOADS, payloads
 from asyncrl.audit.table import Check, described
 from asyncrl.audit.witnesses import Evidence
@@ -55,6 +56,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
     "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),
     "evaluations": (EVALUATIONS, lambda e: evaluations(e.ledger, e.rules, e.held_out)),
+    "stops": (STOPS, lambda e: stops(e.ledger, e.rules)),
     "chain": (CHAIN, lambda e: chain(e.ledger, e.snapshots)),
 }
 """By name: the checks, and how they are applied to the evidence."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -84,9 +84,13 @@ def _state(full: bool, is_last: bool, begun: int, newest: bool) -> tuple[str, ..
 
 
 def sets_are_skipped_while_another_is_open(ledger: LedgerRows, _: Rules, __: Sizes) -> Iterator[str]:
-    """A set is skipped while one is open that was due at another version, and all sets of a step alike."""
+    """A set is skipped once, while one is open that was due at another version, and all sets of a step alike."""
     fate: dict[tuple[Any, ...], set[bool]] = defaultdict(set)
     begun: set[tuple[Any, ...]] = set()
+    skips = Counter(_identity(row) for row in ledger.tables["evals"] if row["state"] == "skipped")
+    for (name, branch, due), times in skips.items():
+        if times > 1:
+            yield f"set {name} is skipped {times} times at version {due} of branch {branch}"
     for row in ledger.tables["evals"]:
         at, skipped = _identity(row)[1:], row["state"] == "skipped"
         if skipped and not begun - {at}:

@@ -23,8 +23,8 @@ def history(
 
 
 def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """Batches, starts, checkpoints, evaluations and states of the curriculum are numbered from 1 without gaps."""
-    keys = {"batches": "serial", "incarnations": "incarnation", "checkpoints": "serial", "evals": "serial"}
+    """Batches, starts, checkpoints, evaluations, stops and curriculum states are numbered from 1 without gaps."""
+    keys = dict.fromkeys(("batches", "checkpoints", "evals", "stops"), "serial") | {"incarnations": "incarnation"}
     numbers = {table: [row[key] for row in ledger.tables[table]] for table, key in keys.items()}
     for table, found in (numbers | {"curriculum": list(ledger.curriculum)}).items():
         if sorted(found) != list(range(1, len(found) + 1)):

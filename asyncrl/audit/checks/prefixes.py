@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from asyncrl.audit.ledger import LedgerRows, PrefixRow
 from asyncrl.audit.payloads import PayloadDiffers, ReadPayload, decoded
 from asyncrl.audit.table import Check, apply
-from asyncrl.trajectory import Row
 
 _PUT = ("stored", "late", "lost")
 """An attempt that was handed back may still be put by an actor that did not stop."""
@@ -62,7 +60,7 @@ def continuations_begin_with_the_prefix(ledger: LedgerRows, read: ReadPayload) -
             first = decoded(group, row, read).rows[0]
         except PayloadDiffers:
             continue  # reported by `payloads`
-        if _beginning(first, p.tokens).digest() != p.digest:
+        if first.first(p.tokens).digest() != p.digest:
             yield f"{_name(ledger, p)} was continued, and what is stored does not begin with it"
 
 
@@ -92,16 +90,6 @@ def _continued(ledger: LedgerRows) -> Iterator[PrefixRow]:
 
 def _after(q: PrefixRow, p: PrefixRow) -> bool:
     return (q.group, q.index) == (p.group, p.index) and q.attempt > p.attempt and q.tokens >= p.tokens
-
-
-def _beginning(row: Row, tokens: int) -> Row:
-    return replace(
-        row,
-        token_ids=row.token_ids[:tokens],
-        mask=row.mask[:tokens],
-        logprobs=row.logprobs[:tokens],
-        versions=row.versions[:tokens],
-    )
 
 
 PREFIXES: tuple[Check, ...] = (

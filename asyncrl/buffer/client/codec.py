@@ -12,7 +12,7 @@ from asyncrl.buffer.client.errors import BufferRefused, LedgerRestored
 from asyncrl.buffer.client.messages import REQUESTS, BatchReply, RecordReply, Refusal, ReplyHeader, Request, TicketReply
 from asyncrl.buffer.record import from_record
 from asyncrl.trajectory import Count, Row, Ticket
-from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_row
+from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_prefix
 
 T = TypeVar("T")
 
@@ -102,9 +102,9 @@ def ticket_reply(
 
 
 def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
-    """Places of the prefixes that there are, and four frames for each."""
+    """Places of the prefixes that there are, and six frames for each."""
     present = [(place, prefix) for place, prefix in enumerate(prefixes) if prefix is not None]
-    return [place for place, _ in present], [frame for _, prefix in present for frame in encode_row(prefix)]
+    return [place for place, _ in present], [frame for _, prefix in present for frame in encode_prefix(prefix)]
 
 
 def prefixes_at(places: Sequence[int], frames: Sequence[Frame], count: int) -> dict[int, Row]:

@@ -2,7 +2,7 @@
 
 A request is [header, *frames]; its header is one of the structures below, with its `op` and its number `n`. The reply
 is [header, *frames]; its header is a ReplyHeader. Arrays travel as frames: a put and a batch carry one record per
-trajectory, tickets and leases four frames per prefix. client/codec.py encodes and decodes them.
+trajectory, tickets and leases six frames per prefix. client/codec.py encodes and decodes them.
 
 Every request may be sent again: the buffer answers a repeat as it answered the first.
 """
@@ -189,6 +189,10 @@ class EvalReply:
     """What the open sets wait for."""
     failed: bool = False
     """They will not be done, for the reason `why`: the run ends."""
+    best: tuple[int, int, float] | None = None
+    """Branch and version of the best weights so far, and their success, by `eval.keep_best`."""
+    undecided: Sequence[tuple[int, int]] = ()
+    """Branch and version of weights that may become the best: they are being evaluated."""
 
 
 @dataclass(frozen=True, slots=True)

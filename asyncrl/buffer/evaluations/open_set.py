@@ -63,11 +63,6 @@ class OpenSet:
     def finished(self) -> int:
         return self.total - len(self._todo)
 
-    @property
-    def wanted(self) -> bool:
-        """Whether there are tickets that nobody holds."""
-        return any(self._leases.get(number_of(self.serial, task), index) is None for task, index in self._todo)
-
     def issue(self, now: float, actor: str, credits: int) -> list[Ticket]:
         tickets: list[Ticket] = []
         for task, index in self._todo:

@@ -18,11 +18,14 @@ from asyncrl.buffer.evaluations.measures import measures, of_row, row_of
 from asyncrl.buffer.evaluations.open_set import OpenSet, size_of
 from asyncrl.buffer.evaluations.places import place_of
 from asyncrl.buffer.evaluations.players import Players
+from asyncrl.buffer.evaluations.stops import Stops, fixed
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.data.base import TaskSource
+from asyncrl.tracking.rollouts.held_out import FORMAT, About, Answers
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.wire import Frame
 
 RESTARTS = 2
 
@@ -32,15 +35,25 @@ Version = tuple[int, int]
 
 class EvalSets:
     def __init__(
-        self, database: Database, rules: Rules, sources: Mapping[str, TaskSource], leases: Leases, made: Version
+        self,
+        database: Database,
+        rules: Rules,
+        sources: Mapping[str, TaskSource],
+        leases: Leases,
+        stops: Stops,
+        made: Version,
+        answers: Answers | None = None,
     ) -> None:
         """
         Args:
             sources: of each set, by name.
+            stops: is told of results.
             made: the newest weights that can exist; an open set of later ones, which an older release took from a
                 forged message, ends as failed, and so does one that the configuration no longer has.
+            answers: keeps the episodes of some tasks.
         """
-        self._db, self._rules, self._leases, self._sources = database, rules, leases, sources
+        self._db, self._rules, self._leases, self._sources, self._stops = database, rules, leases, sources, stops
+        self._answers = answers
         self._sets = {each.name: each for each in rules.eval_sets}
         self.players = Players(rules.eval_reserved, rules.eval_share, rules.lease_s)
         self.total = sum(size_of(each, sources[name]) * each.per_task for name, each in self._sets.items())
@@ -127,8 +140,8 @@ class EvalSets:
         if not self.is_open:
             self.players.heard(now, actor)
             return False
-        leased = any(lease.eval and lease.actor == actor for lease in self._leases)
-        wanted = any(each.wanted for each in self._open.values())
+        held = self._leases.evals  # every such lease is of an episode that an open set still lacks
+        leased, wanted = actor in held, held.total() < sum(each.total - each.finished for each in self._open.values())
         return self.players.plays(now, actor, wanted, leased) or self.everyone
 
     def issue(self, now: float, actor: str, held: Version, credits: int) -> tuple[list[Ticket], str]:
@@ -140,7 +153,7 @@ class EvalSets:
             tickets += each.issue(now, actor, credits - len(tickets))
         return tickets, "" if tickets else "the last episodes of the evaluation are being played"
 
-    def receive(self, trajectory: Trajectory, digest: str) -> PutOutcome:
+    def receive(self, trajectory: Trajectory, digest: str, record: Frame) -> PutOutcome:
         serial, task = place_of(trajectory.id.group)
         result = "SELECT digest FROM eval_results WHERE serial = ? AND task = ? AND idx = ?"
         stored = list(self._db.read(result, (serial, task, trajectory.id.index)))
@@ -149,8 +162,17 @@ class EvalSets:
         if (of := self._open.get(serial)) is None:
             return "late"
         outcome = of.receive(trajectory, digest)
+        if outcome == "stored" and self._answers is not None and task < self._answers.tasks:
+            self._answers.add(self._about(serial, task, trajectory), bytes(record))
         self._close_finished()
         return outcome
+
+    def _about(self, serial: int, task: int, t: Trajectory) -> About:
+        identity = "SELECT name, branch, due, on_branch, version FROM evals WHERE serial = ?"
+        ((name, branch, due, *played),) = self._db.read(identity, (serial,))
+        index, greedy = t.id.index, t.id.index >= self._sets[name].samples
+        version = (played[0], played[1])
+        return About(FORMAT, name, task, t.task_id, index, greedy, branch, due, version, t.reward)
 
     def fail(self, id: TicketId, attempt: int, detail: str) -> bool:
         """Returns whether this ended an attempt."""
@@ -183,8 +205,8 @@ class EvalSets:
         self._close_finished()
 
     def _end(self, serial: int, state: str) -> None:
-        values = (state, self._db.wall_clock(), serial)
-        self._db.write("UPDATE evals SET state = ?, ended_at = ? WHERE serial = ?", values)
+        values = (state, self._db.wall_clock(), fixed(self._db), serial)
+        self._db.write("UPDATE evals SET state = ?, ended_at = ?, fixed = ? WHERE serial = ?", values)
 
     def _close_finished(self) -> None:
         for serial, each in list(self._open.items()):
@@ -192,6 +214,7 @@ class EvalSets:
                 del self._open[serial]
                 self._end(serial, "done")
                 self._measure(serial, each.name)
+                self._stops.measured()
         if not self._open:
             self.everyone = False
             self.players.over()
@@ -214,9 +237,20 @@ class EvalSets:
         sets = [each for identity in reversed(newest) for each in self._latest(identity).values()]
         failures = [each.last_failure for each in self._open.values() if each.last_failure]
         why = f"; the last failed episode: {failures[-1][:600]}" if failures else ""
+        top = self._stops.best()
+        best = None if top is None else (top.branch, top.due, top.share)
+        undecided = (
+            [identity for identity in newest if self._undecided(identity)] if self._rules.choosing.keep_best else []
+        )
         finished, total = (sum(getattr(each, x) for each in self._open.values()) for x in ("finished", "total"))
         at = f"{finished} of {total} episodes at version {self.pinned[1]}{why}" if self.pinned else ""
-        return EvalReply(not self._open, self.pinned, finished, total, sets, at)
+        return EvalReply(not self._open, self.pinned, finished, total, sets, at, best=best, undecided=undecided)
+
+    def _undecided(self, identity: Version) -> bool:
+        """Whether the version at which it was due plays it now, and so may be the best."""
+        of_it = "SELECT serial FROM evals WHERE branch = ? AND due = ? AND (on_branch, version) = (branch, due)"
+        is_open = any(serial in self._open for (serial,) in self._db.read(of_it, identity))
+        return is_open and self._stops.passed(identity)
 
     def _latest(self, identity: tuple[Any, ...]) -> dict[str, EvalSetReply]:
         columns = "serial, name, on_branch, version, state, opened_at, ended_at"

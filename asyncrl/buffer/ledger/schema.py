@@ -17,7 +17,7 @@ READERS = {
     4: "0.1.0 at commit e37eb93",
     5: "0.1.0 at commit 47ec003",
     6: "0.1.0 at commit cdb86a9",
-    7: "0.1.0 at commit 5bf4a45",
+    7: "0.1.0 at commit db09328",
 }
 """By version of the tables: the last asyncrl that reads them."""
 
@@ -195,7 +195,19 @@ CREATE TABLE evals (                -- evaluation sets (evaluations/)
     version INTEGER NOT NULL,
     state TEXT NOT NULL,            -- open, done, restarted, failed, skipped
     opened_at REAL NOT NULL,
-    ended_at REAL                   -- NULL while open, and of skipped
+    ended_at REAL,                  -- NULL while open, and of skipped
+    fixed INTEGER                   -- batches that were fixed before it ended; NULL as ended_at
+);
+CREATE TABLE stops (                -- ends of the run that a result of an evaluation asked for (evaluations/stops.py)
+    serial INTEGER PRIMARY KEY,
+    branch INTEGER NOT NULL,
+    batch INTEGER NOT NULL,         -- there is none of this number on the line, nor behind it
+    version INTEGER NOT NULL,       -- of the learner then
+    eval INTEGER NOT NULL,          -- serial of the evaluation with the result
+    why TEXT NOT NULL,
+    fixed INTEGER NOT NULL,         -- batches that were fixed before it
+    released INTEGER NOT NULL DEFAULT 0,    -- 1: a later branch began at this batch or before it
+    at REAL NOT NULL
 );
 CREATE TABLE eval_results (
     serial INTEGER NOT NULL,

@@ -20,15 +20,6 @@ from asyncrl.plugins import build
 from asyncrl.redaction import resolved
 
 
-def draw_of(index: int, size: int | None) -> tuple[int, int]:
-    """(epoch, position) of the draw at `index`. An unlimited source stays in epoch 0.
-
-    >>> draw_of(7, 5), draw_of(7, None)
-    ((1, 2), (0, 7))
-    """
-    return (0, index) if size is None else divmod(index, size)
-
-
 def ticket_seed(seed: int, kind: str, branch: int, group: int, index: int, attempt: int) -> int:
     """Seed of one attempt's sampling and environment: 0 <= seed < 2**63, a function of its arguments."""
     text = f"{seed}/{kind}/{branch}/{group}/{index}/{attempt}".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ class Leases:
         self._lease_s = lease_s
         self._active: dict[TicketKey, ActiveLease] = {}
         self._per_group: dict[int, set[int]] = {}
+        self.evals: Counter[str] = Counter()
+        """By actor: how many evaluation tickets it holds."""
 
     def __len__(self) -> int:
         return len(self._active)
@@ -46,12 +49,17 @@ class Leases:
         return self._active.get((group, index))
 
     def add(self, now: float, id: TicketId, attempt: int, actor: str, min_version: int, eval: bool = False) -> None:
+        self.remove(id.group, id.index)
+        if eval:
+            self.evals[actor] += 1
         self._active[id.group, id.index] = ActiveLease(id, attempt, actor, min_version, now + self._lease_s, eval)
         self._per_group.setdefault(id.group, set()).add(id.index)
 
     def remove(self, group: int, index: int) -> ActiveLease | None:
         lease = self._active.pop((group, index), None)
         if lease is not None:
+            if lease.eval:
+                self.evals -= Counter((lease.actor,))  # without those that hold none
             self._per_group[group].discard(index)
             if not self._per_group[group]:
                 del self._per_group[group]

@@ -22,7 +22,7 @@ from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.record import join, split
 from asyncrl.buffer.tickets.leases import TicketKey
 from asyncrl.trajectory import Row, Trajectory
-from asyncrl.wire import decode_prefixes, encode_row
+from asyncrl.wire import decode_prefix, encode_row
 
 End = Literal["continued", "longer", "stale", "anew", "failed", "dropped"]
 USED = ("continued", "longer")
@@ -113,4 +113,4 @@ class Prefixes:
     def _row(self, key: TicketKey, kept: _KeptPrefix) -> Row:
         where = "WHERE grp = ? AND idx = ? AND attempt = ?"
         (record,) = next(iter(self._db.read(f"SELECT row FROM prefixes {where}", (*key, kept.attempt))))
-        return decode_prefixes(split(record))[0]
+        return decode_prefix(split(record))

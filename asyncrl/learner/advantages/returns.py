@@ -145,16 +145,21 @@ def reinforce_pp(
     inputs: EstimatorInputs,
     *,
     gamma: float = 1.0,
-    variant: Literal["carry", "reset"] = "carry",
+    variant: Literal["carry", "positions", "reset"] = "carry",
 ) -> Advantages:
     """REINFORCE++ (2501.03262): the discounted return G = r + gamma G', whitened over the batch's policy tokens.
 
-    `variant`: at a hole, `carry` the return through (verl, slime), or `reset`: what comes after a hole is not credited
-    to what comes before it (older verl, SkyRL; wrong for tool calls).
+    `variant`: at a hole, `carry` the return through as it is (verl); `positions`: discounted over each token of the
+    hole too (slime; the same at gamma 1, and one step from a row to the next); `reset`: what comes after a hole is not
+    credited to what comes before it (older verl, SkyRL; wrong for tool calls).
     """
     steps = _steps(inputs)
     r = steps.take(inputs.rewards)
     carry = steps.goes_on(r.dtype) * gamma
+    if variant == "positions":
+        row = row_of_token(inputs.lengths, inputs.mask.numel())[steps.token]
+        ahead = torch.where(torch.roll(row, -1) == row, torch.roll(steps.token, -1) - steps.token, 1).clamp(min=1)
+        carry = steps.goes_on(r.dtype) * gamma ** ahead.to(r.dtype)
     if variant == "reset":
         carry = torch.where(torch.roll(steps.token, -1) == steps.token + 1, carry, 0.0)
     g = discounted(r, carry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -22,6 +22,11 @@ def export(model: PreTrainedModel, named: Iterator[tuple[str, Tensor]], folder: 
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
+    write_weights(as_checkpoint(model, named), folder)
+
+
+def write_weights(named: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+    """Writes weights and index. `named`: by the names that they have in a checkpoint."""
     files: dict[str, str] = {}
     total, pending, pending_bytes = 0, dict[str, Tensor](), 0
 
@@ -31,7 +36,7 @@ def export(model: PreTrainedModel, named: Iterator[tuple[str, Tensor]], folder: 
         files.update(dict.fromkeys(pending, name))
         pending.clear()
 
-    for name, tensor in as_checkpoint(model, named):
+    for name, tensor in named:
         pending[name] = tensor.to("cpu", copy=True).contiguous()
         pending_bytes += tensor.nbytes
         total += tensor.nbytes

@@ -6,6 +6,10 @@
 
 Peak memory is a chunk or a slice of logits plus the gradient of the output weights, whatever the number of tokens. With
 float32 weights under bfloat16 states the head's gradient is never rounded to bfloat16.
+
+Under truncated sampling a token was drawn from its kept ids alone: the logits of all others are taken for minus
+infinity, here and in the vocabulary-parallel form (megatron/logprobs.py). So every score is of the distribution that
+the token was drawn from.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ LARGE_CHUNK_LOGITS = 1 << 27
 """512 MiB in float32."""
 SLICE = 1 << 12
 SLICE_LOGITS = 1 << 26
+OUTSIDE = -1e30
+"""Stands for minus infinity, which a probability of 0 would make NaN of: 0 * OUTSIDE is 0."""
 
 
 def chunk_of(vocabulary: int) -> int:
@@ -47,23 +53,37 @@ def selected_logprobs(
     chunk: int | None = None,
     *,
     entropy: bool = True,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(hidden @ weight.T / temperature) at `targets`, and that distribution's entropy if asked.
 
     hidden [N, H], weight [V, H], targets [N] int64 -> logprobs [N], entropy [N], both at least float32, in nats. The
     product is of the dtype of `hidden`. Exact (1e-6 in float32) in values and gradients; no second derivative.
-    `chunk`: tokens per chunk.
+    `chunk`: tokens per chunk. `kept` [N, K] int32 (Packed.kept): over these ids only, each target among its own.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}, expected above 0: greedy samples have no logprob to train on")
     found: tuple[Tensor, Tensor | None] = _Selected.apply(
-        hidden, weight, targets, temperature, chunk or chunk_of(weight.shape[0]), entropy
+        hidden, weight, targets, temperature, chunk or chunk_of(weight.shape[0]), entropy, kept
     )  # type: ignore[no-untyped-call]
     return found
 
 
+def outside(kept: Tensor, first: int, count: int) -> Tensor:
+    """[n, count] bool: the words from `first` on that are not among `kept` [n, K]; none where a token has no set."""
+    # What is not of these words goes to a column that is cut off: no size depends on a value, so nothing waits.
+    column = torch.where((kept >= first) & (kept < first + count), kept - first, count).long()
+    out = torch.ones(len(kept), count + 1, dtype=torch.bool, device=kept.device).scatter_(1, column, False)
+    return out[:, :count].logical_and_((kept >= 0).any(1, keepdim=True))
+
+
 def sum_of_squared_probabilities(
-    hidden: Tensor, weight: Tensor, temperature: float = 1.0, chunk: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    *,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """Sum over the vocabulary of p², p = softmax(hidden @ weight.T / temperature): [N, H] -> [N], at least float32.
 
@@ -73,14 +93,24 @@ def sum_of_squared_probabilities(
     exact = torch.promote_types(hidden.dtype, torch.float32)
     with torch.no_grad():
         cast = weight.to(hidden.dtype)
-        parts = torch.split(hidden, chunk)
-        return torch.cat([(2 * _log_softmax(h, cast, temperature, exact)).exp_().sum(1) for h in parts])
+        sums = []
+        for part in _slices(len(hidden), chunk):
+            log_p = _log_softmax(hidden[part], cast, temperature, exact, None if kept is None else kept[part])
+            sums.append((2 * log_p).exp_().sum(1))
+        return torch.cat(sums)
 
 
 class _Selected(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, wanted: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        wanted: bool,
+        kept: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = hidden.new_empty(len(hidden), dtype=exact)
@@ -89,6 +119,8 @@ class _Selected(torch.autograd.Function):
         cast = weight.to(hidden.dtype)
         for part in _slices(len(hidden), chunk):
             logits = _logits(hidden[part], cast, temperature, exact)
+            if kept is not None:
+                logits.masked_fill_(outside(kept[part], 0, logits.shape[1]), OUTSIDE)
             at_target = logits.gather(1, targets[part, None])
             log_p = torch.log_softmax(logits, dim=-1)
             del logits
@@ -98,7 +130,7 @@ class _Selected(torch.autograd.Function):
                 entropy[part] = -log_p.exp().mul_(log_p).sum(1)
             del log_p
         ctx.save_for_backward(hidden, weight, targets, norms, *([] if entropy is None else [entropy]))
-        ctx.temperature, ctx.chunk, ctx.exact = temperature, chunk, exact
+        ctx.temperature, ctx.chunk, ctx.exact, ctx.kept = temperature, chunk, exact, kept
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -106,7 +138,7 @@ class _Selected(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, *_ = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
-            return (None,) * 6
+            return (None,) * 7
         columns, chunk = _cut(weight.shape[0], ctx.chunk)
         # The products of several slices add up in float32.
         grad_hidden = torch.zeros_like(hidden, dtype=ctx.exact)
@@ -122,7 +154,7 @@ class _Selected(torch.autograd.Function):
                     found.add(grad_logits.t() @ hidden[part])
             if grad_weight is not None and found is not None:
                 grad_weight[rows] = found.total
-        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None, None
 
 
 class _Sum:
@@ -146,6 +178,8 @@ def _grad_logits(
         logits = logits.to(ctx.exact).div_(ctx.temperature)
     log_p = logits - norms[part, None]  # of the dtype of the norms
     del logits
+    if ctx.kept is not None:
+        log_p.masked_fill_(outside(ctx.kept[part], first, len(weight)), OUTSIDE)
     if grad_entropy is None:
         assert grad_logprobs is not None
         grad = log_p.exp_().mul_(-grad_logprobs[part, None])
@@ -167,8 +201,11 @@ def _grad_logits(
     return rounded
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
-    return torch.log_softmax(_logits(hidden, weight, temperature, exact), dim=-1)
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype, kept: Tensor | None) -> Tensor:
+    logits = _logits(hidden, weight, temperature, exact)
+    if kept is not None:
+        logits.masked_fill_(outside(kept, 0, logits.shape[1]), OUTSIDE)
+    return torch.log_softmax(logits, dim=-1)
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:

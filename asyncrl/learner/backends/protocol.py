@@ -37,6 +37,9 @@ class Packed:
     """Tokens of each row, at least 1; their sum is T."""
     wants: frozenset[Want] = frozenset(("logprobs", "entropy"))
     """What to compute."""
+    kept: Tensor | None = None
+    """[n, K] int32, of the n tokens of the mask: the ids that the token was drawn from, over which its scores are
+    taken, -1 behind them; the whole vocabulary where there are none. None: for all n"""
 
 
 @dataclass(frozen=True, slots=True)

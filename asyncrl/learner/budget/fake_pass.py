@@ -89,7 +89,9 @@ def fullest(config: Config, tokens: int) -> Packed:
         wants |= {"hidden"}
     mask = torch.cat([torch.arange(n) > 0 for n in lengths])
     # No token equals another, so that no prefix is computed once for several rows.
-    return Packed(torch.arange(sum(lengths)), mask, tuple(lengths), wants)
+    most = config.actors.max_kept if config.actors.truncated else 0
+    kept = torch.zeros(int(mask.sum()), most, dtype=torch.int32) if most else None
+    return Packed(torch.arange(sum(lengths)), mask, tuple(lengths), wants, kept)
 
 
 def fake_scorer(config: Config, model: PretrainedConfig) -> Scorer:

@@ -10,6 +10,7 @@ from asyncrl.buffer.client import BatchReply
 from asyncrl.learner.advantages.episodes import trajectory_weights
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, Done, State, group_digests, read
+from asyncrl.learner.checkpoints.exports import Exports
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.train_step import StepResult
@@ -30,6 +31,8 @@ class Saving:
     ) -> None:
         self._session, self._trainer = session, trainer
         self._checkpoints, self._save_tokenizer = checkpoints, save_tokenizer
+        folder = checkpoints.folder.with_name("exports")
+        self.exports = Exports(session, trainer.backend, folder, save_tokenizer)
         self.done: list[Done] = []
         """Every batch so far"""
         self._saved = 0
@@ -60,6 +63,7 @@ class Saving:
     def save(self, *, wait: bool = False) -> None:
         """Begins a checkpoint, unless the newest is of this batch; `wait`: until it is complete."""
         session = self._session
+        self.exports.settle()
         if session.batch == self._saved:
             self._checkpoints.settle()
             self.report()

@@ -55,15 +55,19 @@ def gspo(
     clip_high: float = 4e-4,
     variant: Literal["sequence", "token"] = "sequence",
     row_advantage: bool = False,
+    mean_over: Literal["all", "kept"] = "all",
 ) -> PolicyLoss:
     """GSPO (2507.18071): PPO's clip with one ratio for the row, s = exp(mean of log r), on each of its tokens.
 
     `variant`: `sequence`, gradient through the mean (the paper; slime, NeMo, TRL, PipelineRL, AReaL); `token`,
     GSPO-token, s constant and the token's own gradient (verl, SkyRL). They differ where A varies within the row.
-    `row_advantage` replaces A by its row mean (AReaL, PipelineRL). Aggregate with `seq_mean_token_mean`.
+    `row_advantage` replaces A by its row mean (AReaL, PipelineRL). Aggregate with `seq_mean_token_mean`. `mean_over`:
+    the mean is over `all` policy tokens of the row (slime), or over those that the corrections `kept` (verl, which
+    takes rejected tokens out of the mask beforehand).
     """
     mask, lengths, advantages = inputs.mask, inputs.lengths, inputs.advantages
-    log_s = spread(row_mean(inputs.log_ratio(), mask, lengths), lengths, mask.numel())
+    of_mean = mask & (inputs.weights != 0) if mean_over == "kept" else mask
+    log_s = spread(row_mean(inputs.log_ratio(), of_mean, lengths), lengths, mask.numel())
     if variant == "token":
         log_s = log_s.detach() + masked(inputs.current - inputs.current.detach(), mask)
     if row_advantage:

@@ -80,7 +80,21 @@ def step_metrics(
     differences = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
     values |= {f"correction/{name}": float(value) for name, value in differences.items()}
     of_objective = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
-    return values | of_objective | _of_companions(record, mask) | _rewards(trajectories, success)
+    return values | of_objective | _of_companions(record, mask) | _kept(trajectories) | _rewards(trajectories, success)
+
+
+def _kept(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Metrics of truncated sampling; none without it."""
+    counts = [row.kept.counts for t in trajectories for row in t.rows if row.kept is not None]
+    tokens = sum(map(len, counts))
+    if not tokens:
+        return {}
+    beyond = sum(int((of_row == 0).sum()) for of_row in counts)
+    ids = sum(int(of_row.sum(dtype="int64")) for of_row in counts)
+    return {
+        "correction/beyond_max_kept": float(beyond),
+        "correction/kept_ids": ids / max(tokens - beyond, 1),
+    }
 
 
 def _of_companions(record: Record, mask: Tensor) -> dict[str, float]:

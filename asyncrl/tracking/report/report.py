@@ -30,10 +30,13 @@ Tile = tuple[str, str]
 """Title and value, as HTML."""
 
 
-def write_report(run: RunFolder, over: Callable[[], bool] = lambda: False) -> int:
+def write_report(
+    run: RunFolder, over: Callable[[], bool] = lambda: False, notes: Sequence[tuple[str, str]] = ()
+) -> int:
     """Write `report.html`, one self-contained page, and `plots/*.png`. Raises ValueError for unreadable metrics.
 
     Once `over` is true no further plot is drawn: the page says so. Returns how many panels were left out for that.
+    `notes`: title and sentence of what is said first.
     """
     records = jsonl.by_step(run.metrics)
     run.plots.mkdir(exist_ok=True)
@@ -48,14 +51,23 @@ def write_report(run: RunFolder, over: Callable[[], bool] = lambda: False) -> in
             (run.plots / f"{panel.slug}.png").write_bytes(png)
             pictures[panel.slug] = base64.b64encode(png).decode()
     temporary = run.report.with_suffix(".html.part")
-    temporary.write_text(page(run.name, records, pictures, left_out))
+    temporary.write_text(page(run.name, records, pictures, left_out, notes))
     temporary.replace(run.report)
     return left_out
 
 
-def page(name: str, records: Sequence[Record], pictures: dict[str, str], left_out: int = 0) -> str:
-    """The whole page. `pictures`: base64 PNG by panel. `left_out`: panels that were not drawn for lack of time."""
-    body = [f"<h1><span>asyncrl</span> {html.escape(name)}</h1>", *_first_screen(records, pictures, left_out)]
+def page(
+    name: str,
+    records: Sequence[Record],
+    pictures: dict[str, str],
+    left_out: int = 0,
+    notes: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The whole page. `pictures`: base64 PNG by panel. `left_out`: panels that were not drawn for lack of time.
+    `notes`: title and sentence of each."""
+    body = [f"<h1><span>asyncrl</span> {html.escape(name)}</h1>"]
+    body += [f"<p><b>{html.escape(title)}</b>: {html.escape(sentence)}</p>" for title, sentence in notes]
+    body += _first_screen(records, pictures, left_out)
     for title, panels in DASHBOARD.items():
         rest = [p for p in panels if p.slug not in FIRST and p.slug in pictures]
         if rest:

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.tracking.report.chosen import sentences
 from asyncrl.tracking.series import BUCKETS
 from asyncrl.tracking.state import GREEDY, HELD_OUT, SAMPLED, SHOWN, Event, Record, RunState
 from asyncrl.tracking.terminal.view import RoleView, View, view
@@ -97,6 +98,8 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
         f"{_short(summary['tokens_generated'])} generated, {_short(summary['tokens_trained'])} trained "
         f"({_short(summary['tokens_generated_per_s'])}/s, {_short(summary['tokens_trained_per_s'])}/s)",
     )
+    for title, sentence in sentences(summary):
+        rows.add_row(title, Text(sentence, overflow="fold"))
     rows.add_row("largest staleness", f"{summary['max_staleness_seen']} training steps")
     if summary.get("restarts"):
         rows.add_row("restarts", ", ".join(f"{role} {n}" for role, n in summary["restarts"].items()))
@@ -105,8 +108,10 @@ def end(summary: Mapping[str, Any], run: Path) -> RenderableType:
     rows.add_row("read the rollouts", Text(f"asyncrl view {shlex.quote(str(run))}", overflow="fold"))
     outcome = str(summary.get("outcome", "finished"))
     colour = {"finished": "green", "interrupted": "yellow"}.get(outcome, "red")
-    if outcome != "finished" and summary.get("why"):
-        rows.add_row("why", Text(str(summary["why"]), style=colour, overflow="fold"))
+    if summary.get("why"):
+        rows.add_row(
+            "why it ended" if outcome == "finished" else "why", Text(str(summary["why"]), style=colour, overflow="fold")
+        )
     return Panel(rows, title=f"[bold]asyncrl[/bold] · {outcome}", title_align="left", border_style=colour)
 
 

@@ -164,7 +164,7 @@ def test_a_lost_server_ends_the_engine(folder: Path) -> None:
         ({"engine_options": {"python": "/nowhere/python"}}, "no such interpreter"),
         ({"engine_options": {"python": "python", "args": {"port": 1}}}, "port is set by asyncrl"),
         ({"engine_options": {"urls": ["http://a:1"], "args": {"tp": 2}}}, "that `python` starts"),
-        ({"engine_options": {"urls": ["http://a:1"]}, "top_k": 5}, "whole distribution"),
+        ({"engine_options": {"urls": ["http://a:1"]}, "top_k": 5, "max_kept": 0}, "whole distribution"),
         ({"engine_options": {"urls": ["http://a:1"], "weights": "pigeon"}}, "expected one of disk, tensor, group"),
         (
             {"engine_options": {"urls": ["http://a:1"], "weights": "group", "weights_dir": "/x"}},

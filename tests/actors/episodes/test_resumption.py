@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.resumption import Interrupted
+from asyncrl.kept_ids import KeptIds, kept_ids
 from asyncrl.trajectory import CONTEXT, Row, Trajectory
 from tests.actors.actor_stage import Stage, act, until
 from tests.actors.fakes import SAID, STOP, CutEngine, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
@@ -102,3 +105,36 @@ def test_an_abort_that_nobody_here_asked_for_fails_the_episode() -> None:
         assert not isinstance(raised.value, Interrupted)
 
     act(scenario)
+
+
+class KeepingEngine(FakeEngine):
+    """Gives kept ids where they are asked for: of each token itself and the next id."""
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        made = await super().generate(request, prompt, sampling)
+        sets = [[token, token + 1] for token in made.token_ids.tolist()]
+        return replace(made, kept=kept_ids(sets, sampling.max_kept) if sampling.max_kept else None)
+
+
+KEPT = kept_ids([[token, token + 1, token + 2] for token in SAID[:2]], 3)
+
+
+@pytest.mark.parametrize(
+    ("max_kept", "kept", "continued"),
+    [(8, KEPT, True), (3, KEPT, True), (2, KEPT, False), (8, None, False), (0, KEPT, False), (0, None, True)],
+    ids=["kept", "just-within", "more-than-recorded-now", "whole-before", "whole-now", "whole"],
+)
+def test_a_prefix_is_continued_if_it_was_sampled_as_the_rest_will_be(
+    max_kept: int, kept: KeptIds | None, continued: bool
+) -> None:
+    prefix = replace(prefix_of(PROMPT, SAID[:2], version=1), kept=kept)
+    limits = replace(LIMITS, top_p=0.9 if max_kept else 1.0, max_kept=max_kept)
+    engine = KeepingEngine(lambda _, prompt, __: SAID[2:] if prompt[-1] == 66 else [90, STOP])
+    env = FakeEnv([Turn(reward=1.0, done=True)])
+    begun = replace(ticket(), prefix=prefix)
+    result = asyncio.run(play(begun, lambda: env, engine, FakeRenderer(), limits, Progress(0.0)))
+    (row,) = result.rows
+    assert (engine.calls[0][1] != PROMPT) is continued
+    assert row.begins_with(prefix) is continued
+    assert (row.kept is not None) is (max_kept > 0)
+    assert row.kept is None or row.kept.problem(row.token_ids[row.mask]) == ""

@@ -13,7 +13,7 @@ from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId
-from asyncrl.wire import WireError, decode_prefixes, encode_row
+from asyncrl.wire import WireError, decode_prefixes, encode_prefix
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
@@ -181,14 +181,14 @@ def test_they_travel_beside_tickets_and_leases() -> None:
     [
         ([2], None, "places below 2"),
         ([0, 1], None, "1 prefixes came for 2 places"),
-        ([0], lambda frames: frames[:3], "4 frames each"),
-        ([0], lambda frames: [b"", *frames[1:]], "none of them empty"),
-        ([0], lambda frames: [frames[0], bytes(4), frames[2], np.full(4, CONTEXT, np.int32).tobytes()], "a prompt and"),
+        ([0], lambda frames: frames[:3], "6 frames each"),
+        ([0], lambda frames: [b"", *frames[1:]], "none of the first 4 empty"),
+        ([0], lambda f: [f[0], bytes(4), f[2], np.full(4, CONTEXT, np.int32).tobytes(), *f[4:]], "a prompt and"),
         ([0], lambda frames: [frames[0], frames[1][:3], *frames[2:]], "has 3 bytes"),
     ],
 )
 def test_what_is_no_prefix_is_refused(places: list[int], change: Any, says: str) -> None:
-    frames: Any = [bytes(frame) for frame in encode_row(prefix())]
+    frames: Any = [bytes(frame) for frame in encode_prefix(prefix())]
     with pytest.raises(WireError, match=says):
         codec.prefixes_at(places, change(frames) if change else frames, 2)
     assert len(decode_prefixes(frames)) == 1

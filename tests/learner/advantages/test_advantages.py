@@ -132,6 +132,36 @@ def test_reinforce_pp(variant: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", FLATS)
+def test_reinforce_pp_by_positions_is_slimes_loop(case: str) -> None:
+    """Its loop runs over every position of a row: context has reward 0, and the return is discounted over it too."""
+    flat = FLATS[case]
+    g = reference.returns_by_position(flat.rows, flat.floats["rewards"], 0.95)
+    got = estimate("reinforce_pp", flat, gamma=0.95, variant="positions")
+    close(got.returns, g)
+    close(got.advantages, reference.whiten(g, flat.rows.mask))
+    close(estimate("reinforce_pp", flat, variant="positions").returns, estimate("reinforce_pp", flat).returns)
+
+
+@pytest.mark.parametrize(("variant", "first"), [("carry", 0.5), ("positions", 0.0625), ("reset", 0.0)])
+def test_reinforce_pp_around_a_tools_output(variant: str, first: float) -> None:
+    """Two sampled tokens around one of three tokens: what the second earns reaches the first by gamma, or gamma^4."""
+    flat: Any = {"lengths": torch.tensor([5]), "groups": torch.tensor([0]), "episodes": torch.tensor([0])}
+    mask = torch.tensor([True, False, False, False, True])
+    inputs = EstimatorInputs(rewards=torch.tensor([0.0, 0, 0, 0, 1]), mask=mask, behaviour=torch.zeros(5), **flat)
+    assert float(ESTIMATORS["reinforce_pp"](inputs, gamma=0.5, variant=variant).returns[0]) == first
+
+
+def test_reinforce_pp_by_positions_of_one_long_row() -> None:
+    """A power of the whole row's length is neither 0 nor infinite where it is not needed."""
+    n = 3000
+    flat: Any = {"lengths": torch.tensor([n]), "groups": torch.tensor([0]), "episodes": torch.tensor([0])}
+    inputs = EstimatorInputs(rewards=torch.ones(n), mask=torch.ones(n).bool(), behaviour=torch.zeros(n), **flat)
+    got = ESTIMATORS["reinforce_pp"](inputs, gamma=0.5, variant="positions").returns
+    assert float(got[-1]) == 1
+    assert float((got - 2).abs()[:-40].max()) < 1e-6
+
+
+@pytest.mark.parametrize("case", FLATS)
 def test_remax(case: str) -> None:
     flat = FLATS[case]
     baseline = torch.sin(flat.episodes.double())

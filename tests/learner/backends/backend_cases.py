@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,7 +24,7 @@ from asyncrl.learner.step.train_step import train_step
 from tests.learner.backends.hf.test_torch import pack_rows, rows
 from tests.learner.ranks import DEADLINE_S
 from tests.learner.step.test_train_step import a_batch
-from tests.learner.tiny import tiny_config, tiny_model
+from tests.learner.tiny import VOCABULARY, tiny_config, tiny_model
 
 LR = 1e-3
 LORA = (("lora", {"r": 3, "lora_alpha": 6.0}),)
@@ -122,10 +123,30 @@ QUICK = ("megatron-tp2", "megatron-pp2", "megatron-dp2-sharded-optimizer")
 SLOW = tuple(name for name in CASES if name.startswith("megatron") and name not in QUICK)
 
 
+def kept_sets(seed: int) -> list[dict[int, list[int]]]:
+    """Kept ids by token of each row: of no token of every second row, and of four tokens in five of the others."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    sets: list[dict[int, list[int]]] = []
+    for i, (ids, mask) in enumerate(rows(seed)):
+        with_set = [t for t in mask.nonzero()[:, 0].tolist() if i % 2 == 0 and t % 5]
+        drawn = [torch.randperm(VOCABULARY, generator=g)[: t % 7].tolist() for t in with_set]
+        sets.append({t: sorted({int(ids[t]), *others}) for t, others in zip(with_set, drawn, strict=True)})
+    return sets
+
+
 def parts(seed: int) -> list[Packed]:
-    """Three micro-batches of unlike cost: no two ranks can share them evenly."""
-    made = rows(seed)
-    return [pack_rows(made[:3]), pack_rows(made[3:4]), pack_rows(made[4:])]
+    """Three micro-batches of unlike cost: no two ranks can share them evenly. One of them has no kept ids."""
+    made, sets = rows(seed), kept_sets(seed)
+    return [_pack(made[cut], sets[cut]) for cut in (slice(3), slice(3, 4), slice(4, None))]
+
+
+def _pack(made: list[tuple[Tensor, Tensor]], sets: list[dict[int, list[int]]]) -> Packed:
+    each = [
+        of_row.get(t, []) for (_, mask), of_row in zip(made, sets, strict=True) for t in mask.nonzero()[:, 0].tolist()
+    ]
+    widest = max(map(len, each), default=0)
+    kept = torch.tensor([ids + [-1] * (widest - len(ids)) for ids in each], dtype=torch.int32) if widest else None
+    return replace(pack_rows(made), kept=kept)
 
 
 def loss(_: int, scores: Scores) -> Tensor:

@@ -30,6 +30,7 @@ from tests.learner.backends.backend_cases import (
     SLOW,
     Case,
     close,
+    kept_sets,
     loss,
     megatron,
     on_cpu,
@@ -82,9 +83,14 @@ def plain(case: Case) -> dict[str, Any]:
 
     def total(seed: int) -> Tensor:
         value = torch.zeros(())
-        for ids, mask in rows(seed):
-            log_p = model(ids[None]).logits[0].log_softmax(-1)
+        for (ids, mask), sets in zip(rows(seed), kept_sets(seed), strict=True):
+            logits = model(ids[None]).logits[0]
+            log_p = logits.log_softmax(-1)
             at = mask.nonzero()[:, 0]
+            for t, kept in sets.items():
+                among = logits[t - 1, kept].log_softmax(0)
+                value = value + 0.3 * among[kept.index(int(ids[t]))] - 0.1 * (among.exp() * among).sum()
+            at = at[[t not in sets for t in at.tolist()]]
             entropy = -(log_p.exp() * log_p).sum(-1)
             value = value + 0.3 * log_p[at - 1, ids[at]].sum() + 0.1 * entropy[at - 1].sum()
         return value

@@ -85,6 +85,69 @@ def test_value_and_gradient(name: str, options: dict[str, Any], case: str) -> No
     close(current.grad, expected)
 
 
+@pytest.mark.parametrize("variant", ["sequence", "token"])
+@pytest.mark.parametrize("mean_over", ["all", "kept"])
+@pytest.mark.parametrize("case", ["seed0", "seed1", "seed2", "seed3"])
+def test_gspo_under_rejection(case: str, mean_over: str, variant: str) -> None:
+    """Of the kept tokens alone under `kept`, as in verl, whose rejections take tokens out of the mask beforehand."""
+    flat = FLATS[case]
+    weights = flat.weights.clone()
+    weights[::3] = 0.0
+    got, current = run("gspo", flat, weights=weights, mean_over=mean_over, variant=variant)
+    lists = flat.floats | {"weights": weights.tolist()}
+    slow = torch.tensor(lists["current"], dtype=torch.float64, requires_grad=True)
+    options = {"mean_over": mean_over, "variant": variant, "weights": lists["weights"]}
+    want = reference.objective(flat.rows, "gspo", slow, lists["proximal"], lists["advantages"], **options)
+    close(got.per_token, want.detach())
+    (got.per_token * weights).sum().backward()
+    (want * weights).sum().backward()
+    assert current.grad is not None
+    assert slow.grad is not None
+    close(current.grad, slow.grad)
+    if mean_over == "kept" and variant == "sequence":
+        assert current.grad[weights == 0].abs().max() == 0, "what a rejected token's logprob is does not matter"
+
+
+def test_gspo_over_kept_tokens_is_gspo_of_a_row_without_the_others() -> None:
+    """Both give the loss of the kept tokens; over all of them, a rejected token's ratio reaches the others."""
+    mask, lengths = torch.tensor([True, True, True]), torch.tensor([3])
+    current, proximal = torch.tensor([-1.0, -1.0, -9.0]).double(), torch.tensor([-1.0001, -1.0001, -1.0]).double()
+    advantages = torch.ones(3).double()
+    weights = torch.tensor([1.0, 1.0, 0.0]).double()
+
+    def loss(mask: torch.Tensor, **options: Any) -> torch.Tensor:
+        made = loss_inputs(current, proximal, advantages, mask, lengths, weights=weights)
+        return (LOSSES["gspo"](made, **options).per_token * weights)[:2]
+
+    without = loss(torch.tensor([True, True, False]))
+    assert torch.equal(loss(mask, mean_over="kept"), without)
+    assert float((loss(mask) - without).abs().min()) > 0.5
+
+
+CLAMPED = ("ppo", "decoupled_ppo", "gspo", "luspo", "gmpo", "sapo", "cispo", "topr", "reinforce", "clip_cov", "kl_cov")
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_log_ratio_is_clamped_at_20_on_both_sides(name: str, sign: float) -> None:
+    """Everywhere, as docs/reference/algorithms.md says; which other system clamps where is said there too."""
+    mask, lengths = torch.tensor([True]), torch.tensor([1])
+    options = {"dual_clip": None} if name in ("ppo", "decoupled_ppo") else {}
+    found = []
+    for beyond in (20.0, 25.0, 60.0):
+        proximal = torch.zeros(1, dtype=torch.float64)
+        current = torch.full((1,), sign * beyond, dtype=torch.float64)
+        a = torch.full((1,), -1.0, dtype=torch.float64)
+        made = loss_inputs(current, proximal, a, mask, lengths)
+        found.append(
+            LOSSES[name](made, **options).per_token / (current if name in ("cispo", "topr", "reinforce") else 1)
+        )
+    if name == "kl_cov":  # beside the ratio it has |current - proximal| itself
+        found = [x - 0.1 * beyond for x, beyond in zip(found, (20.0, 25.0, 60.0), strict=True)]
+    assert torch.allclose(found[1], found[0])
+    assert torch.allclose(found[2], found[0])
+
+
 @pytest.mark.parametrize("case", FLATS)
 def test_clip_cov(case: str) -> None:
     flat = FLATS[case]

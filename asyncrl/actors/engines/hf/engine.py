@@ -28,11 +28,13 @@ from asyncrl.actors.engines.hf.decode import FusedForward, supported
 from asyncrl.actors.engines.hf.forward import Forward, KVCache, PlainForward
 from asyncrl.actors.engines.hf.plan import Planned, decode, prefill, share
 from asyncrl.actors.engines.hf.slots import KVSlots, Tokens
+from asyncrl.actors.engines.kept import kept_of
 from asyncrl.actors.engines.protocol import EngineDied, Generation, Sampling
 from asyncrl.actors.engines.sampling import sample, truncate
 from asyncrl.checkpoint_names import places, put
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.kept_ids import kept_ids
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights
@@ -237,9 +239,12 @@ class HFEngine:
             if len(rows) < len(logits):
                 logits = logits[torch.from_numpy(chosen)]
             temperature = torch.from_numpy(s.temperature[rows])
-            top_p, top_k, greedy = s.top_p[rows], s.top_k[rows], s.greedy[rows]
-            if (top_p < 1).any() or (top_k > 0).any():
-                logits = truncate(logits, temperature, torch.from_numpy(top_p), torch.from_numpy(top_k))
+            greedy = s.greedy[rows]
+            if s.truncated(rows) or s.max_kept[rows].any():
+                limits = (torch.from_numpy(x[rows]) for x in (s.top_p, s.top_k, s.min_p))
+                logits = truncate(logits, temperature, *limits)
+                if s.max_kept[rows].any():
+                    s.keep(rows, kept_of(logits, s.max_kept[rows]))
             noise = torch.from_numpy(s.noise[rows, s.length[rows] - s.prompt[rows]])
             token, logprob = sample(logits, noise, temperature, torch.from_numpy(greedy) if greedy.any() else None)
         stopped, full = s.record(rows, token.numpy(), logprob.numpy(), self.held_version[1])
@@ -264,8 +269,9 @@ class HFEngine:
         for request in self._waiting:
             if request.name == name:
                 self._waiting.remove(request)
-                empty = np.zeros(0, np.int32)
-                self._done.append((request.future, Generation(empty, empty.astype(np.float32), empty, "abort")))
+                empty, kept = np.zeros(0, np.int32), kept_ids((), 0) if request.sampling.max_kept else None
+                nothing = Generation(empty, empty.astype(np.float32), empty, "abort", kept=kept)
+                self._done.append((request.future, nothing))
                 return
 
     def _pause(self, recompute_kv: bool) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.engines.sampling import uniforms
+from asyncrl.kept_ids import kept_ids
 
 Index = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -44,6 +45,10 @@ class KVSlots:
         self.greedy = np.zeros(count, bool)
         self.top_p = np.ones(count, np.float32)
         self.top_k = np.zeros(count, np.int64)
+        self.min_p = np.zeros(count, np.float32)
+        self.max_kept = np.zeros(count, np.int64)
+        self.kept: list[list[Tokens]] = [[] for _ in range(count)]
+        """Of each token sampled in a slot, where its request asks for kept ids."""
         self.stops = np.zeros((count, vocab), bool)
         self.pure = np.ones(count, bool)
         """Whether everything cached was computed with the weights in use."""
@@ -75,7 +80,8 @@ class KVSlots:
         self.noise[slot, : self.limit[slot] - n] = uniforms(sampling.seed, int(self.limit[slot]) - n)
         self.greedy[slot] = sampling.temperature == 0
         self.temperature[slot] = sampling.temperature or 1.0
-        self.top_p[slot], self.top_k[slot] = sampling.top_p, sampling.top_k
+        self.top_p[slot], self.top_k[slot], self.min_p[slot] = sampling.top_p, sampling.top_k, sampling.min_p
+        self.max_kept[slot], self.kept[slot] = sampling.max_kept, []
         self.stops[slot] = False
         self.stops[slot, list(sampling.stop_token_ids)] = True
         return slot
@@ -85,7 +91,19 @@ class KVSlots:
         part = slice(int(self.prompt[slot]), int(self.length[slot]))
         arrays: tuple[npt.NDArray[Any], ...] = (self.tokens, self.logprobs, self.versions)
         token_ids, logprobs, versions = (array[slot, part].copy() for array in arrays)
-        return Generation(token_ids, logprobs, versions, reason, queue_s, int(self.prefilled[slot]))
+        most = int(self.max_kept[slot])
+        kept = kept_ids(self.kept[slot], most) if most else None
+        return Generation(token_ids, logprobs, versions, reason, queue_s, int(self.prefilled[slot]), kept)
+
+    def truncated(self, rows: Index) -> bool:
+        """Whether fewer tokens than the vocabulary holds can be sampled in some of these slots."""
+        return bool((self.top_p[rows] < 1).any() or (self.top_k[rows] > 0).any() or (self.min_p[rows] > 0).any())
+
+    def keep(self, rows: Index, kept: Sequence[Tokens | None]) -> None:
+        """Record the kept ids of the next token of each row; None where they were not asked for."""
+        for row, ids in zip(rows.tolist(), kept, strict=True):
+            if ids is not None:
+                self.kept[row].append(ids)
 
     def release(self, slot: int) -> None:
         self._clock += 1

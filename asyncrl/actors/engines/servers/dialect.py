@@ -22,6 +22,8 @@ class Output:
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
+    """Kept ids of each token, from a server that returns them."""
     spans: list[Mapping[str, Any]] = field(default_factory=list)
     """{version, start, end} over the ids, in order."""
     reason: str | None = None

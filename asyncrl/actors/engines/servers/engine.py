@@ -30,6 +30,7 @@ from asyncrl.actors.engines.servers.dialect import Carrier, Dialect, Output
 from asyncrl.actors.engines.servers.http import Server, Servers
 from asyncrl.actors.engines.servers.process import ServerProcess
 from asyncrl.errors import ConfigError
+from asyncrl.kept_ids import kept_ids
 from asyncrl.process import leftovers
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class ServerEngine:
             raise
         if output.reason == "abort" and not running.aborted:
             log.warning("%s aborted request %s by itself: %s", url, running.name, output.why or "no reason given")
-        return self._generation(output, running.server, queue_s)
+        return self._generation(output, running.server, queue_s, sampling.max_kept)
 
     def _take(self, line: str, output: Output) -> None:
         """Adds what a line of the event stream holds."""
@@ -181,7 +182,7 @@ class ServerEngine:
             self._dialect.take(json.loads(line[5:]), output)
             self._generated += len(output.ids) - before
 
-    def _generation(self, output: Output, server: Server, queue_s: float | None) -> Generation:
+    def _generation(self, output: Output, server: Server, queue_s: float | None, max_kept: int) -> Generation:
         ids, logprobs = np.asarray(output.ids, np.int32), np.asarray(output.logprobs, np.float32)
         versions = np.full(len(ids), -1, np.int32)
         for span in output.spans:
@@ -191,7 +192,14 @@ class ServerEngine:
                 f"{server.url} ended a request with {output.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
                 f"the versions {output.spans}: this engine was written for another release (docs/how-to/engines.md)"
             )
-        return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], output.reason), queue_s)
+        if max_kept and len(output.kept) != len(ids):
+            raise EngineDied(
+                f"{server.url} returned the kept ids of {len(output.kept)} of {len(ids)} tokens, which actors.top_p, "
+                "top_k and min_p need: start it with --return-sampling-mask, or set top_p 1, top_k 0 and min_p 0"
+            )
+        reason = cast(Literal["stop", "length", "abort"], output.reason)
+        kept = kept_ids(output.kept, max_kept) if max_kept else None
+        return Generation(ids, logprobs, versions, reason, queue_s, kept=kept)
 
     async def abort(self, request: str) -> None:
         if (running := self._running.get(request)) is not None:

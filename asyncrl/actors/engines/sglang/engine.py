@@ -53,10 +53,10 @@ def from_config(
 
     if (urls is None) == (python is None):
         raise ConfigError(INSTALL if urls is None else "actors.engine_options: give urls or python, not both.")
-    if config.actors.top_p < 1 or config.actors.top_k:
+    if config.actors.truncated:
         raise ConfigError(
-            "actors.top_p and actors.top_k: SGLang reports logprobs of the whole distribution, not of the truncated "
-            "one. Leave them off, or use the engine vllm."
+            "actors.top_p, actors.top_k and actors.min_p: SGLang reports logprobs of the whole distribution, not of "
+            "the truncated one. Leave them off, or use the engine vllm or hf."
         )
     carriers: dict[str, Callable[[], Carrier]] = {
         "disk": lambda: DiskCarrier(model),

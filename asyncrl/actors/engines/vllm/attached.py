@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from asyncrl.actors.engines.protocol import Sampling
 from asyncrl.actors.engines.servers.dialect import Output, Tensors
 from asyncrl.actors.engines.servers.engine import ServerEngine, ServerSettings, own_urls
 from asyncrl.actors.engines.servers.http import Servers
+from asyncrl.actors.engines.vllm.requests import GREEDY_WITH_MASKS
+from asyncrl.actors.engines.vllm.settings import wants_masks
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
@@ -43,7 +46,7 @@ def from_config(config: Config, *, urls: Sequence[str] = (), weights_dir: str | 
         start_s=config.launch.start_s,
         weights_dir=Path(weights_dir) if weights_dir else None,
     )
-    return ServerEngine(VLLMServer(), PublishedFile(), settings)
+    return ServerEngine(VLLMServer(wants_masks(config)), PublishedFile(), settings)
 
 
 class VLLMServer:
@@ -51,12 +54,19 @@ class VLLMServer:
 
     name, health = "vllm_server", "/health"
 
+    def __init__(self, masks: bool = False) -> None:
+        """`masks`: the servers were started with `--return-sampling-mask`."""
+        self._masks = masks
+
     def generate(self, request: str, prompt: list[int], n: int, sampling: Sampling, salt: str) -> tuple[str, Any]:
+        if not sampling.temperature and self._masks:
+            sampling = replace(sampling, **GREEDY_WITH_MASKS)
         params = {
             "max_tokens": n,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
             "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": True,
             "logprobs": 0,
@@ -78,6 +88,7 @@ class VLLMServer:
         [choice] = choices
         output.ids += choice.get("token_ids") or []
         output.logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
+        output.kept += choice.get("sampling_mask") or ()
         if choice.get("finish_reason"):
             output.reason = choice["finish_reason"]
         if choice.get("weight_versions"):

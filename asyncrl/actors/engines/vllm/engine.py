@@ -34,13 +34,16 @@ from asyncrl.actors.engines.vllm.settings import (
     kv_gb,
     names_versions,
     on_cpu,
+    require_masks,
     require_versions,
     require_vllm,
     seeds_in_kernel,
     shared_kv_gb,
+    wants_masks,
 )
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
+from asyncrl.kept_ids import kept_ids
 from asyncrl.process import leftovers
 from asyncrl.process.gpus import shared
 from asyncrl.trajectory import Float32
@@ -68,6 +71,7 @@ def from_config(
 
     require_vllm()
     require_versions(config.weights.drain)
+    require_masks(config)
     # Two actors must not draw the same samples for the prompts of one group.
     seed = zlib.crc32(f"{config.actors.seed}/{os.environ.get('ASYNCRL_ROLE', '')}".encode())
     settings = VLLMSettings(
@@ -84,6 +88,7 @@ def from_config(
         record=record,
         start_s=config.launch.start_s,
         transfer=config.weights.channel in ON_DEVICE,
+        masks=wants_masks(config),
         args=args or {},
     )
     return VLLMEngine(settings)
@@ -132,7 +137,8 @@ class VLLMEngine:
             await asyncio.to_thread(self._build)
             self._seeds = not self._cpu and seeds_in_kernel(self._llm.vllm_config)
             tasks = await self._command("get_supported_tasks", self._llm.get_supported_tasks())
-            self._requests = Requests(self._llm, tasks, room=self._settings.max_tokens, seeds=self._seeds)
+            room, masks = self._settings.max_tokens, self._settings.masks
+            self._requests = Requests(self._llm, tasks, room=room, seeds=self._seeds, masks=masks)
             await self._name_version()
             if self._settings.record:
                 await self._record()
@@ -301,7 +307,13 @@ def _generation(request: Request, reason: str, held: int, recorded: Float32 | No
         )
     if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
         raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
-    return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason), *request.cost)
+    if request.max_kept and len(request.kept) != len(ids):
+        raise EngineDied(
+            f"vLLM returned the kept ids of {len(request.kept)} of {len(ids)} tokens, although it was started with "
+            "return_sampling_mask; its batch-sharded sampler drops them: leave actors.engine_options.args without it"
+        )
+    kept = kept_ids(request.kept, request.max_kept) if request.max_kept else None
+    return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason), *request.cost, kept)
 
 
 def _write(folder: Path, tensors: Mapping[str, Any]) -> tuple[Path, str]:

@@ -18,7 +18,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,11 +26,14 @@ import numpy as np
 
 from asyncrl.actors.engines.protocol import EngineDied, Sampling
 from asyncrl.actors.engines.vllm.logprob_board import EXTRA
-from asyncrl.trajectory import Float32
+from asyncrl.trajectory import Float32, Int32
 
 log = logging.getLogger(__name__)
 
 DIED = "vLLM's engine ended; its log says why"
+GREEDY_WITH_MASKS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 1, "min_p": 0.0}
+"""The greedy token, asked for as vLLM takes it under `return_sampling_mask`, which refuses temperature 0. The logprob
+is then 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +55,10 @@ class Request:
     """Seconds until the first token; None while there is none."""
     prefilled: int = 0
     """Tokens that vLLM has computed before sampling."""
+    max_kept: int = 0
+    """Above 0: the kept ids of each token are wanted, up to so many."""
+    kept: list[Int32] = field(default_factory=list)
+    """Of each token, if they are."""
 
     @property
     def cost(self) -> tuple[float | None, int]:
@@ -68,6 +75,9 @@ class Request:
         if new and version is not None and (not self.versions or self.versions[-1][1] != int(version)):
             self.versions.append((len(self.token_ids), int(version)))
         self.token_ids += new
+        if self.max_kept and new and (mask := getattr(output, "new_sampling_mask", None)) is not None:
+            ends = (len(mask.token_ids),) if mask.offsets is None else mask.offsets[1:].tolist()
+            self.kept += [mask.token_ids[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
         if output.new_logprobs is not None:
             self.logprobs.append(np.asarray(output.new_logprobs.logprobs, np.float32)[:, 0])
 
@@ -108,17 +118,18 @@ class EngineCounts:
 class Requests:
     """Sends all requests to this engine core, and reads all its outputs."""
 
-    def __init__(self, llm: Any, tasks: Any, *, room: int, seeds: bool) -> None:
+    def __init__(self, llm: Any, tasks: Any, *, room: int, seeds: bool, masks: bool = False) -> None:
         """
         Args:
             llm: an AsyncLLM that has served no request yet. From now on it counts as dead when the core is dead.
             tasks: the result of its `get_supported_tasks`.
             room: tokens of a row, prompt and output together.
             seeds: whether requests carry their seed for vLLM's own sampler.
+            masks: whether the core returns the kept ids of every token (`return_sampling_mask`).
         """
         self.counts = EngineCounts()
         self._core, self._input, self._tasks = llm.engine_core, llm.input_processor, tasks
-        self._room, self._seeds = room, seeds
+        self._room, self._seeds, self._masks = room, seeds, masks
         self._sent: dict[str, Request] = {}
         # No name is used twice: vLLM may still refer to an earlier request of that name.
         self._names = map(str, itertools.count())
@@ -130,8 +141,9 @@ class Requests:
         None: vLLM reports them. Raises EngineDied."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        s = sampling
-        sent = copy.copy(self._common(s.temperature, s.top_p, s.top_k, s.stop_token_ids, row is None))
+        s = sampling if sampling.temperature or not self._masks else replace(sampling, **GREEDY_WITH_MASKS)
+        request.max_kept = s.max_kept
+        sent = copy.copy(self._common(s.temperature, (s.top_p, s.top_k, s.min_p), s.stop_token_ids, row is None))
         params = sent.sampling_params = copy.copy(sent.sampling_params)
         params.max_tokens = min(s.max_new_tokens, self._room - len(prompt))
         if row is not None:
@@ -153,17 +165,23 @@ class Requests:
         request.end("abort")
 
     def _checked(
-        self, temperature: float, top_p: float, top_k: int, stop_token_ids: tuple[int, ...], logprobs: bool
+        self,
+        temperature: float,
+        truncation: tuple[float, int, float],
+        stop_token_ids: tuple[int, ...],
+        logprobs: bool,
     ) -> Any:
         """An EngineCoreRequest with these parameters, checked by vLLM; checking takes longer than copying."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
+        top_p, top_k, min_p = truncation
         params = SamplingParams(
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
+            min_p=min_p,
             stop_token_ids=list(stop_token_ids),
             ignore_eos=True,
             logprobs=0 if logprobs else None,

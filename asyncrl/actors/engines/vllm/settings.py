@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
 OWNER = "ASYNCRL_ENGINE_OWNER"
@@ -64,6 +65,8 @@ class VLLMSettings:
     honours seeds; on a GPU vLLM's samples and asyncrl's records (gpu_sampler.py). Otherwise vLLM reports them."""
     transfer: bool = False
     """Weights arrive through vLLM's weight-transfer API (transfer.py): `weights.channel` cuda_ipc and nccl."""
+    masks: bool = False
+    """vLLM returns the kept ids of every token (`return_sampling_mask`): truncated sampling that is trained on."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's engine, by vLLM's names."""
 
@@ -104,6 +107,37 @@ def require_versions(drain: bool) -> None:
             f"weights.drain is false and vLLM {vllm.__version__} does not say which version of the weights sampled a "
             "token: set weights.drain true, so that a request ends before new weights, or install vLLM 0.32."
         )
+
+
+def wants_masks(config: Config) -> bool:
+    """Whether kept ids are recorded."""
+    return config.actors.truncated and config.actors.max_kept > 0
+
+
+def require_masks(config: Config) -> None:
+    """Raises ConfigError if sampling is truncated in a way that this vLLM cannot report."""
+    if config.actors.truncated and on_cpu() and (wants_masks(config) or config.actors.min_p):
+        raise ConfigError(
+            "actors.top_p, actors.top_k and actors.min_p: on a CPU vLLM does not return the kept ids that the learner "
+            "needs (return_sampling_mask is of its model runner for GPUs). Use actors.engine hf, which does, or set "
+            "top_p 1, top_k 0 and min_p 0; learner.unsafe: true with actors.max_kept 0 trains without them, on top_p "
+            "and top_k."
+        )
+    if wants_masks(config) and not returns_masks():
+        import vllm
+
+        raise ConfigError(
+            f"actors.top_p, actors.top_k and actors.min_p: vLLM {vllm.__version__} does not return the kept ids that "
+            "the learner needs (return_sampling_mask). Install vLLM 0.32, use actors.engine hf, or set top_p 1, top_k "
+            "0 and min_p 0; learner.unsafe: true with actors.max_kept 0 trains without them."
+        )
+
+
+def returns_masks() -> bool:
+    """Whether this vLLM has `return_sampling_mask`: 0.24 does not, 0.32 does."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return "return_sampling_mask" in EngineArgs.__dataclass_fields__
 
 
 def on_cpu() -> bool:
@@ -173,6 +207,8 @@ def engine_arguments(s: VLLMSettings, cpu: bool) -> dict[str, Any]:
         "enforce_eager": cpu if s.eager is None else s.eager,
         "enable_log_requests": False,
     }
+    if s.masks:
+        own["return_sampling_mask"] = True
     if s.transfer:
         own["weight_transfer_config"] = {"backend": "asyncrl"}
     if s.kv_gb is not None or cpu:

@@ -64,6 +64,7 @@ class Scorer(nn.Module):
             [token_ids[plan.computed], positions, sampled, plan.where[sampled - 1], token_ids[sampled], ends]
             + ([] if plan.seen is None else [plan.seen]),
         )
+        kept = None if part.kept is None else part.kept.to(device)
         layout = layout_of(plan.segments, seen[0] if seen else None, ends=ends, kernel=self.attention)
         # Neither a mask nor a cache: with them transformers would silently let rows attend to each other.
         hidden = self.model.base_model(
@@ -78,13 +79,13 @@ class Scorer(nn.Module):
         logprobs = entropy = torch.zeros(len(token_ids), device=device)
         if "logprobs" in part.wants:
             selected, of_each = selected_logprobs(
-                predicting, weight, targets, self._temperature, entropy="entropy" in part.wants
+                predicting, weight, targets, self._temperature, entropy="entropy" in part.wants, kept=kept
             )
             logprobs = on_tokens(selected)
             entropy = entropy if of_each is None else on_tokens(of_each)
         squares = None
         if "sum_pi_sq" in part.wants:
-            squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature))
+            squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature, kept=kept))
         return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncrl.learner.backends.logprobs import chunk_of
+from asyncrl.learner.backends.logprobs import OUTSIDE, chunk_of, outside
 
 
 def parallel_logprobs(
@@ -25,23 +25,25 @@ def parallel_logprobs(
     first: int,
     vocabulary: int,
     group: dist.ProcessGroup,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs, entropy and, without gradient, the sum of squared probabilities: each [N], at least float32.
 
     hidden [N, H], the same on all ranks of `group`; weight [V', H], rows `first` and following of `vocabulary`; targets
-    [N] int64 in the whole. Every rank calls it, and its backward.
+    [N] int64 in the whole, as are `kept` [N, K] int32 (Packed.kept): over these ids only. Every rank calls it, and its
+    backward.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}, expected above 0: greedy samples have no logprob to train on")
     scores: tuple[Tensor, Tensor, Tensor] = _Parallel.apply(
-        hidden, weight, targets, temperature, first, vocabulary, group
+        hidden, weight, targets, temperature, first, vocabulary, group, kept
     )  # type: ignore[no-untyped-call]
     return scores
 
 
 class _Parallel(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913 - torch passes what `apply` gets, one by one
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -50,6 +52,7 @@ class _Parallel(torch.autograd.Function):
         first: int,
         vocabulary: int,
         group: Any,
+        kept: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         # The same on all ranks, whatever part of the vocabulary each has.
@@ -59,6 +62,8 @@ class _Parallel(torch.autograd.Function):
         for at in range(0, len(hidden), chunk):
             part = slice(at, at + chunk)
             logits = _logits(hidden[part], weight, temperature, exact)
+            if kept is not None:
+                logits = logits.masked_fill(outside(kept[part], first, weight.shape[0]), OUTSIDE)
             top = logits.max(1).values
             dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
             below = logits - top[:, None]
@@ -74,6 +79,7 @@ class _Parallel(torch.autograd.Function):
             log_z[part] = top + z
         ctx.save_for_backward(hidden, weight, targets, entropy, log_z)
         ctx.temperature, ctx.first, ctx.group, ctx.chunk, ctx.exact = temperature, first, group, chunk, exact
+        ctx.kept = kept
         ctx.mark_non_differentiable(squares)
         return logprobs, entropy, squares
 
@@ -85,6 +91,8 @@ class _Parallel(torch.autograd.Function):
         for at in range(0, len(hidden), ctx.chunk):
             part = slice(at, at + ctx.chunk)
             log_p = _logits(hidden[part], weight, ctx.temperature, ctx.exact) - log_z[part, None]
+            if ctx.kept is not None:
+                log_p = log_p.masked_fill(outside(ctx.kept[part], ctx.first, weight.shape[0]), OUTSIDE)
             p = log_p.exp()
             g = grad_logprobs[part, None]
             grad_logits = -p * (log_p + entropy[part, None]) * grad_entropy[part, None] - p * g
@@ -96,7 +104,7 @@ class _Parallel(torch.autograd.Function):
             grad_hidden[part] = grad_logits @ weight
             grad_weight += grad_logits.t() @ hidden[part]
         dist.all_reduce(grad_hidden, group=ctx.group)
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:

@@ -71,6 +71,7 @@ class Scorer:
                 first=self._group.rank() * self._rows(),
                 vocabulary=self._layout.vocabulary,
                 group=self._group,
+                kept=None if part.kept is None else part.kept.to(device),
             )
             logprobs, entropy, squares = map(on_tokens, selected)
         return Scores(

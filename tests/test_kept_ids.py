@@ -1,0 +1,133 @@
+"""Kept ids: their record, what is refused of it, and how they travel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgpack
+import numpy as np
+import pytest
+
+from asyncrl.buffer.record import from_record, to_record
+from asyncrl.kept_ids import MAX_KEPT, KeptIds, joined, kept_ids
+from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
+from asyncrl.wire import (
+    WireError,
+    decode_prefix,
+    decode_prefixes,
+    decode_trajectory,
+    encode_prefix,
+    encode_row,
+    encode_trajectory,
+)
+from tests.buffer.fuzzing import mutations
+
+
+def of(counts: list[int], ids: list[int]) -> KeptIds:
+    return KeptIds(np.array(counts, np.uint16), np.array(ids, np.int32))
+
+
+def a_row(kept: KeptIds | None) -> Row:
+    """Two tokens of context, then 3, 9, 5 sampled."""
+    mask = np.array([False, False, True, True, True])
+    return Row(
+        np.array([1, 2, 3, 9, 5], np.int32),
+        mask,
+        np.where(mask, np.float32(-0.5), np.float32(0)),
+        np.where(mask, 4, CONTEXT).astype(np.int32),
+        kept,
+    )
+
+
+GOOD = of([2, 0, 3], [3, 17, 4, 5, 212])
+
+
+def a_trajectory(*rows: Row) -> Trajectory:
+    return Trajectory(TicketId(0, 1, 2), 0, "train", "a", "t", "e", rows, 1.0, {}, 1, "done")
+
+
+def frames(t: Trajectory) -> list[bytes]:
+    return [bytes(frame) for frame in encode_trajectory(t)]
+
+
+def test_they_come_back_and_are_in_the_digest() -> None:
+    t = a_trajectory(a_row(GOOD), a_row(of([0, 1, 0], [9])))
+    back = from_record(to_record(t))
+    assert back.digest() == t.digest() == decode_trajectory(frames(t)).digest()
+    kept = back.rows[0].kept
+    assert kept is not None
+    assert kept.counts.tolist() == [2, 0, 3]
+    assert kept.ids.tolist() == [3, 17, 4, 5, 212]
+    assert not kept.ids.flags.writeable
+    other = a_trajectory(a_row(of([2, 0, 3], [3, 18, 4, 5, 212])), t.rows[1])
+    assert other.digest() != t.digest()
+
+
+def test_without_them_nothing_changes_by_a_bit() -> None:
+    """The digest and the bytes of a record, as they were before there were kept ids."""
+    t = a_trajectory(a_row(None))
+    assert t.digest() == "ebc97f614722405d684cf19bd741c791"
+    assert len(frames(t)) == 5
+    assert "kept" not in msgpack.unpackb(frames(t)[0])
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (of([2, 0, 3], [4, 17, 4, 5, 212]), "no id of the sampled token itself"),
+        (of([2, 0, 3], [3, 17, 4, 6, 212]), "no id of the sampled token itself"),
+        (of([2, 0, 3], [3, 17, 5, 4, 212]), "do not ascend"),
+        (of([2, 0, 3], [3, 3, 4, 5, 212]), "do not ascend"),
+        (of([2, 0, 3], [-3, 3, 4, 5, 212]), "negative"),
+        (of([2, 0, 2], [3, 17, 4, 5, 212]), "counts add up to 4"),
+        (of([2, 3], [3, 17, 4, 5, 212]), "2 counts, expected one for each of 3"),
+        (of([MAX_KEPT + 1, 0, 0], list(range(MAX_KEPT + 1))), f"at most {MAX_KEPT}"),
+    ],
+)
+def test_impossible_ones_are_refused_with_the_reason(kept: KeptIds, says: str) -> None:
+    with pytest.raises(WireError, match=rf"rows\[0\]\.kept .*{says}"):
+        decode_trajectory(frames(a_trajectory(a_row(kept))))
+
+
+def test_rows_with_and_without_them_do_not_mix() -> None:
+    with pytest.raises(ValueError, match="some rows have kept ids"):
+        encode_trajectory(a_trajectory(a_row(GOOD), a_row(None)))
+
+
+def test_damaged_bytes_are_refused_or_are_a_record() -> None:
+    whole = a_trajectory(a_row(GOOD), a_row(of([1, 1, 1], [3, 9, 5])))
+    taken = 0
+    for damaged in mutations([frames(whole)], 20_000, seed=5):
+        try:
+            back = decode_trajectory(damaged)
+        except WireError:
+            continue
+        taken += 1
+        assert decode_trajectory(frames(back)).digest() == back.digest()
+        for row in back.rows:
+            assert row.kept is None or row.kept.problem(row.token_ids[row.mask]) == ""
+    assert taken > 100
+
+
+@pytest.mark.parametrize("kept", [GOOD, None], ids=["kept", "whole"])
+def test_a_prefix_brings_them(kept: KeptIds | None) -> None:
+    prefix = a_row(kept)
+    in_message = [bytes(frame) for _ in range(2) for frame in encode_prefix(prefix)]
+    found = [*decode_prefixes(in_message), decode_prefix([bytes(frame) for frame in encode_row(prefix)])]
+    assert [row.digest() for row in found] == [prefix.digest()] * 3
+
+
+def test_a_row_begins_with_its_first_tokens_and_their_ids() -> None:
+    row = a_row(GOOD)
+    assert row.begins_with(row.first(4))
+    assert row.first(4).kept.ids.tolist() == [3, 17]  # type: ignore[union-attr]
+    assert not row.begins_with(dataclasses.replace(row.first(4), kept=of([2, 0], [3, 18])))
+    assert not row.begins_with(dataclasses.replace(row.first(4), kept=None))
+    assert not a_row(None).begins_with(row.first(4))
+
+
+def test_a_set_larger_than_the_limit_is_not_recorded() -> None:
+    kept = kept_ids([[7, 2], [1, 2, 3], np.array([5], np.int32)], 2)
+    assert kept.counts.tolist() == [2, 0, 1]
+    assert kept.ids.tolist() == [2, 7, 5]
+    assert joined([kept.first(1), kept]).counts.tolist() == [2, 2, 0, 1]
