@@ -299,8 +299,8 @@ def shown(folder: Path) -> Simulated:
 
 
 def supervised(folder: Path) -> Simulated:
-    """Demonstrations alone."""
-    run = Simulated(folder, demonstrations_per_step=2, groups_per_step=0)
+    """Demonstrations alone, one in a batch."""
+    run = Simulated(folder, demonstrations_per_step=1, groups_per_step=0)
     run.step()
     run.step("guard")
     run.checkpoint()
@@ -308,6 +308,7 @@ def supervised(folder: Path) -> Simulated:
     run.kill()
     run.checkpoint()
     run.fork(2, 1)
+    run.step()
     run.step()
     run.checkpoint()
     return run
