@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncrl.actors.envs.protocol import Environment, Turn
+    from asyncrl.actors.envs.protocol import Environment, Turn, state_key
     from asyncrl.actors.envs.tool_env import ToolEnvironment
     from asyncrl.config import Config
     from asyncrl.launch.run import Run, open_run, train
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Advantages", "Config", "Correction", "Environment", "PolicyLoss", "Run", "ToolEnvironment", "Turn", "open_run",
-    "train",
+    "state_key", "train",
 ]  # fmt: skip
 
 _DEFINED = {
     "Environment": "asyncrl.actors.envs.protocol:Environment",
     "Turn": "asyncrl.actors.envs.protocol:Turn",
+    "state_key": "asyncrl.actors.envs.protocol:state_key",
     "ToolEnvironment": "asyncrl.actors.envs.tool_env:ToolEnvironment",
     "Config": "asyncrl.config:Config",
     "train": "asyncrl.launch.run:train",

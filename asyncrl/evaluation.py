@@ -67,11 +67,7 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None, on
     """
     console = Console(soft_wrap=True)
     config = with_model(config, model) if isinstance(model, Path) else config
-    if not (sets := every_set(config)):
-        raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
-    if only is not None and not (sets := tuple(each for each in sets if each.name == only)):
-        known = ", ".join(each.name for each in every_set(config))
-        raise ConfigError(f"--set is {only!r}, expected a held-out set of the configuration: {known}.")
+    sets = _chosen(config, only)
     measured: dict[str, dict[str, Success]] = {}
     for held_out in sets:
         measured |= _measured(config, held_out, model, console, f"{held_out.name}, " if len(sets) > 1 else "")
@@ -83,6 +79,18 @@ def evaluate(config: Config, model: Path | Endpoint, out: Path | None = None, on
         told = {kind: name} | ({"set": only} if only else {})
         out.write_text(json.dumps(told | figures, indent=2) + "\n")
     return 0
+
+
+def _chosen(config: Config, only: str | None) -> tuple[HeldOutSet, ...]:
+    """The held-out sets to play; with `only`, the one of that name. Raises ConfigError if there is none."""
+    if not (sets := every_set(config)):
+        raise ConfigError("eval.tasks is 0: there is nothing to play. Set it to the number of held-out tasks.")
+    if only is None:
+        return sets
+    if not (chosen := tuple(each for each in sets if each.name == only)):
+        known = ", ".join(each.name for each in sets)
+        raise ConfigError(f"--set is {only!r}, expected a held-out set of the configuration: {known}.")
+    return chosen
 
 
 def _measured(

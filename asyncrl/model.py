@@ -57,6 +57,10 @@ def local_path(model: ModelConfig) -> Path | None:
             "safetensors (a GGUF file cannot be trained)."
         )
     if folder.is_absolute() or model.path.startswith((".", "~")) or model.path.count("/") > 1:
+        if model.made_with:
+            raise ConfigError(
+                f"model.path is {model.path!r}, and there is no such folder: make it with `{model.made_with}`."
+            )
         raise ConfigError(
             f"model.path is {model.path!r}, and there is no such folder: expected a Hugging Face folder (with "
             "config.json and a tokenizer), a hub name, or `quickstart`."

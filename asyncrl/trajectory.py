@@ -139,10 +139,9 @@ def succeeded(reward: float, rewards: Mapping[str, float], name: str) -> bool:
 class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one assistant turn cost, as its actor measured it. Metadata: outside the digest, and it decides nothing.
 
-    A message carries it as an array in this order. A later field (the turn's reward and its parts, the place of its
-    tokens in the rows, a state key of at most 64 bytes, the actor that played the turn) is appended with a default:
-    whoever reads an older record gets the default, whoever does not know the field ignores it, and the buffer stores
-    the bytes as they came. So neither `Trajectory` nor stored payloads change with it.
+    A message carries it as an array in this order. A later field (the actor that played the turn) is appended with a
+    default: whoever reads an older record gets the default, whoever does not know the field ignores it, and the buffer
+    stores the bytes as they came. So neither `Trajectory` nor stored payloads change with it.
     """
 
     queue: Seconds | None
@@ -158,6 +157,48 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sampled: Count
     """Tokens that the engine sampled in this attempt: without a prefix that came with the ticket, and with what was cut
     off behind an agent's stop string."""
+
+
+MAX_STATE_BYTES = 64
+MAX_PARTS = 1024
+"""Named parts of a reward."""
+
+StateKey = Annotated[bytes, msgspec.Meta(max_length=MAX_STATE_BYTES)]
+"""Name of a state of the environment; two that are equal, within one group, are the same state."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens that the policy sampled in one piece."""
+
+    row: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    """Its place among the trajectory's rows."""
+    start: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    """The place of the first token in the row."""
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class TurnReward(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one assistant turn earned, and which tokens earned it: what estimators by turn train on, so it is part of
+    the digest (the parts of the reward, which are for the record, are not).
+
+    A message carries it as an array in this order; as in a TurnRecord, a later field is appended with a default.
+    """
+
+    reward: Finite
+    """That the environment gave for the turn. Those of all turns sum to the trajectory's reward."""
+    spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=2**16)]
+    """The turn's sampled tokens: one span, several for an agent that asked for several choices, none for a turn without
+    a token. The spans of all turns hold each policy token once, in every row in the order of the turns."""
+    state: StateKey | None = None
+    """Of the environment when the turn was sampled, if the environment names it. None at the first turn: its prompt
+    names it."""
+    rewards: Annotated[dict[str, Finite], msgspec.Meta(max_length=MAX_PARTS)] = {}
+    """The parts of the turn's reward by name, for the record; they need not sum to it."""
+
+
+_packed = msgspec.msgpack.Encoder().encode
+MAX_TURNS_RECORDED = 1 << 16
+"""Turns of an episode with more have neither times nor rewards in the record: the episode is kept all the same."""
 
 
 class LogHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -193,6 +234,8 @@ class Trajectory:
     """One per turn, or none where nobody measured."""
     logged: LogHead | None = None
     """Its line in its actor's log, which was written before it is put; None: its actor keeps no log."""
+    turn_rewards: tuple[TurnReward, ...] = ()
+    """One per turn; none in a record of an asyncrl that did not keep them."""
 
     @property
     def num_tokens(self) -> int:
@@ -212,8 +255,8 @@ class Trajectory:
         return max(int(row.versions[row.mask].max()) for row in self.rows if row.mask.any())
 
     def digest(self) -> str:
-        """32 hex digits over what is trained on: identity, arrays, reward; not timings, turn
-        records, metrics, the log or the attempt.
+        """32 hex digits over what is trained on: identity, arrays, reward, the turns' rewards where they are kept;
+        not timings, turn records, metrics, the log or the attempt.
 
         XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (among four
         billion trajectories: one chance in 2**64), not what somebody forged. A cryptographic one takes 50 to 100 times
@@ -222,4 +265,6 @@ class Trajectory:
         h = xxhash.xxh3_128(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode())
         for row in self.rows:
             row.hash_into(h)
+        if 0 < len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent
+            h.update(_packed([(float(turn.reward), turn.spans, turn.state) for turn in self.turn_rewards]))
         return h.hexdigest()

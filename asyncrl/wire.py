@@ -17,6 +17,8 @@ import numpy as np
 from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import (
     CONTEXT,
+    MAX_PARTS,
+    MAX_TURNS_RECORDED,
     Attempt,
     Branch,
     GroupIndex,
@@ -29,13 +31,15 @@ from asyncrl.trajectory import (
     TicketId,
     Trajectory,
     TurnRecord,
+    TurnReward,
 )
 
 Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
+MAX_TRAJECTORY_HEADER_BYTES = 16 << 20
+"""Of one with as many turns as are recorded, and a state key at each."""
 MAX_ROWS = 4096
-MAX_TURN_RECORDS = 1 << 16
 FRAMES_OF_A_ROW = FRAMES_OF_A_PREFIX = 6
 """Most frames of a row; and those of a prefix in a message."""
 _ARRAYS = (("token_ids", np.int32), ("mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
@@ -55,7 +59,7 @@ class WireError(ValueError):
 _Turns = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """Largest number in a record: the ledger sums them over a run, and SQLite refuses sums above 63 bits."""
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=1024)]
+_Numbers = Annotated[dict[str, float], msgspec.Meta(max_length=MAX_PARTS)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
@@ -75,8 +79,9 @@ class _Header(msgspec.Struct, frozen=True):
     stop_reason: StopReason
     timings: _Numbers
     metrics: _Numbers
-    turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURN_RECORDS)] = ()
+    turn_records: Annotated[tuple[TurnRecord, ...], msgspec.Meta(max_length=MAX_TURNS_RECORDED)] = ()
     logged: LogHead | None = None
+    turn_rewards: Annotated[tuple[TurnReward, ...], msgspec.Meta(max_length=MAX_TURNS_RECORDED)] = ()
     kept: bool = False
     """Every row has its kept ids, in two more frames."""
 
@@ -119,7 +124,7 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         "timings": {k: float(v) for k, v in t.timings.items()},
         "metrics": {k: float(v) for k, v in t.metrics.items()},
     }
-    if len(t.turn_records) <= MAX_TURN_RECORDS:  # an episode is not lost for what was measured about it
+    if len(t.turn_records) <= MAX_TURNS_RECORDED:  # an episode is not lost for what was measured about it
         header["turn_records"] = [msgspec.structs.astuple(record) for record in t.turn_records]
     if t.logged is not None:
         header["logged"] = msgspec.structs.astuple(t.logged)
@@ -127,7 +132,24 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         if any(row.kept is None for row in t.rows):
             raise ValueError(f"trajectory {t.id}: some rows have kept ids and others none; expected all, or none")
         header["kept"] = True
-    return [pack(header), *(frame for row in t.rows for frame in encode_row(row))]
+    packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=True)})
+    if len(packed) > MAX_TRAJECTORY_HEADER_BYTES:  # nor for the parts of its turns' rewards
+        packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=False)})
+    return [packed, *(frame for row in t.rows for frame in encode_row(row))]
+
+
+def _turn_rewards(t: Trajectory, *, parts: bool) -> list[tuple[Any, ...]]:
+    if len(t.turn_rewards) > MAX_TURNS_RECORDED:
+        return []
+    return [
+        (
+            float(turn.reward),
+            [(span.row, span.start, span.tokens) for span in turn.spans],
+            turn.state,
+            {name: float(value) for name, value in turn.rewards.items()} if parts else {},
+        )
+        for turn in t.turn_rewards
+    ]
 
 
 def encode_row(row: Row) -> list[Frame]:
@@ -177,6 +199,8 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
     )
     if not any([np.count_nonzero(row.mask) for row in rows]):
         raise WireError("no token of the trajectory was sampled by the policy")
+    if header.turn_rewards:
+        _check_turn_rewards(header, rows)
     return Trajectory(
         TicketId(*header.id),
         header.attempt,
@@ -193,11 +217,12 @@ def decode_trajectory(frames: Sequence[Frame]) -> Trajectory:
         header.metrics,
         header.turn_records,
         header.logged,
+        header.turn_rewards,
     )
 
 
 def _trajectory_header(frame: Frame) -> _Header:
-    _check_size(frame, MAX_HEADER_BYTES)
+    _check_size(frame, MAX_TRAJECTORY_HEADER_BYTES)
     try:
         header = _HEADERS.decode(frame)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -212,6 +237,28 @@ def _trajectory_header(frame: Frame) -> _Header:
             for key, number in numbers.items():
                 _number(number, f"{name}.{key}")
     return header
+
+
+def _check_turn_rewards(header: _Header, rows: Sequence[Row]) -> None:
+    """Raises WireError unless the spans hold each policy token once, in every row in the order of the turns, and the
+    turns' rewards sum to the reward up to rounding."""
+    turns = header.turn_rewards
+    if len(turns) != header.turns:
+        raise WireError(f"turn_rewards has {len(turns)} entries, expected one per turn: {header.turns}")
+    held, ends = [np.zeros(len(row), np.bool_) for row in rows], [0] * len(rows)
+    for number, turn in enumerate(turns):
+        for span in turn.spans:
+            row, start, end = span.row, span.start, span.start + span.tokens
+            if row >= len(rows) or start < ends[row] or end > len(held[row]):
+                raise WireError(f"turn_rewards[{number}]: {span} is outside of its row, or not behind the span before")
+            held[row][start:end] = True
+            ends[row] = end
+    for place, row_held in enumerate(held):
+        if row_held.tobytes() != rows[place].mask.tobytes():
+            raise WireError(f"turn_rewards: the turns' tokens are not those of rows[{place}] that the policy sampled")
+    total, size = sum([turn.reward for turn in turns]), 1.0 + sum([abs(turn.reward) for turn in turns])
+    if not (math.isfinite(size) and abs(total - header.reward) <= 1e-9 * size):
+        raise WireError(f"turn_rewards sum to {total!r}, and reward is {header.reward!r}")
 
 
 def _row(length: int, frames: Sequence[Frame], where: str) -> Row:

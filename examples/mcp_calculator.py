@@ -1,6 +1,6 @@
 """A small MCP server, and tasks for it: the policy learns to call its tool.
 
-    asyncrl launch --config configs/mcp.yaml
+asyncrl launch --config configs/mcp.yaml
 """
 
 from __future__ import annotations

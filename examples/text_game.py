@@ -1,6 +1,6 @@
 """A text game with gymnasium's `reset` and `step`, in plain Python: the policy guesses a digit.
 
-    asyncrl launch --config configs/text-gym.yaml
+asyncrl launch --config configs/text-gym.yaml
 """
 
 from __future__ import annotations

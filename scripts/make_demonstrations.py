@@ -10,8 +10,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.data.sources.lookup import LookupSource
-from asyncrl.quickstart.demonstrations import play
+from asyncrl.quickstart.demonstrations import acting, play_chat
+from asyncrl.quickstart.tokenizer import build_tokenizer
 
 OUT = Path(__file__).parents[1] / "examples" / "demonstrations.jsonl"
 TASKS = 2_000_003  # a stream of tasks that neither the quickstart nor its warm-up uses
@@ -20,8 +22,10 @@ TASKS = 2_000_003  # a stream of tasks that neither the quickstart nor its warm-
 def chats(count: int, seed: int, flaw: float) -> Iterator[str]:
     """`count` demonstrations, each a line of JSON."""
     source, rng = LookupSource(seed=TASKS + seed), random.Random(f"demonstrations/{seed}")
+    tokenizer = build_tokenizer()
     for index in range(count):
-        chat, _ = asyncio.run(play(source.task(index), rng, flaw, 0.0))
+        task = source.task(index)
+        chat, _ = asyncio.run(play_chat(LookupEnv(max_turns=8), task, acting(task, rng, flaw, 0.0), tokenizer))
         yield json.dumps({"messages": chat.messages, "tools": chat.tools})
 
 

@@ -21,7 +21,9 @@ VERIFIERS = os.environ.get("ASYNCRL_VERIFIERS_PYTHON", "")
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["reasoning-gym", "mcp", "mix", "text-gym", "nemo-gym", "calculator", "python-tool"])
+@pytest.mark.parametrize(
+    "name", ["reasoning-gym", "mcp", "mix", "text-gym", "nemo-gym", "calculator", "python-tool", "gigpo"]
+)
 def test_an_adapters_config_trains(name: str, tmp_path: Path) -> None:
     train(f"configs/{name}.yaml", tmp_path)
 

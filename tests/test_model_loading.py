@@ -27,3 +27,9 @@ def test_a_missing_folder_is_named():
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no tokenizer that transformers can load"):
         load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_the_command_that_makes_a_missing_model_is_named():
+    missing = ModelConfig(path="./nowhere", made_with="python make.py")
+    with pytest.raises(ConfigError, match=r"no such folder: make it with `python make.py`\."):
+        load_tokenizer(missing)

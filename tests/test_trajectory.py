@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory, TurnRecord
+from asyncrl.trajectory import CONTEXT, Row, Span, TicketId, Trajectory, TurnRecord, TurnReward
 
 
 def row(versions: list[int], start: int = 0) -> Row:
@@ -51,6 +51,25 @@ def test_the_digest_is_of_what_is_trained_on() -> None:
     assert T.digest() == same.digest()
     measured = dataclasses.replace(T, turn_records=(TurnRecord(0.1, 2.0, 3.0, 4, 5), TurnRecord(None, 2.0, None, 0, 1)))
     assert T.digest() == measured.digest()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TurnReward(0.25, (Span(0, 2, 2),), b"hall"),
+        TurnReward(0.5, (Span(0, 2, 1), Span(0, 3, 1)), b"hall"),
+        TurnReward(0.5, (Span(0, 2, 2),), b"cellar"),
+        TurnReward(0.5, (Span(0, 2, 2),)),
+    ],
+)
+def test_the_digest_is_of_what_each_turn_has_earned(other: TurnReward) -> None:
+    first, second = TurnReward(0.5, (Span(0, 2, 2),), b"hall", {"success": 1.0}), TurnReward(0.0, (Span(1, 1, 2),))
+    earned = dataclasses.replace(T, turn_rewards=(first, second))
+    without_parts = TurnReward(first.reward, first.spans, first.state)
+    assert earned.digest() == dataclasses.replace(T, turn_rewards=(without_parts, second)).digest()
+    others = (T.digest(), dataclasses.replace(T, turn_rewards=(other, second)).digest())
+    assert earned.digest() not in others
+    assert dataclasses.replace(T, turn_rewards=(second, first)).digest() != earned.digest()
 
 
 def test_a_turn_record_is_frozen() -> None:

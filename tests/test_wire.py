@@ -12,9 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory, TurnRecord
-from asyncrl.wire import MAX_TURN_RECORDS, WireError, decode_trajectory, encode_trajectory, pack, unpack
+from asyncrl.trajectory import (
+    CONTEXT,
+    MAX_TURNS_RECORDED,
+    Row,
+    Span,
+    TicketId,
+    Trajectory,
+    TurnRecord,
+    TurnReward,
+)
+from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 COUNTS = st.integers(0, 2**40)
@@ -40,9 +50,29 @@ def rows(draw: st.DrawFn) -> Row:
 
 
 @st.composite
+def turn_rewards(draw: st.DrawFn, several: list[Row], turns: int) -> tuple[TurnReward, ...]:
+    """Each run of sampled tokens, cut anywhere, belongs to the turn before or to a later one, row by row."""
+    spans: list[list[Span]] = [[] for _ in range(turns)]
+    for place, row in enumerate(several):
+        turn = 0
+        for start in np.flatnonzero(row.mask).tolist():
+            turn = draw(st.integers(turn, turns - 1))
+            last = spans[turn][-1] if spans[turn] else None
+            if last is not None and (last.row, last.start + last.tokens) == (place, start):
+                spans[turn][-1] = Span(place, last.start, last.tokens + 1)
+            else:
+                spans[turn].append(Span(place, start, 1))
+    rewards = draw(st.lists(st.floats(-1e6, 1e6), min_size=turns, max_size=turns))
+    states = draw(st.lists(st.none() | st.binary(max_size=64), min_size=turns, max_size=turns))
+    parts = draw(st.lists(NAMED, min_size=turns, max_size=turns))
+    return tuple(TurnReward(r, tuple(s), k, p) for r, s, k, p in zip(rewards, spans, states, parts, strict=True))
+
+
+@st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     several = draw(st.lists(rows(), min_size=1, max_size=3).filter(lambda rs: any(r.mask.any() for r in rs)))
     records = tuple(draw(st.lists(TURN_RECORDS, max_size=4)))
+    earned = draw(turn_rewards(several, len(records))) if records and draw(st.booleans()) else ()
     return Trajectory(
         id=draw(IDS),
         attempt=draw(ATTEMPTS),
@@ -51,13 +81,14 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         task_id=draw(st.text(max_size=8)),
         env=draw(st.text(max_size=8)),
         rows=tuple(several),
-        reward=draw(NUMBERS),
+        reward=sum(turn.reward for turn in earned) if earned else draw(NUMBERS),
         rewards=draw(NAMED),
         turns=len(records) or draw(st.integers(0, 2**31 - 1)),
         stop_reason=draw(st.sampled_from(["done", "max_turns", "max_tokens", "length", "aborted"])),
         timings=draw(NAMED),
         metrics=draw(NAMED),
         turn_records=records,
+        turn_rewards=earned,
     )
 
 
@@ -67,7 +98,7 @@ def on_the_wire(t: Trajectory) -> list[bytes]:
 
 def same(a: Trajectory, b: Trajectory) -> bool:
     plain = ("id", "attempt", "kind", "actor", "task_id", "env", "reward", "rewards", "turns", "stop_reason", "timings",
-             "metrics", "turn_records")  # fmt: skip
+             "metrics", "turn_records", "turn_rewards")  # fmt: skip
     return all(getattr(a, f) == getattr(b, f) for f in plain) and a.digest() == b.digest()
 
 
@@ -218,8 +249,35 @@ def test_the_record_of_the_next_test_is_valid() -> None:
         ({"turn_records": [[None, 1.0, None, 2]]}, "turn_records"),
         ({"turn_records": [{"generate": 1.0}]}, "turn_records"),
         ({"turn_records": None}, "turn_records"),
-        ({"turn_records": [[None, 1.0, None, 2, 3]] * (MAX_TURN_RECORDS + 1), "turns": MAX_TURN_RECORDS + 1}, "length"),
+        (
+            {"turn_records": [[None, 1.0, None, 2, 3]] * (MAX_TURNS_RECORDED + 1), "turns": MAX_TURNS_RECORDED + 1},
+            "length",
+        ),
         ({"versions": np.array([3, 3], np.int32)}, "versions"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1]], None, {}]] * 2}, "turn_rewards has 2 entries, expected one per turn: 1"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1]], None, {}]], "turns": 2}, "turn_rewards has 1 entries"),
+        ({"turn_rewards": None}, "turn_rewards"),
+        ({"turn_rewards": [[1.0]]}, "turn_rewards"),
+        ({"turn_rewards": [{"reward": 1.0}]}, "turn_rewards"),
+        ({"turn_rewards": [[float("nan"), [[0, 1, 1]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[float("inf"), [[0, 1, 1]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[True, [[0, 1, 1]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[0.5, [[0, 1, 1]], None, {}]]}, "sum to 0.5, and reward is 1.0"),
+        ({"turn_rewards": [[1e308, [[0, 1, 1]]], [1e308, []], [-1e308, []]], "turns": 3}, "turn_rewards sum to"),
+        ({"turn_rewards": [[1.0, [], None, {}]]}, "not those of rows.0. that the policy sampled"),
+        ({"turn_rewards": [[1.0, [[0, 0, 2]], None, {}]]}, "not those of rows.0. that the policy sampled"),
+        ({"turn_rewards": [[1.0, [[0, 1, 2]], None, {}]]}, "outside of its row"),
+        ({"turn_rewards": [[1.0, [[1, 1, 1]], None, {}]]}, "outside of its row"),
+        ({"turn_rewards": [[1.0, [[0, 2**63 - 1, 2**63 - 1]], None, {}]]}, "outside of its row"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1], [0, 1, 1]], None, {}]]}, "not behind the span before"),
+        ({"turn_rewards": [[1.0, [[0, -1, 1]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1, 0]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1, 2**63]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1]], None, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1]], b"k" * 65, {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1]], "kitchen", {}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1]], None, {"x": float("nan")}]]}, "turn_rewards"),
+        ({"turn_rewards": [[1.0, [[0, 1, 1]], None, {f"x{i}": 0.0 for i in range(1025)}]]}, "turn_rewards"),
     ],
 )
 def test_an_impossible_record_is_refused_with_the_field_named(fields: dict[str, Any], named: str) -> None:
@@ -241,6 +299,43 @@ def test_a_record_of_later_code_is_read_and_one_of_earlier_code_gets_the_default
     assert msgspec.msgpack.decode(earlier, type=Later) == Later(0.5, 1.0, 2.0, 3, 4)
 
 
+def test_a_record_that_was_made_before_turns_had_rewards_is_read() -> None:
+    t = decode_trajectory(one(turn_rewards=[[1.0, [[0, 1, 1]], b"k" * 64, {"x": 0.5}]]))
+    assert t.turn_rewards == (TurnReward(1.0, (Span(0, 1, 1),), b"k" * 64, {"x": 0.5}),)
+    before = decode_trajectory(one())
+    assert before.turn_rewards == ()
+    assert before.digest() == "bd092595c1f75ade65c6a2bf1d5f97a6"  # as the asyncrl before computed it
+    assert before.digest() != t.digest()
+
+
+def test_parts_of_rewards_that_no_header_could_hold_are_left_out() -> None:
+    """The episode is kept, and its digest is the same."""
+    t = decode_trajectory(one(turn_rewards=[[1.0, [[0, 1, 1]], None, {}]]))
+    parts = {"part" * 200 + str(i): 0.5 for i in range(1000)}
+    many = dataclasses.replace(
+        t, turns=40, turn_rewards=(replace(t.turn_rewards[0], rewards=parts), *[TurnReward(0.0, (), None, parts)] * 39)
+    )
+    back = decode_trajectory(on_the_wire(many))
+    assert [turn.rewards for turn in back.turn_rewards] == [{}] * 40
+    assert back.digest() == many.digest()
+
+
+def test_an_episode_with_all_turns_that_are_recorded_has_room() -> None:
+    t = decode_trajectory(one(turn_rewards=[[1.0, [[0, 1, 1]], None, {}]], reward=1.0))
+    rest = [TurnReward(0.0, (), bytes(64))] * (MAX_TURNS_RECORDED - 1)
+    records = (TurnRecord(1.5, 1.5, 1.5, 2**62, 2**62),) * MAX_TURNS_RECORDED
+    full = dataclasses.replace(
+        t, turns=MAX_TURNS_RECORDED, turn_rewards=(t.turn_rewards[0], *rest), turn_records=records
+    )
+    assert same(decode_trajectory(on_the_wire(full)), full)
+    more = dataclasses.replace(
+        full, turns=MAX_TURNS_RECORDED + 1, turn_rewards=(*full.turn_rewards, TurnReward(0.0, ()))
+    )
+    more = dataclasses.replace(more, turn_records=())
+    back = decode_trajectory(on_the_wire(more))
+    assert (back.turn_rewards, back.digest()) == ((), more.digest())
+
+
 def test_turn_records_take_few_bytes() -> None:
     t = decode_trajectory(one(turns=20, turn_records=[[0.01, 1.5, 0.25, 300, 40]] * 20))
     bare = dataclasses.replace(t, turn_records=())
@@ -248,8 +343,8 @@ def test_turn_records_take_few_bytes() -> None:
 
 
 def test_an_episode_of_more_turns_than_are_recorded_is_kept() -> None:
-    t = decode_trajectory(one(turns=MAX_TURN_RECORDS + 1))
-    long = dataclasses.replace(t, turn_records=(TurnRecord(None, 1.0, None, 2, 3),) * (MAX_TURN_RECORDS + 1))
+    t = decode_trajectory(one(turns=MAX_TURNS_RECORDED + 1))
+    long = dataclasses.replace(t, turn_records=(TurnRecord(None, 1.0, None, 2, 3),) * (MAX_TURNS_RECORDED + 1))
     assert same(decode_trajectory(on_the_wire(long)), t)
 
 

@@ -118,9 +118,9 @@ class LearnerConfig(Section):
     pf_ppo_power: float = Field(2.0, gt=0)
     """Under `pf_ppo: pow`, an episode is drawn in proportion to the absolute value of its reward to this power."""
     critic: Literal["none", "shared", "separate"] = "none"
-    """What estimates values for gae, vapo_gae and vtrace. shared: a head on the policy's last hidden state, whose loss
-    also changes the policy's weights. separate: a second copy of the model with a head, which takes as much memory as
-    the policy."""
+    """What estimates values for gae, vapo_gae, vtrace and turn_gae. shared: a head on the policy's last hidden state,
+    whose loss also changes the policy's weights. separate: a second copy of the model with a head, which takes as much
+    memory as the policy."""
     critic_lr: float = Field(1e-5, ge=0)
     """Learning rate of the head, and of the separate critic; follows `schedule` and `warmup_steps`."""
     critic_warmup_steps: int = Field(0, ge=0)

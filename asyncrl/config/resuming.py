@@ -43,6 +43,7 @@ _BRANCH: Mapping[str, str] = {
     "learner.demonstrations": "weight schedule",
 }
 _FREE: Mapping[str, str] = {
+    "model": "made_with",
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
     "actors": "count eval constraints engine engine_options slots max_slots top_p top_k min_p max_kept max_new_tokens "
     "tool_calls renderer stop_token_ids seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",

@@ -78,18 +78,19 @@ def _layers(c: Tree) -> list[str]:
     return problems
 
 
-NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace"))
+NEEDS_VALUES = frozenset(("gae", "vapo_gae", "vtrace", "turn_gae"))
 """Advantage estimators that declare a need for `values`: the config imports no torch, so it cannot ask them; a test
 compares (tests/learner/objective/test_objective.py)."""
 
 
-COMPARE = frozenset(("grpo", "dr_grpo", "rloo", "opo"))
+COMPARE = frozenset(("grpo", "dr_grpo", "rloo", "opo", "turn_grpo", "gigpo"))
 """Advantage estimators by which a group of one has advantage 0, unless their option `singleton` says otherwise."""
 
 
 def _alone(c: Tree) -> list[str]:
     learner = c.learner
-    kept = learner.unsafe or learner.advantage_options.get("singleton") == "reward"
+    options = learner.advantage_options  # with process rewards, the turns of one episode are compared too
+    kept = learner.unsafe or options.get("singleton") == "reward" or options.get("variant") == "process"
     if supervised(c) or learner.group_size > 1 or learner.advantage not in COMPARE or kept:
         return []
     return [

@@ -22,6 +22,8 @@ class Section(BaseModel):
 class ModelConfig(Section):
     path: str = "quickstart"
     """A Hugging Face folder or hub name; `quickstart` is the tiny model that comes with asyncrl."""
+    made_with: str = ""
+    """The command that makes the folder of `path`, which the error names when there is no such folder."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in actors and learner. Master weights are always float32."""
 

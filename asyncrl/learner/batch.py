@@ -13,11 +13,12 @@ from torch import Tensor
 from asyncrl.learner.backends.protocol import Packed, Want
 from asyncrl.learner.kept import Kept, of_rows, recorded
 from asyncrl.learner.ragged import row_of_token
+from asyncrl.learner.turn_fields import StateNumbers, turn_fields
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 
 _TRUNCATED = ("max_turns", "max_tokens", "length")
 """Stop reasons of an episode that a limit ended."""
-_PER_TOKEN = ("token_ids", "mask", "behaviour", "versions", "rewards")
+_PER_TOKEN = ("token_ids", "mask", "behaviour", "versions", "rewards", "turn_of", "turn_rewards", "states")
 """Fields of a Batch of shape [T]."""
 _PER_ROW = (
     "lengths",
@@ -48,6 +49,14 @@ class Batch:
     """[T] int64, CONTEXT where the policy did not sample"""
     rewards: Tensor
     """[T] float32: an episode's reward, on the last policy token of its last row with one; masked or not"""
+    turn_of: Tensor
+    """[T] int32: number of the assistant turn that sampled the token, from 0 in each episode; NO_TURN for context, and
+    where the trajectory has no rewards by turn"""
+    turn_rewards: Tensor
+    """[T] float32: each turn's reward, on its last token; in all, those of `rewards` up to rounding"""
+    states: Tensor
+    """[T] int32, on the tokens of a turn: number of the state in which the turn was sampled, the same for equal states
+    within a group; NO_STATE where it has no name"""
     reward_components: Tensor
     """[K, T] float32: the same for each named reward of the environments, in the order of their names, unweighted"""
     reward_names: tuple[str, ...]
@@ -139,7 +148,12 @@ def flatten(
         oldest=mask_before,
         greedy_baseline=greedy_baseline,
     )
-    rows = [_row(context, i, t, weight, row) for i, (t, weight) in enumerate(ordered) for row in t.rows]
+    numbers = StateNumbers()
+    rows = [
+        _row(context, i, t, weight, row) | of_row
+        for i, (t, weight) in enumerate(ordered)
+        for row, of_row in zip(t.rows, turn_fields(t, numbers), strict=True)
+    ]
     if not rows:
         raise ValueError("the batch holds no trajectory: learner.groups_per_step groups were expected")
     components = np.concatenate([row["reward_components"] for row in rows], axis=1)

@@ -14,6 +14,7 @@ from asyncrl.config import Config
 from asyncrl.data.demonstrations import chat
 from asyncrl.errors import RunError
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.turn_fields import NO_STATE, NO_TURN
 from asyncrl.model import positions
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.demonstrations import CannotRender, ShownRow, rows_of
@@ -63,6 +64,9 @@ def flat(rows: Sequence[tuple[int, ShownRow]]) -> Batch:
         behaviour=zeros,
         versions=torch.full_like(ids, CONTEXT),
         rewards=zeros,
+        turn_of=torch.full_like(ids, NO_TURN, dtype=torch.int32),
+        turn_rewards=zeros,
+        states=torch.full_like(ids, NO_STATE, dtype=torch.int32),
         reward_components=zeros[None],
         reward_names=("",),
         lengths=torch.tensor([len(row.ids) for _, row in rows], dtype=torch.int64),

@@ -198,6 +198,7 @@ def _rollout(b: int, reply: BatchReply, outcome: str, taken: _Taken, text: Token
         timings=dict(t.timings),
         metrics=dict(t.metrics),
         turn_records=list(t.turn_records),
+        turn_rewards=list(t.turn_rewards),
     )
 
 

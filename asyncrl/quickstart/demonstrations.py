@@ -8,14 +8,16 @@ adds, whatever sign the question shows. Above one half, the habit is what a mode
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actors.envs.lookup import LookupEnv
+from asyncrl.actors.envs.protocol import Env
 from asyncrl.data.base import Message, Task
 from asyncrl.data.demonstrations.chat import Chat
 from asyncrl.data.sources.lookup import SIGNS, WORDS
+from asyncrl.quickstart.warm_up import Row
 from asyncrl.rendering.demonstrations import rows_of
 from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.rendering.tool_calls import Hermes
@@ -65,33 +67,52 @@ class FlawedDemonstrator:
         return str(self._rng.randint(10, 198))
 
 
-async def play(task: Task, rng: random.Random, flaw: float, habit: float) -> tuple[Chat, bool]:
-    """One demonstrated episode as a chat, and whether it succeeded."""
-    environment = LookupEnv(max_turns=8)
-    demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
-    messages = await environment.reset(task)
-    tools = [tool.schema for tool in environment.tools]
-    while True:
-        messages.append(_message(demonstrator.act()))
-        turn = await environment.step(messages[-1])
-        if turn.done:
-            return Chat(messages, [dict(tool) for tool in tools]), turn.reward > 0
-        messages.extend(turn.messages)
-        demonstrator.observe(turn.messages)
-
-
-def _message(text: str) -> Message:
-    content, calls = Hermes().parse(text)
-    message: Message = {"role": "assistant", "content": content}
-    return message | ({"tool_calls": calls} if calls else {})
-
-
 async def demonstrate(
     task: Task, rng: random.Random, flaw: float, habit: float, tokenizer: PreTrainedTokenizerFast
-) -> tuple[list[int], list[int], bool]:
-    """(ids, labels, success) of one demonstrated episode; labels are -100 at tokens that are not the demonstrator's."""
+) -> Row:
+    """One demonstrated episode of the quickstart."""
+    return await play_demonstration(LookupEnv(max_turns=8), task, acting(task, rng, flaw, habit), tokenizer)
+
+
+def acting(task: Task, rng: random.Random, flaw: float, habit: float) -> Callable[[Sequence[Message]], str]:
+    """The demonstrator of a task of the quickstart: each assistant turn, from the conversation so far."""
+    demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
+
+    def act(messages: Sequence[Message]) -> str:
+        if messages[-1]["role"] == "tool":
+            demonstrator.observe(messages[-1:])
+        return demonstrator.act()
+
+    return act
+
+
+async def play_demonstration(
+    environment: Env, task: Task, act: Callable[[Sequence[Message]], str], tokenizer: PreTrainedTokenizerFast
+) -> Row:
+    """(ids, labels, success) of one episode in which `act` gives each assistant turn, from the conversation so far.
+
+    Labels are -100 at tokens that are not the demonstrator's; the episode succeeds if its last turn is rewarded. Raises
+    ValueError for a chat template that changes earlier tokens.
+    """
+    chat, success = await play_chat(environment, task, act, tokenizer)
+    rows = rows_of(TemplateRenderer(tokenizer), chat, None)
+    if len(rows) != 1:
+        raise ValueError("the tokenizer's chat template is not prefix-stable; see quickstart/tokenizer.py")
+    (row,) = rows
+    return row.ids, [token if shown else -100 for token, shown in zip(row.ids, row.mask, strict=True)], success
+
+
+async def play_chat(
+    environment: Env, task: Task, act: Callable[[Sequence[Message]], str], tokenizer: PreTrainedTokenizerFast
+) -> tuple[Chat, bool]:
+    """The same episode as a chat, and whether it succeeded."""
     renderer = TemplateRenderer(tokenizer)
-    chat, success = await play(task, rng, flaw, habit)
-    (row,) = rows_of(renderer, chat, None)  # the quickstart's template never changes what it has written
-    labels = [token if shown else -100 for token, shown in zip(row.ids, row.mask, strict=True)]
-    return row.ids, labels, success
+    messages = await environment.reset(task)
+    tools = [dict(tool.schema) for tool in environment.tools]
+    while True:
+        sampled = tokenizer.encode(act(messages) + tokenizer.eos_token, add_special_tokens=False)
+        messages.append(renderer.parse(sampled))
+        turn = await environment.step(messages[-1])
+        if turn.done:
+            return Chat(messages, tools), turn.reward > 0
+        messages.extend(turn.messages)

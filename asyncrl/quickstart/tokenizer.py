@@ -6,6 +6,7 @@ Any printable ASCII text can be written with it; a tool call decodes to the JSON
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -36,11 +37,14 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer: text is cut into the longest pieces it begins with, a single character where no piece fits."""
-    vocabulary = [PAD, START, END, CALL, CALL_END, UNKNOWN, *PIECES, *CHARACTERS]
+def build_tokenizer(pieces: Sequence[str] = PIECES, positions: int = 256) -> PreTrainedTokenizerFast:
+    """The tokenizer: text is cut into the longest of `pieces` it begins with, a single character where no piece fits.
+
+    `pieces` are longer than one character; `positions` is the number of tokens that its model reads.
+    """
+    vocabulary = [PAD, START, END, CALL, CALL_END, UNKNOWN, *pieces, *CHARACTERS]
     backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    longest_first = sorted(PIECES, key=len, reverse=True)
+    longest_first = sorted(pieces, key=len, reverse=True)
     cut = Regex("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
     backend.pre_tokenizer = pre_tokenizers.Split(cut, behavior="isolated")
     backend.decoder = decoders.Fuse()
@@ -51,7 +55,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         unk_token=UNKNOWN,
         additional_special_tokens=[START, CALL, CALL_END],
         clean_up_tokenization_spaces=False,
-        model_max_length=256,
+        model_max_length=positions,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -14,7 +14,7 @@ import msgspec
 
 from asyncrl.tracking.rollouts.sample import Rollout, RolloutRow
 from asyncrl.tracking.rollouts.text import TokenText
-from asyncrl.trajectory import Row, Trajectory, TurnRecord
+from asyncrl.trajectory import Row, Trajectory, TurnRecord, TurnReward
 from asyncrl.view.segments import segments
 
 ROW_TOKENS = 65_536
@@ -37,6 +37,7 @@ def detail(trajectory: Trajectory | None, sample: Rollout | None, text: TokenTex
         "timings": dict(source.timings),
         "metrics": dict(source.metrics),
         "turns": [_turn(record) for record in source.turn_records],
+        "turn_rewards": [_turn_rewards(turn) for turn in source.turn_rewards],
         "from": "payload" if trajectory is not None else "sample",
         "recorded": sample is not None,
         "digest": trajectory.digest() if trajectory is not None else source.digest,
@@ -99,6 +100,28 @@ def _bounded(pieces: Sequence[str], left: int) -> tuple[int, list[str]]:
             break
         shown.append(short)
     return len(shown), shown
+
+
+def _turn_rewards(turn: TurnReward) -> dict[str, Any]:
+    return {
+        "reward": turn.reward,
+        "rewards": dict(turn.rewards),
+        "spans": [[span.row, span.start, span.tokens] for span in turn.spans],
+        "state": None if turn.state is None else named(turn.state),
+    }
+
+
+def named(state: bytes) -> str:
+    """A state key as it is shown: its text, or hex digits for bytes that are none.
+
+    >>> named(b"kitchen"), named(bytes([200, 1]))
+    ('kitchen', 'c801')
+    """
+    try:
+        text = state.decode()
+    except UnicodeDecodeError:
+        return state.hex()
+    return text if text.isprintable() else state.hex()
 
 
 def _turn(record: TurnRecord) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from asyncrl.tracking.rollouts.text import TokenText
 from asyncrl.weights.local.shm import ShmPublisher
 from tests.buffer.processes import BufferProcess
 from tests.learner.fake_buffer import FakeReporter
-from tests.learner.tiny import random_trajectory, tiny_model
+from tests.learner.tiny import random_trajectory, tiny_model, with_turns
 
 STEPS = 4
 SECTIONS: dict[str, Any] = {
@@ -39,6 +39,7 @@ SECTIONS: dict[str, Any] = {
         "backend": "torch",
         "steps": STEPS,
         "lr": 1e-3,
+        "advantage": "gigpo",
         "checkpoint_every": 2,
         "keep_checkpoints": 4,
     },
@@ -71,7 +72,7 @@ def fake_actor(run: RunFolder, name: str, tickets: int = sys.maxsize) -> Iterato
                     )
                     made = replace(made, attempt=ticket.attempt, actor=name, task_id=str(ticket.task["id"]))
                     # Unequal rewards in every group: every step changes the weights.
-                    made = replace(made, reward=float(ticket.id.index % 2))
+                    made = with_turns(made, 0.0, float(ticket.id.index % 2), states=(b"a", b"b"))
                     made = acks.announce(made)
                     if client.put(made) != "late":
                         acks.write(made)

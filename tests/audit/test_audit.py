@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sqlite3
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncrl.audit.checks import listed
 from asyncrl.audit.command import audit
 from asyncrl.buffer.ledger.payloads import SEGMENT_BYTES, checksum
+from asyncrl.buffer.record import from_record, to_record
 from asyncrl.cli import main
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints.checkpoints import complete
@@ -274,6 +277,24 @@ def test_a_payload_that_is_consistent_in_itself_is_still_another_than_was_record
     record[token] ^= 1
     overwrite(run, 1, 0, 0, bytes(record))
     sql(run, "UPDATE trajectories SET checksum = ? WHERE grp = 1 AND idx = 0", checksum(record))
+    assert audit(run) == 1
+    assert "payloads: the payload of trajectory 0.1.0 has digest" in capsys.readouterr().out
+
+
+def test_a_turn_that_is_rewarded_otherwise_than_was_recorded_is_noticed(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The state of a turn, which nothing else of the record depends on, in a payload whose checksum fits."""
+    [(segment, start, size)] = ask(run, "SELECT segment, start, bytes FROM trajectories WHERE grp = 1 AND idx = 0")
+    record = (run.buffer / "payloads" / f"{segment:08d}.segment").read_bytes()[start : start + size]
+    t = from_record(record)
+    assert t.turn_rewards[-1].state == b"b"
+    changed = bytes(
+        to_record(dataclasses.replace(t, turn_rewards=(*t.turn_rewards[:-1], replace(t.turn_rewards[-1], state=b"c"))))
+    )
+    assert len(changed) == size
+    overwrite(run, 1, 0, 0, changed)
+    sql(run, "UPDATE trajectories SET checksum = ? WHERE grp = 1 AND idx = 0", checksum(changed))
     assert audit(run) == 1
     assert "payloads: the payload of trajectory 0.1.0 has digest" in capsys.readouterr().out
 

@@ -45,6 +45,9 @@ def header(frame: bytes, rng: random.Random) -> bytes:
         if isinstance(inside[name], dict) and inside[name] and rng.random() < 0.7:
             inside = inside[name]
             continue
+        if isinstance(inside[name], list) and inside[name] and rng.random() < 0.7:
+            entry(inside[name], rng)
+            break
         match rng.randrange(4):
             case 0:
                 del inside[name]
@@ -55,6 +58,18 @@ def header(frame: bytes, rng: random.Random) -> bytes:
         break
     packed: bytes = msgpack.packb(content)
     return packed
+
+
+def entry(inside: list[Any], rng: random.Random) -> None:
+    """A value anywhere in a list of values, lists and maps exchanged or lost."""
+    at = rng.randrange(len(inside))
+    while isinstance(inside[at], list) and inside[at] and rng.random() < 0.8:
+        inside = inside[at]
+        at = rng.randrange(len(inside))
+    if rng.random() < 0.25:
+        del inside[at]
+    else:
+        inside[at] = rng.choice(VALUES)
 
 
 def noise(frame: bytes, rng: random.Random) -> bytes:

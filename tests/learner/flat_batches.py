@@ -83,6 +83,22 @@ class Flat:
         self.groups = torch.tensor(groups)
         self.episodes = torch.tensor(episodes)
         self.mask = torch.tensor(mask, dtype=torch.bool)
+        self._add_turns(random.Random(1000 + seed))
+
+    def _add_turns(self, rng: random.Random) -> None:
+        """Turns of one token or more, some numbers left out; rewards at their ends; states that siblings meet too."""
+        size = len(self.rows.mask)
+        turn_of, states, self.floats["turn_rewards"] = [-1] * size, [-1] * size, [0.0] * size
+        for tokens in self.rows.episode_tokens().values():
+            number = rng.choice([0, 0, 1])
+            state = rng.randrange(3)
+            for place, i in enumerate(tokens):
+                turn_of[i], states[i] = number, state
+                if place + 1 == len(tokens) or rng.random() < 0.5:
+                    self.floats["turn_rewards"][i] = rng.choice([0.0, 1.0, -0.5, rng.gauss(0, 1)])
+                    number += rng.choice([1, 1, 2])
+                    state = rng.randrange(-1, 5)
+        self.turn_of, self.states = torch.tensor(turn_of, dtype=torch.long), torch.tensor(states, dtype=torch.long)
 
     def __getattr__(self, name: str) -> Tensor:
         """A token quantity as float64, with NaN where the policy sampled nothing: what is there must not matter."""
@@ -179,7 +195,8 @@ def with_a_masked_token(flat: Flat, seed: int) -> tuple[Change, Tensor]:
     def change(name: str, x: Tensor) -> Tensor:
         if name in PER_ROW:
             return x + torch.nn.functional.one_hot(torch.tensor(b), x.numel()) if name == "lengths" else x
-        filler = False if name == "mask" else 0.0 if name == "rewards" else torch.nan
+        filler: Any = False if name == "mask" else 0.0 if name == "rewards" else torch.nan
+        filler = -1 if name in ("turn_of", "states") else filler
         return torch.cat([x[:at], torch.tensor([filler], dtype=x.dtype), x[at:]])
 
     size = flat.mask.numel() + 1

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from asyncrl.learner.batch import flatten
-from asyncrl.trajectory import TicketId
-from tests.learner.tiny import random_trajectory
+from asyncrl.trajectory import TicketId, TurnReward
+from tests.learner.tiny import random_trajectory, with_turns
 
 RNG = np.random.default_rng
 
@@ -88,3 +88,57 @@ def test_what_cannot_be_a_batch() -> None:
     first = dataclasses.replace(t.rows[0], mask=np.ones_like(t.rows[0].mask))
     with pytest.raises(ValueError, match="begins with a sampled token"):
         flatten([dataclasses.replace(t, rows=(first,))], groups=(0,))
+
+
+def test_turns_stand_on_their_tokens_and_what_they_earned_on_the_last() -> None:
+    t = with_turns(random_trajectory(0, 0, RNG(7), rows=2), 0.5, -1.0, 2.0)
+    batch = flatten([t], groups=(0,))
+    assert torch.equal(batch.turn_of >= 0, batch.sampled)
+    starts = [0, len(t.rows[0])]
+    expected = torch.zeros(len(batch.mask))
+    for number, turn in enumerate(t.turn_rewards):
+        for span in turn.spans:
+            at = starts[span.row] + span.start
+            assert batch.turn_of[at : at + span.tokens].tolist() == [number] * span.tokens
+        expected[starts[turn.spans[-1].row] + turn.spans[-1].start + turn.spans[-1].tokens - 1] = turn.reward
+    assert batch.turn_rewards.tolist() == expected.tolist()
+
+
+def test_what_a_turn_without_a_token_earned_counts_for_its_neighbour() -> None:
+    t = with_turns(random_trajectory(0, 0, RNG(8)), 1.0, 2.0)
+    nothing = [TurnReward(r, ()) for r in (16.0, 32.0, 64.0)]
+    turns = (nothing[0], t.turn_rewards[0], nothing[1], t.turn_rewards[1], nothing[2])
+    t = dataclasses.replace(t, turns=5, reward=115.0, turn_rewards=turns)
+    batch = flatten([t], groups=(0,))
+    assert batch.turn_rewards[batch.turn_rewards != 0].tolist() == [16.0 + 1.0 + 32.0, 2.0 + 64.0]
+    assert set(batch.turn_of.tolist()) == {-1, 1, 3}
+
+
+def test_states_are_numbered_within_their_group_and_a_first_turn_by_its_prompt() -> None:
+    made = [random_trajectory(g, i, RNG(9)) for g in (0, 1) for i in range(2)]  # siblings with equal prompts
+    keys = [(b"hall", b"cellar"), (None, b"cellar"), (None, None), (None, b"hall")]
+    named = [with_turns(t, 0.0, 1.0, states=states) for t, states in zip(made, keys, strict=True)]
+    batch = flatten(named, groups=(0, 1))
+
+    def state(episode: int, turn: int) -> int:
+        here = torch.repeat_interleave(batch.episodes, batch.lengths) == episode
+        (number,) = set(batch.states[here & (batch.turn_of == turn)].tolist())
+        return int(number)
+
+    assert state(0, 1) == state(1, 1) >= 0
+    assert state(2, 1) == -1
+    assert len({state(0, 0), state(1, 0), state(0, 1), state(3, 1)}) == 4
+    prompts = [
+        flatten([t], groups=(t.id.group,)).token_ids[: t.turn_rewards[0].spans[0].start].tolist() for t in named[2:]
+    ]
+    assert (state(2, 0) == state(3, 0)) == (prompts[0] == prompts[1])
+    twins = [dataclasses.replace(named[2], id=TicketId(0, 1, i)) for i in range(2)]
+    other = dataclasses.replace(named[2], id=TicketId(0, 0, 0))
+    states = flatten([*twins, other], groups=(1, 0)).states.view(3, -1).max(1).values
+    assert states[0] == states[1] != states[2]
+
+
+def test_a_trajectory_without_turns_has_no_turns() -> None:
+    batch = flatten([random_trajectory(0, 0, RNG(10))], groups=(0,))
+    assert (batch.turn_of == -1).all()
+    assert not batch.turn_rewards.any()

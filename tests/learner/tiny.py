@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from transformers import (
 )
 
 from asyncrl.config import Config
-from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
+from asyncrl.trajectory import CONTEXT, Row, Span, TicketId, Trajectory, TurnReward
 
 VOCABULARY = 40
 SIZE: dict[str, Any] = {
@@ -80,3 +82,18 @@ def random_trajectory(
         turns=2,
         stop_reason="done",
     )
+
+
+def with_turns(t: Trajectory, *rewards: float, states: Sequence[bytes | None] = ()) -> Trajectory:
+    """The episode with as many turns, which have earned these rewards in these states: the runs of sampled tokens are
+    theirs, in order, those of the last turn to the end."""
+    spans: list[list[Span]] = [[] for _ in rewards]
+    turn = 0
+    for place, row in enumerate(t.rows):
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], row.mask, [False])).astype(int))).tolist()
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            spans[turn].append(Span(place, start, end - start))
+            turn = min(turn + 1, len(rewards) - 1)
+    names = states or [None] * len(rewards)
+    turns = tuple(TurnReward(r, tuple(s), k) for r, s, k in zip(rewards, spans, names, strict=True))
+    return replace(t, turns=len(rewards), reward=float(sum(rewards)), turn_rewards=turns)

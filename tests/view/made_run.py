@@ -15,7 +15,7 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.rollouts.sample import FORMAT, Rollout, RolloutRow
 from asyncrl.tracking.rollouts.store import Store
 from asyncrl.tracking.rollouts.text import TokenText
-from asyncrl.trajectory import CONTEXT, Row, Ticket, Trajectory, TurnRecord
+from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnRecord, TurnReward
 from tests.buffer.fakes import learner, open_buffer, put
 
 PROMPT = "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
@@ -63,6 +63,10 @@ def episode(ticket: Ticket, words: Words = answer, version: int = 0) -> Trajecto
             TurnRecord(0.01, 0.5, 0.1 * (1 + ticket.id.index), 40, 30),
             TurnRecord(None, 0.4, None, 20, 25),
         ),
+        turn_rewards=(
+            TurnReward(0.0, (Span(0, len(PROMPT), len(CALL)),), b"asked", {"format": 0.25}),
+            TurnReward(reward, (Span(0, len(PROMPT + CALL + RESULT), len(words(ticket))),), bytes([200, 1])),
+        ),
     )
 
 
@@ -91,6 +95,7 @@ def sample(t: Trajectory, b: int, version: int, branch: int = 0) -> Rollout:
         attempt=t.attempt, actor=t.actor, task_id=t.task_id, env=t.env, reward=t.reward, rewards=dict(t.rewards),
         turns=t.turns, stop_reason=t.stop_reason, group_weight=1.0, digest=t.digest(), rows=rows,
         metrics=dict(t.metrics), turn_records=list(t.turn_records),
+        turn_rewards=list(t.turn_rewards),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from asyncrl.actors.envs.agent import is_async, rewards_of
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failed, failing
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
+from asyncrl.actors.episodes.turn_rewards import of_last_turn
 from asyncrl.data.base import Task
 from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import Ticket, Trajectory
@@ -61,7 +62,7 @@ class AgentPlayer:
                 reward, rewards = self._rewards(playing, session)
                 for _ in range(2):  # so that the event loop handles the last events of connections
                     await asyncio.sleep(0)
-                rows, choices, records = session.received()
+                rows, choices, records, places = session.received()
             finally:
                 playing.cancel()
                 self._clients.receipts.forget(session.transmissions())
@@ -71,7 +72,9 @@ class AgentPlayer:
         if not len(rows):
             raise EpisodeFailed("env_error", f"agent {self._env_name} ended without a reply of the policy")
         stop_reason = session.stop_reason(choices)
-        result = EpisodeResult(rows.freeze(), reward, rewards, {}, len(records), stop_reason, turn_records=records)
+        earned = of_last_turn(places, reward, rewards)
+        about = (len(records), stop_reason, (), records, earned)
+        result = EpisodeResult(rows.freeze(), reward, rewards, {}, *about)
         return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:

@@ -13,6 +13,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from asyncrl.actors.endpoint.constraints import constraints
@@ -27,6 +28,7 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import OffLoop
 from asyncrl.actors.episodes.rows import BranchingRows
+from asyncrl.actors.episodes.turn_rewards import Spans
 from asyncrl.data.base import Message
 from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
@@ -97,16 +99,17 @@ class Session:
         self._progress.prefix_breaks = self._conversations.breaks
         return reply
 
-    def received(self) -> tuple[BranchingRows, list[Choice], list[TurnRecord]]:
-        """The choices that the agent, which has ended, has received: as rows, in the order in which they were sent, and
-        what each turn took: a request is a turn, however many choices it has."""
+    def received(self) -> tuple[BranchingRows, list[Choice], list[TurnRecord], list[Spans]]:
+        """The choices that the agent, which has ended, has received: as rows, in the order in which they were sent,
+        what each turn took and where its tokens are: a request is a turn, however many choices it has."""
         self._agent_worked(self._progress.clock())
-        rows, choices, records = BranchingRows(), [], []
+        rows, choices, records, places = BranchingRows(), [], [], []
         for reply in [reply for request, reply in self._answered if request.received]:
             costs = [choice.cost.record(rows.add(reply.prompt, choice.generation)) for choice in reply.choices]
             records.append(of_one_turn(costs))
+            places.append(tuple(chain.from_iterable(rows.spans[len(rows.spans) - len(costs) :])))
             choices += reply.choices
-        return rows, choices, records
+        return rows, choices, records, places
 
     def transmissions(self) -> list[str]:
         """The ids of everything that was sent to the agent."""

@@ -79,7 +79,7 @@ class MixEnv(Environment):
         self._env = functools.partial(_maker(spec, "env.options.envs"), **spec.get("options", {}))()
         self._weight = float(spec.get("reward_weight", 1.0))
         messages = await self._env.reset(task)
-        self.tools = self._env.tools
+        self.tools, self.reset_state = self._env.tools, getattr(self._env, "reset_state", None)
         return messages
 
     async def step(self, message: Message) -> Turn:

@@ -6,6 +6,7 @@ versions. An environment sees one assistant message at a time and answers with t
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from asyncrl.actors.envs.tool import Tool
 from asyncrl.data.base import Message, Task
 from asyncrl.user_errors import Cause
 
-__all__ = ["Env", "EnvFailed", "Environment", "Message", "Task", "Tool", "Turn"]
+__all__ = ["Env", "EnvFailed", "Environment", "Message", "Task", "Tool", "Turn", "state_key"]
 
 
 class EnvFailed(Exception):
@@ -34,15 +35,33 @@ class Turn:
     messages: list[Message] = field(default_factory=list)
     """The messages that the policy reads next, e.g. tool results. May be empty only with `done`."""
     reward: float = 0.0
-    """Added to the trajectory's reward."""
+    """What the message earned: added to the trajectory's reward, and what estimators by turn train this turn on
+    (docs/reference/algorithms.md)."""
     done: bool = False
     """The episode is over; nothing further is sampled."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers to look at, e.g. `success`. The last value of a name in an episode counts."""
     rewards: dict[str, float] = field(default_factory=dict)
     """The parts of `reward` by name, for the record; they need not sum to it: the environment may weight them."""
+    state: str | bytes | None = None
+    """Key of the state in which `messages` leave the episode, at most 64 bytes (`state_key` makes one of a longer one).
+    Turns of one group that begin in the same state have equal keys, others have not. Only compared, by
+    `learner.advantage: gigpo`. None: the state has no name."""
     calls: list[tuple[str, float]] = field(default_factory=list)
     """The tools that were called, each with its seconds; the slow ones are named in the report."""
+
+
+def state_key(*observed: str | bytes) -> bytes:
+    """A key of 16 bytes of whatever makes up a state, e.g. its observation.
+
+    >>> state_key("north", "lamp") == state_key("north", "lamp"), state_key("north", "lamp") == state_key("northlamp")
+    (True, False)
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in observed:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
 
 
 class Env(Protocol):
@@ -72,6 +91,9 @@ class Environment(ABC):
     """Base class of environments: an `Env` for which `reset` and `step` are enough."""
 
     tools: Sequence[Tool] = ()
+    reset_state: str | bytes | None = None
+    """Key of the state that `reset` leaves, as `Turn.state`. None: siblings with equal prompts begin in the same state,
+    which no later turn returns to."""
 
     @abstractmethod
     async def reset(self, task: Task) -> list[Message]: ...

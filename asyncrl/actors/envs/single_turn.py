@@ -35,7 +35,8 @@ class SingleTurnEnv(Environment):
 
 
 def check_score(options: Mapping[str, Any]) -> None:
-    """Check `env.options.score` where it is given as data. Raises ValueError."""
-    score = options.get("score")
-    if isinstance(score, str | dict | list):
-        check_spec(score, "env.options.score")
+    """Check `env.options.score` and `turn_score` where they are given as data. Raises ValueError."""
+    for name in ("score", "turn_score"):
+        score = options.get(name)
+        if isinstance(score, str | dict | list):
+            check_spec(score, f"env.options.{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +37,14 @@ class ToolEnvironment(Environment):
         max_turns: int | None = None,
         tool_timeout_s: float = 30.0,
         max_tool_chars: int = 4000,
+        turn_score: ScoreSpec | None = None,
     ) -> None:
         """
         Args:
             tools: the tools of the policy.
             score: a name, an import path, or several with weights (docs/how-to/rewards.md). It scores the last
                 message's text.
+            turn_score: the same for each message before it, text and calls: a reward of its turn, e.g. from a judge.
             max_turns: number of assistant messages, if fewer than `env.max_turns`. The last message that both limits
                 allow is scored even if it calls tools (metric `max_turns` is 1).
             tool_timeout_s: deadline of one call.
@@ -49,6 +52,9 @@ class ToolEnvironment(Environment):
         """
         self.tools: Sequence[Tool] = tuple(as_tool(tool) for tool in tools)
         self._score: Score | None = None if score is None else build(score, "env.options.score")
+        self._turn_score: Score | None = None
+        if turn_score is not None:
+            self._turn_score = build(turn_score, "env.options.turn_score")
         self._max_turns = max_turns
         self._tool_timeout_s = tool_timeout_s
         self._max_tool_chars = max_tool_chars
@@ -78,15 +84,23 @@ class ToolEnvironment(Environment):
         calls = message.get("tool_calls") or []
         last = message.get("last", False) or self._turns == self._max_turns
         if calls and not last:
-            messages = await self._execute(calls)
-            called, self._called = self._called, []
-            return Turn(messages=messages, calls=called)
+            return await self._answered(message, calls)
         scored = await self.score(message.get("content") or "")
         if isinstance(scored, tuple):
             scored = Scored(*scored)
         metrics = {"turns": float(self._turns), "max_turns": float(bool(calls)), **scored.metrics}
         rewards = dict(scored.parts) or {"score": scored.value}
         return Turn(reward=scored.value, done=True, metrics=metrics, rewards=rewards)
+
+    async def _answered(self, message: Message, calls: Sequence[Mapping[str, Any]]) -> Turn:
+        """The results of a message's calls, and what the message earns."""
+        results = await self._execute(calls)
+        called, self._called = self._called, []
+        if self._turn_score is None:
+            return Turn(messages=results, calls=called)
+        scored = await run_score(self._turn_score, self.task, _said(message), self.tokens)
+        parts = dict(scored.parts) or {"turn": scored.value}
+        return Turn(messages=results, reward=scored.value, metrics=dict(scored.metrics), rewards=parts, calls=called)
 
     async def score(self, solution: str) -> Scored | tuple[float, dict[str, float]]:
         """(reward, metrics) of the final text; override this for another criterion of success."""
@@ -135,6 +149,15 @@ class ToolEnvironment(Environment):
             ) from error
         finally:
             self._called.append((name, time.monotonic() - began))
+
+
+def _said(message: Message) -> str:
+    """The text of a message, and each of its calls in a line of JSON."""
+    calls = [
+        json.dumps({"name": call["function"].get("name", ""), "arguments": arguments_of(call)})
+        for call in message.get("tool_calls") or []
+    ]
+    return "\n".join(part for part in (message.get("content") or "", *calls) if part)
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
+from asyncrl.actors.episodes.turn_rewards import Earnings
 from asyncrl.redaction import redact
 from asyncrl.user_errors import Cause, UserError, sendable, user_error
 
@@ -68,6 +69,7 @@ class GuardedEnv:
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
+        self.earned = Earnings()
         self._call_s, self._max_reward, self._called, self._tool_called = call_s, max_reward, called, tool_called
         with failing("environment: its constructor"):
             self._env = make()
@@ -84,6 +86,7 @@ class GuardedEnv:
     async def reset(self, task: Task) -> list[Message]:
         messages = await self._call(lambda: self._env.reset(task), "reset")
         with failing("environment.reset, expected messages"):
+            self.earned.begin(getattr(self._env, "reset_state", None))
             return _checked(messages, "reset")
 
     async def step(self, message: Message) -> Turn:
@@ -101,6 +104,7 @@ class GuardedEnv:
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
         for value in (self.reward, *self.rewards.values()):
             check_reward(value, "environment.step", self._max_reward)
+        self.earned.add(turn.reward, turn.rewards, turn.state)
         for name, seconds in turn.calls:
             self._tool_called(name, float(seconds))
         self.metrics.update({name: float(value) for name, value in turn.metrics.items()})

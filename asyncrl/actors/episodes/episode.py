@@ -30,7 +30,7 @@ from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
-from asyncrl.actors.episodes.rows import OpenRow
+from asyncrl.actors.episodes.rows import OpenRow, spans
 from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 from asyncrl.user_errors import Cause
@@ -83,7 +83,8 @@ class _Episode:
                 raise EpisodeFailed("env_error", detail, Cause("too long")) from error
             stop_reason = "max_tokens"
         rows, env = tuple(row.freeze() for row in self._rows), self._env
-        about = (self._turns, stop_reason, self._conversation.messages, self._records)
+        messages, earned = self._conversation.messages, env.earned.by_turn(spans(self._rows))
+        about = (self._turns, stop_reason, messages, self._records, earned)
         return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
 
     async def _take_turns(self) -> StopReason:
@@ -147,4 +148,5 @@ class _Episode:
             return await self._conversation.go_on(row, turn.messages, closed=closed)
         row = await self._conversation.go_on(row, compaction.asking(turn.messages), closed=closed)
         summary = await self._generate(row)
+        self._env.earned.unheard()
         return await self._conversation.compact(row, summary.token_ids.tolist(), compaction)

@@ -16,6 +16,7 @@ import logging
 from dataclasses import dataclass, field
 
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failed
+from asyncrl.actors.episodes.turn_rewards import with_more
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
@@ -66,7 +67,8 @@ class GroupScores:
         reward, rewards = trajectory.reward + self._weight * value, {**trajectory.rewards, PART: value}
         for number in (value, reward):
             check_reward(number, f"group score {name_of(self._score)}", self._max_reward)
-        return dataclasses.replace(trajectory, reward=reward, rewards=rewards)
+        turn_rewards = with_more(trajectory.turn_rewards, self._weight * value, {PART: value})
+        return dataclasses.replace(trajectory, reward=reward, rewards=rewards, turn_rewards=turn_rewards)
 
     def _leave(self, key: tuple[int, int], group: _WaitingGroup, index: int) -> None:
         """Remove an episode that was given up; its ticket is issued again, as another attempt."""

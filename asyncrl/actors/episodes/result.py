@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.data.base import Message
-from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory, TurnRecord
+from asyncrl.trajectory import Row, StopReason, Ticket, Trajectory, TurnRecord, TurnReward
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class EpisodeResult:
     messages: Sequence[Message] = ()
     """The conversation up to the policy's last message; empty for an agent, which keeps its own."""
     turn_records: Sequence[TurnRecord] = ()
+    turn_rewards: tuple[TurnReward, ...] = ()
 
     def trajectory(self, ticket: Ticket, progress: Progress, *, actor: str, env_name: str) -> Trajectory:
         """The trajectory of this episode, which enters its last phase: `put`."""
@@ -40,4 +41,5 @@ class EpisodeResult:
             timings={**progress.seconds, "total": progress.at - progress.started},
             metrics=self.metrics,
             turn_records=tuple(self.turn_records),
+            turn_rewards=self.turn_rewards,
         )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation
+from asyncrl.actors.episodes.turn_rewards import Spans
 from asyncrl.kept_ids import joined
-from asyncrl.trajectory import CONTEXT, Float32, Int32, Row
+from asyncrl.trajectory import CONTEXT, Float32, Int32, Row, Span
 
 
 class OpenRow:
@@ -42,6 +43,10 @@ class OpenRow:
         self._parts.append((len(self.ids), generation))
         self.ids.extend(generation.token_ids.tolist())
 
+    def spans(self, row: int) -> list[Spans]:
+        """Of each generation, in order; `row`: the place of this row in its trajectory."""
+        return [_span(row, start, part) for start, part in self._parts]
+
     def freeze(self) -> Row:
         last, generation = self._parts[-1]
         n = last + len(generation.token_ids)
@@ -60,11 +65,23 @@ class OpenRow:
         return Row(token_ids, mask, logprobs, versions, joined(kept) if kept else None)
 
 
+def spans(rows: Sequence[OpenRow]) -> list[Spans]:
+    """Of each turn of an episode whose rows follow one another."""
+    return [one for place, row in enumerate(rows) for one in row.spans(place)]
+
+
+def _span(row: int, start: int, generation: Generation) -> Spans:
+    sampled = len(generation.token_ids)
+    return (Span(row, start, sampled),) if sampled else ()
+
+
 class BranchingRows:
     """Rows of generations in any order: of parallel conversations, and of conversations that branch."""
 
     def __init__(self) -> None:
         self._rows: list[OpenRow] = []
+        self.spans: list[Spans] = []
+        """Of each generation that was added, in that order."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -74,6 +91,7 @@ class BranchingRows:
         to a new row, in which the prompt is context even where another row sampled it. Returns how many tokens of the
         prompt its row did not hold."""
         if not len(generation.token_ids):
+            self.spans.append(())
             return len(prompt)
         prompt = list(prompt)
         prefixes = [row for row in self._rows if row.ids == prompt[: len(row.ids)]]
@@ -83,6 +101,7 @@ class BranchingRows:
         else:
             row = OpenRow(prompt)
             self._rows.append(row)
+        self.spans.append(_span(next(i for i, r in enumerate(self._rows) if r is row), len(row.ids), generation))
         new = row.behind
         row.sampled(generation)
         return new

@@ -87,10 +87,7 @@ def sets_are_skipped_while_another_is_open(ledger: LedgerRows, _: Rules, __: Siz
     """A set is skipped once, while one is open that was due at another version, and all sets of a step alike."""
     fate: dict[tuple[Any, ...], set[bool]] = defaultdict(set)
     begun: set[tuple[Any, ...]] = set()
-    skips = Counter(_identity(row) for row in ledger.tables["evals"] if row["state"] == "skipped")
-    for (name, branch, due), times in skips.items():
-        if times > 1:
-            yield f"set {name} is skipped {times} times at version {due} of branch {branch}"
+    yield from _skipped_twice(ledger)
     for row in ledger.tables["evals"]:
         at, skipped = _identity(row)[1:], row["state"] == "skipped"
         if skipped and not begun - {at}:
@@ -105,6 +102,13 @@ def sets_are_skipped_while_another_is_open(ledger: LedgerRows, _: Rules, __: Siz
     for at, both in fate.items():
         if len(both) == 2 and at != last and not _ended_there(ledger, at):
             yield f"of the sets due at version {at[1]} of branch {at[0]} some were skipped and some were played"
+
+
+def _skipped_twice(ledger: LedgerRows) -> Iterator[str]:
+    skips = Counter(_identity(row) for row in ledger.tables["evals"] if row["state"] == "skipped")
+    for (name, branch, due), times in skips.items():
+        if times > 1:
+            yield f"set {name} is skipped {times} times at version {due} of branch {branch}"
 
 
 def _ended_there(ledger: LedgerRows, at: tuple[Any, ...]) -> bool:

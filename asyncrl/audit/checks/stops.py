@@ -39,12 +39,16 @@ def stops_are_at_the_end_of_their_line(ledger: LedgerRows, _: Rules) -> Iterator
             yield f"{_name(row)} is at version {row['version']}; the batch before it makes {version}"
         if ledger.fixed_on(row["branch"], row["batch"]) is not None:
             yield f"{_name(row)} is in front of a batch that was fixed"
-        fixed = sum(batch.branch <= row["branch"] for batch in ledger.batches)
-        if row["fixed"] != fixed:
-            yield f"{_name(row)} is behind {row['fixed']} batches; {fixed} were fixed on its branch and before"
-        left = any(b.branch > row["branch"] and b.fork_batch <= row["batch"] for b in ledger.branches.values())
-        if row["released"] != left:
-            yield f"{_name(row)} is {'' if row['released'] else 'not '}on a part of history that was left"
+        yield from _place_among_batches(ledger, row)
+
+
+def _place_among_batches(ledger: LedgerRows, row: dict[str, Any]) -> Iterator[str]:
+    fixed = sum(batch.branch <= row["branch"] for batch in ledger.batches)
+    if row["fixed"] != fixed:
+        yield f"{_name(row)} is behind {row['fixed']} batches; {fixed} were fixed on its branch and before"
+    left = any(b.branch > row["branch"] and b.fork_batch <= row["batch"] for b in ledger.branches.values())
+    if row["released"] != left:
+        yield f"{_name(row)} is {'' if row['released'] else 'not '}on a part of history that was left"
 
 
 def no_batch_was_fixed_in_place_of_a_stop(ledger: LedgerRows, rules: Rules) -> Iterator[str]:

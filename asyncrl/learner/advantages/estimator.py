@@ -10,7 +10,7 @@ from torch import Tensor
 from asyncrl.learner.declared import Function, declare, declared
 from asyncrl.learner.ragged import check_flat
 
-OPTIONAL = ("values", "logprobs", "sum_pi_sq", "baseline", "reward_components")
+OPTIONAL = ("values", "logprobs", "sum_pi_sq", "baseline", "reward_components", "turn_of", "turn_rewards", "states")
 """Inputs that an estimator gets only if it declares them."""
 
 
@@ -41,6 +41,14 @@ class EstimatorInputs:
     """[B] float: reward of the greedy episode of the row's group (`learner.greedy_baseline`)"""
     reward_components: Tensor | None = None
     """[K, T] float: as `rewards`, for each named reward of the environment, unweighted"""
+    turn_of: Tensor | None = None
+    """[T] int: number of the assistant turn that sampled the token, from 0 in each episode, in the order in which they
+    were played; below 0 for none"""
+    turn_rewards: Tensor | None = None
+    """[T] float: each turn's reward, on its last policy token"""
+    states: Tensor | None = None
+    """[T] int, on the tokens of a turn: number of the state in which it was sampled, to be compared within a group;
+    below 0 for a state without a name"""
     reward_names: tuple[str, ...] = ()
     """K names"""
 
@@ -54,6 +62,9 @@ class EstimatorInputs:
             values=self.values,
             logprobs=self.logprobs,
             sum_pi_sq=self.sum_pi_sq,
+            turn_of=self.turn_of,
+            turn_rewards=self.turn_rewards,
+            states=self.states,
         )
 
     def only(self, needs: Collection[str]) -> EstimatorInputs:
@@ -63,7 +74,7 @@ class EstimatorInputs:
     def take(self, row_ids: Tensor, t: Tensor) -> EstimatorInputs:
         """The rows [b], whose tokens are at `t` [t]."""
         per_row = ("lengths", "groups", "episodes", "baseline")
-        per_token = ("rewards", "mask", "behaviour", "values", "logprobs", "sum_pi_sq", "reward_components")
+        per_token = ("rewards", "mask", "behaviour", *(name for name in OPTIONAL if name not in per_row))
         taken = {name: (x, row_ids) for name in per_row if (x := getattr(self, name)) is not None}
         taken |= {name: (x, t) for name in per_token if (x := getattr(self, name)) is not None}
         return replace(self, **{name: x[..., index] for name, (x, index) in taken.items()})

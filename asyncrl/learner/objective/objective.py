@@ -112,11 +112,12 @@ class Objective:
     ) -> Advantages:
         """Advantages of the whole batch; each input is [T]. Raises ConfigError where the data lack what an option
         names."""
-        rewards = batch.rewards
+        rewards, turn_rewards = batch.rewards, batch.turn_rewards
         if reference is not None and self._learner.kl_in == "reward":
             assert proximal is not None
             kl = self._functions.kl(proximal, reference.logprobs)
             rewards = penalise_rewards(rewards, kl, batch.sampled, reference.coefficient)
+            turn_rewards = penalise_rewards(turn_rewards, kl, batch.sampled, reference.coefficient)
         inputs = EstimatorInputs(
             rewards=rewards,
             # Tokens over age too: an episode's reward may be on one that carries no loss.
@@ -131,6 +132,9 @@ class Objective:
             baseline=batch.baseline if self._learner.greedy_baseline else None,
             reward_components=batch.reward_components,
             reward_names=batch.reward_names,
+            turn_of=batch.turn_of,
+            turn_rewards=turn_rewards,
+            states=batch.states,
         )
         estimated = self._functions.estimators(batch, inputs)
         weights = spread(batch.row_weights, batch.lengths, len(batch.token_ids))
@@ -294,6 +298,7 @@ class Objective:
         except _USER_ERRORS as error:
             raise ConfigError(
                 f"{field} is {estimator.name!r}: {error} The learner has rewards, groups, logprobs and sum_pi_sq; "
-                "values under learner.critic shared or separate; the greedy episode's reward (baseline) under "
-                "learner.greedy_baseline. It gets those that it declares with @estimator(needs=...)."
+                "turn_of, turn_rewards and states by turn; values under learner.critic shared or separate; the greedy "
+                "episode's reward (baseline) under learner.greedy_baseline. It gets those that it declares with "
+                "@estimator(needs=...)."
             ) from error

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.advantages.returns import steps_of
+from asyncrl.learner.advantages.turns import turns_of
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.choice import Chosen
 from asyncrl.learner.ragged import row_sum, segment_sum, spread, unit_ids
@@ -137,7 +138,8 @@ def pf_ppo_draws(
 
 
 def shaped(batch: Batch, shaping: Sequence[Chosen]) -> Batch:
-    """The batch with each episode's reward shaped by one function after another, on the episode's last policy token."""
+    """The batch with each episode's reward shaped by one function after another, on the episode's last policy token;
+    by turn, what they change is added to the last turn's reward."""
     if not shaping:
         return batch
     index, count = unit_ids(batch.lengths, batch.episodes)
@@ -149,7 +151,12 @@ def shaped(batch: Batch, shaping: Sequence[Chosen]) -> Batch:
     episode_of_token = spread(index, batch.lengths, len(batch.token_ids))
     rewards = torch.zeros_like(batch.rewards)
     rewards[last] = inputs.rewards[episode_of_token[last]].to(rewards.dtype)
-    return replace(batch, rewards=rewards)
+    turns = turns_of(batch.turn_of, batch.lengths, batch.episodes)
+    ends = turns.token[turns.end][turns.last]
+    change = inputs.rewards - _by_episode(batch, index, count).rewards
+    turn_rewards = batch.turn_rewards.clone()
+    turn_rewards[ends] += change[episode_of_token[ends]].to(turn_rewards.dtype)
+    return replace(batch, rewards=rewards, turn_rewards=turn_rewards)
 
 
 def resampled(batch: Batch, *, method: Any, power: float, generator: torch.Generator) -> Batch:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from asyncrl.errors import RunError
-from asyncrl.trajectory import Count, TurnRecord
+from asyncrl.trajectory import Count, TurnRecord, TurnReward
 
 FORMAT = 1
 """Raised when a field changes its meaning; a later field is added with a default, which needs no new number."""
@@ -80,6 +80,8 @@ class Rollout(msgspec.Struct, frozen=True):
     timings: dict[str, float] = {}
     metrics: dict[str, float] = {}
     turn_records: list[TurnRecord] = []
+    turn_rewards: list[TurnReward] = []
+    """What each turn earned, and where its tokens are."""
 
     @property
     def step(self) -> int:

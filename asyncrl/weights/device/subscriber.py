@@ -189,7 +189,7 @@ class DeviceSubscriber:
             entries = checked_entries(msgpack.unpackb(packed), sum(sizes), "the learner's layout", begin=0)
             if min(sizes, default=1) < 1 or (handles and len(handles) != len(sizes)):
                 raise WeightsCorrupt("the learner's layout has empty chunks, or not one handle for each")
-        except (KeyError, TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, msgpack.exceptions.UnpackException) as error:
             raise WeightsCorrupt(f"the learner's layout cannot be read: {error!r}") from error
         if digest_of(entries) != id.digest:
             raise WeightsCorrupt(f"the learner's layout has another digest than {id}")

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.trajectory import TurnRecord
+from asyncrl.trajectory import Span, TurnRecord, TurnReward
 from tests.actors.endpoint.playing import LIMITS, USER, ask, encode, played
 from tests.actors.fakes import FakeEngine
 
@@ -54,6 +54,7 @@ def test_each_received_answer_has_its_times_and_the_agents_after_it() -> None:
         TurnRecord(0.5, 2.0, 7.0, first, a),
         TurnRecord(0.5, 2.0, 3.0, second - first - a, b),
     )
+    assert t.turn_rewards == (TurnReward(0.0, (Span(0, first, a),)), TurnReward(1.0, (Span(0, second, b),)))
 
 
 def test_only_received_answers_have_a_record_and_parallel_ones_share_no_time() -> None:

@@ -114,6 +114,23 @@ def test_the_answer_without_calls_is_scored():
     assert turn.metrics == {"turns": 2.0, "max_turns": 0.0, "length": 2.0}
 
 
+def judged(solution_str):
+    return {"score": len(solution_str.splitlines()) / 4, "read": 1.0}
+
+
+def test_a_message_that_calls_tools_is_scored_for_its_own_turn():
+    calling = says(call("slow", {"x": 1}), call("shout", {"text": "a"}), content="I call two.")
+    first, last = play(calling, {"role": "assistant", "content": "42"}, turn_score=judged)
+    assert (first.reward, first.rewards, first.metrics, first.done) == (0.75, {"turn": 0.75}, {"read": 1.0}, False)
+    assert len(first.messages) == 2
+    assert (last.reward, last.rewards) == (1.0, {"score": 1.0})
+
+
+def test_what_scores_a_turn_is_checked_before_anything_runs():
+    with pytest.raises(ValueError, match=r"env\.options\.turn_score"):
+        ToolEnvironment.check({"score": "f1", "turn_score": "no_such_score"})
+
+
 def test_max_turns_ends_an_episode_that_goes_on_calling():
     first, second = play(*[says(call("slow", {"x": 1}))] * 2, max_turns=2)
     assert not first.done

@@ -16,6 +16,7 @@ from asyncrl.actors.episodes.progress import Progress
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Row
+from asyncrl.wire import decode_trajectory, encode_trajectory
 from tests.actors.episodes.playing import LIMITS, run, saying
 from tests.actors.fakes import FakeEnv, FakeRenderer, tool_says
 
@@ -46,6 +47,16 @@ def test_a_long_row_ends_with_a_summary_and_a_new_one_begins_from_it() -> None:
     assert [m["content"] for m in env.heard] == ["a", "b", "c"]
     assert (t.reward, t.stop_reason, t.turns, len(t.turn_records)) == (1.0, "done", 4, 4)
     assert t.turn_records[2].environment is None
+
+
+def test_a_summary_is_a_turn_that_earns_nothing_and_leaves_the_state() -> None:
+    answers = [replace(tool_says(LONG), reward=r, state=state) for r, state in ((0.5, "one"), (0.25, "two"))]
+    env = FakeEnv([*answers, Turn(reward=1.0, done=True)])
+    t = run(env, saying("a", "b", "so far", "c"), COMPACT, renderer=AppendingRenderer())
+    assert [turn.reward for turn in t.turn_rewards] == [0.5, 0.25, 0.0, 1.0]
+    assert [turn.state for turn in t.turn_rewards] == [None, b"one", None, b"two"]
+    assert [turn.spans[0].tokens for turn in t.turn_rewards] == [2, 2, 7, 2]
+    assert decode_trajectory(encode_trajectory(t)).turn_rewards == t.turn_rewards
 
 
 def test_a_summary_is_counted_with_the_tokens_before_and_after_it() -> None:

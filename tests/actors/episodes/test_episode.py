@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from asyncrl.actors.engines.protocol import Generation
 from asyncrl.actors.envs.protocol import Turn
+from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.trajectory import CONTEXT, TurnRecord
 from asyncrl.wire import decode_trajectory, encode_trajectory
@@ -43,6 +44,7 @@ def test_two_turns_become_one_row() -> None:
     # The second turn's prompt is the first one's, what was sampled, and the tail: nothing was encoded again.
     assert engine.calls[1][1][: len(engine.calls[0][1]) + 5] == [*engine.calls[0][1], *map(ord, "call"), STOP]
     assert decode_trajectory([bytes(f) for f in encode_trajectory(t)]).digest() == t.digest()
+    assert [sum(span.tokens for span in turn.spans) for turn in t.turn_rewards] == [r.sampled for r in t.turn_records]
 
 
 def test_a_broken_prefix_starts_a_new_row() -> None:
@@ -136,6 +138,43 @@ def test_each_turn_has_its_times_and_tokens() -> None:
     assert len(t.rows) == 2
     assert sum(turn.sampled for turn in t.turn_records) == t.num_policy_tokens
     assert decode_trajectory(encode_trajectory(t)).turn_records == t.turn_records
+
+
+def test_each_turn_has_what_it_earned_in_the_state_that_the_turn_before_left() -> None:
+    user = {"role": "user", "content": "more"}  # it breaks the prefix: a new row
+    turns = [
+        replace(tool_says("1"), reward=0.5, rewards={"found": 1.0}, state="hall"),
+        Turn(messages=[user], reward=-0.25),
+        Turn(reward=2.0, done=True, state=b"the end"),
+    ]
+    env = FakeEnv(turns)
+    env.reset_state = b"start"  # type: ignore[attr-defined]
+    t = run(env, saying("ab", "c", "def"))
+    first, second = t.turn_rewards[:2]
+    assert (first.reward, first.state, first.rewards) == (0.5, b"start", {"found": 1.0})
+    assert (second.reward, second.state, second.rewards) == (-0.25, b"hall", {})
+    assert (t.turn_rewards[2].reward, t.turn_rewards[2].state) == (2.0, None)
+    assert t.reward == sum(turn.reward for turn in t.turn_rewards)
+    said = [
+        "".join(chr(i) if i else "$" for s in turn.spans for i in t.rows[s.row].token_ids[s.start : s.start + s.tokens])
+        for turn in t.turn_rewards
+    ]
+    assert said == ["ab$", "c$", "def$"]
+    assert [span.row for turn in t.turn_rewards for span in turn.spans] == [0, 0, 1]
+    assert decode_trajectory(encode_trajectory(t)).turn_rewards == t.turn_rewards
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ({"state": "x" * 65}, r"state has 65 bytes, at most 64 are recorded: give asyncrl.state_key of it"),
+        ({"state": 7}, r"state is a int, expected a text, bytes or None"),
+        ({"rewards": {str(i): 0.0 for i in range(1025)}}, r"rewards has 1025 names, at most 1024"),
+    ],
+)
+def test_what_cannot_be_recorded_of_a_turn_fails_its_episode(turn: dict[str, Any], said: str) -> None:
+    with pytest.raises(EpisodeFailed, match=said):
+        run(FakeEnv([Turn(done=True, **turn)]), saying("a"))
 
 
 def test_what_the_engine_prefilled_is_the_engines_to_say() -> None:

@@ -107,6 +107,8 @@ def test_each_episode_gets_its_part_and_only_of_its_own_group() -> None:
     assert rewards(ends) == [0.5] * 6 + [1.0] * 2
     assert [end.rewards for end in ends[:1] + ends[-1:]] == [{"own": 0.5, "group": 0.0}, {"own": 0.5, "group": 2.0}]
     assert len({end.digest() for end in ends}) == 8
+    assert [turn.reward for turn in ends[-1].turn_rewards] == [0.0, 1.0]
+    assert ends[-1].turn_rewards[-1].rewards == {"own": 0.5, "group": 2.0}
 
 
 def test_an_episode_that_is_given_up_while_it_waits_comes_back_as_another_attempt() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -20,7 +21,7 @@ from asyncrl.buffer.record import from_record, to_record
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
-from asyncrl.trajectory import Ticket, TicketId
+from asyncrl.trajectory import Span, Ticket, TicketId, Trajectory, TurnRecord, TurnReward
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
@@ -41,11 +42,23 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL")
 
 
+def two_turns(id: TicketId, *versions: int) -> Trajectory:
+    """The last tokens are the second turn's; the record has everything that it may have."""
+    made = trajectory(id, versions)
+    rest = len(versions) - 1
+    turn_rewards = (
+        TurnReward(0.25, (Span(0, 2, 1),), b"hall", {"found": 0.5}),
+        TurnReward(0.75, (Span(0, 3, rest),), None, {"found": 0.0}),
+    )
+    records = (TurnRecord(0.1, 1.0, 0.5, 2, 1), TurnRecord(None, 1.0, None, 0, rest))
+    return replace(made, turns=2, turn_rewards=turn_rewards, turn_records=records)
+
+
 def requests(folder: Path) -> list[list[bytes]]:
     """One good request of each kind that changes no more than a ticket."""
     who = {"n": 1, "who": "actor-0", "wait_s": 0.0}
     ticket = {"branch": 0, "group": 0, "index": 0}
-    record = bytes(to_record(trajectory(TicketId(0, 0, 0))))
+    record = bytes(to_record(two_turns(TicketId(0, 0, 0), 0, 0, 0)))
     headers = [
         {"op": "hello", "role": "actor"},
         {"op": "tickets", "actor": "actor-0", "held": [0, 0], "credits": 1, "leased": [[ticket, 0]]},
@@ -64,7 +77,7 @@ def requests(folder: Path) -> list[list[bytes]]:
 
 
 def test_trajectories_records_and_tickets() -> None:
-    made = trajectory(TicketId(0, 1, 2), versions=(1, 2, 3))
+    made = two_turns(TicketId(0, 1, 2), 1, 2, 3)
     frames = [bytes(frame) for frame in encode_trajectory(made)]
     record = bytes(to_record(made))
     refused = 0

@@ -201,7 +201,7 @@ def call_all(flat: Flat, change: Callable[[str, Any], Any] = lambda name, x: x) 
     """Every estimator with all it could want; `change` may alter an input by name."""
     given = {name: change(name, getattr(flat, name)) for name in flat.floats}
     lengths, groups, episodes = (change(n, getattr(flat, n)) for n in ("lengths", "groups", "episodes"))
-    mask = change("mask", flat.mask)
+    mask, turn_of, states = (change(n, getattr(flat, n)) for n in ("mask", "turn_of", "states"))
     extra: dict[str, dict[str, Any]] = {
         "gdpo": {"reward_components": torch.stack([given["rewards"], given["rewards"] ** 2])},
         "remax": {"baseline": torch.cos(groups.double())},
@@ -211,7 +211,8 @@ def call_all(flat: Flat, change: Callable[[str, Any], Any] = lambda name, x: x) 
     found = {}
     for name, fn in ESTIMATORS.items():
         more, options = split(extra.get(name, {}), EstimatorInputs)
-        more = {"values": given["values"], "episodes": episodes} | more
+        by_turn = {"turn_of": turn_of, "states": states, "turn_rewards": given["turn_rewards"]}
+        more = {"values": given["values"], "episodes": episodes} | by_turn | more
         found[name] = fn(estimator_inputs(given["rewards"], mask, lengths, groups, **more), **options)
     return found
 
@@ -312,6 +313,10 @@ def test_a_masked_token_changes_nothing(seed: int, several: bool) -> None:
         ("remax", "baseline"),
         ("gdpo", "reward_components"),
         ("optimal_token_baseline", "logprobs"),
+        ("turn_returns", "turn_of"),
+        ("turn_grpo", "turn_of"),
+        ("turn_gae", "turn_of"),
+        ("gigpo", "turn_of"),
     ],
 )
 def test_a_missing_input_is_named(name: str, missing: str) -> None:

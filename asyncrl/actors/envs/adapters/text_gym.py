@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncrl.actors.envs.adapters.foreign_process import ForeignProcess, shared
 from asyncrl.actors.envs.adapters.text_gym_worker import GYMS
-from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn
+from asyncrl.actors.envs.protocol import Environment, Message, Task, Turn, state_key
 from asyncrl.actors.envs.tool_env import cut
 from asyncrl.data.sources.seeds import opening
 
@@ -82,13 +82,16 @@ class TextGymEnv(Environment):
         """Raises RuntimeError with an error of the game, ConnectionError when its process ends or is stuck."""
         self._worker = shared("text_gym", self._command, answer_s=self._answer_s)
         seen = await self._worker.ask(call="reset", episode=self._episode, task=dict(task))
+        self.reset_state = state_key(seen) if isinstance(seen, str) else None
         return opening(task, cut(seen, self._max_chars)) if isinstance(seen, str) else list(seen)
 
     async def step(self, message: Message) -> Turn:
         assert self._worker is not None, "reset comes first"
         reply = await self._worker.ask(call="step", episode=self._episode, text=message.get("content") or "")
         messages = [{**seen, "content": cut(seen["content"], self._max_chars)} for seen in reply["messages"]]
-        return Turn(messages=messages, reward=reply["reward"], done=reply["done"])
+        # Of the whole text, as verl-agent compares observations.
+        state = None if reply["done"] else state_key(*(seen["content"] for seen in reply["messages"]))
+        return Turn(messages=messages, reward=reply["reward"], done=reply["done"], state=state)
 
     async def close(self) -> None:
         if self._worker is not None and self._worker.usable:

@@ -78,6 +78,7 @@ class HostedEnv(Environment):
     async def reset(self, task: Task) -> list[Message]:
         reply = await self._worker.call(self._number, "reset", dict(task))
         self.tools = [Tool(name, schema, _not_here) for name, schema in reply["tools"]]
+        self.reset_state = reply["reset_state"]
         messages: list[Message] = reply["messages"]
         return messages
 

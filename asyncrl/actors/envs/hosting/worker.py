@@ -113,13 +113,15 @@ class _Host:
         if op == "reset":
             env = self._envs[number] = self._make()
             messages = list(await env.reset(arg))
-            return {"messages": messages, "tools": [[tool.name, tool.schema] for tool in env.tools]}
+            tools = [[tool.name, tool.schema] for tool in env.tools]
+            return {"messages": messages, "tools": tools, "reset_state": getattr(env, "reset_state", None)}
         if op == "close":
             if number in self._envs:
                 await self._envs.pop(number).close()
             return None
         turn = await self._envs[number].step(arg)
-        return {name: getattr(turn, name) for name in ("messages", "reward", "done", "metrics", "rewards", "calls")}
+        told = ("messages", "reward", "done", "metrics", "rewards", "state", "calls")
+        return {name: getattr(turn, name) for name in told}
 
 
 def _number(value: Any) -> float:

@@ -18,7 +18,7 @@ import pytest
 
 from asyncrl.actors.envs.adapters.text_gym import WORKER, TextGymEnv
 from asyncrl.actors.envs.hosting.pool import EnvWorkers
-from asyncrl.actors.envs.protocol import Message, Turn
+from asyncrl.actors.envs.protocol import Message, Turn, state_key
 from asyncrl.data.sources.seeds import SeedSource
 from tests.children import children
 
@@ -63,7 +63,8 @@ def test_episodes_are_played_beside_each_other_in_one_process() -> None:
         assert opened == [{"role": "user", "content": "Find it.\n\nWhich digit?"}]
         await second.reset(SEED)
         wrong = await say(first, "none")
-        assert wrong == Turn(messages=[{"role": "user", "content": "not a digit"}])
+        assert wrong == Turn(messages=[{"role": "user", "content": "not a digit"}], state=state_key("not a digit"))
+        assert first.reset_state == second.reset_state == state_key("Which digit?")
         assert (await say(first, "x")) == Turn(done=True), "out of tries"
         assert await say(second, "3") == Turn(reward=1.0, done=True), "the digit of seed 3"
         await first.close()

@@ -21,6 +21,7 @@ class HostedCounter:
     def __init__(self, turns: int = 1, blocks_s: float = 0.0) -> None:
         self._left, self._blocks_s = turns, blocks_s
         self.tools = [Tool.from_function(add)]
+        self.reset_state = "begin"
 
     async def reset(self, task: Task) -> list[Message]:
         self._task = task
@@ -51,7 +52,9 @@ class HostedCounter:
             return Turn(messages=[{"role": "tool", "content": "x" * (33 << 20)}])
         self._left -= 1
         if self._left:
-            return Turn(messages=[{"role": "tool", "content": "on"}])
+            return Turn(
+                messages=[{"role": "tool", "content": "on"}], reward=0.5 - self._left / 4, state=bytes([self._left])
+            )
         where = {"pid": float(os.getpid()), "thread": float(threading.get_native_id())}
         return Turn(reward=1.0, done=True, metrics=where, rewards={"success": 1.0})
 

@@ -47,7 +47,12 @@ def test_a_thousand_episodes_at_once_end_as_on_the_loop(workers: str) -> None:
         return list(await asyncio.gather(*(one(play, group=i) for i in range(1000))))
 
     found = stage(config(workers, turns=3), scenario)
-    assert {(t.reward, t.turns, t.stop_reason) for t in found} == {(1.0, 3, "done")}
+    assert {(t.reward, t.turns, t.stop_reason) for t in found} == {(1.25, 3, "done")}
+    assert [(turn.reward, turn.state) for turn in found[0].turn_rewards] == [
+        (0.0, b"begin"),
+        (0.25, b"\2"),
+        (1.0, b"\1"),
+    ]
     assert {t.task_id for t in found} == {f"task{i}" for i in range(1000)}
     assert len({t.digest() for t in found}) == 1000
     places = {(t.metrics["pid"], t.metrics["thread"]) for t in found}
