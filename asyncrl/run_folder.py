@@ -145,6 +145,11 @@ class RunFolder:
         return self.path / "acks"
 
     @property
+    def teacher(self) -> Path:
+        """Path and digest of the teacher that the run learns from, JSON; absent without one."""
+        return self.path / "teacher.json"
+
+    @property
     def configs(self) -> Path:
         """The configs before the present one, `<number>.yaml`; absent while there was one only."""
         return self.path / "configs"

@@ -32,6 +32,7 @@ from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints.checkpoints import complete, read, read_list
 from asyncrl.learner.demonstrations import Rendered
+from asyncrl.learner.distillation.identity import recorded, refuse_another
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.run_folder import RunFolder
@@ -87,7 +88,9 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
     with closing(PayloadFiles(folder / "payloads")) as payloads:
         available = _available(ledger, batches, payloads.read)
         print(_described(available, batches))
-        results = list(_printed(replayed(config, ledger, available.batches, payloads.read, checkpoints, from_step)))
+        taught = partial(_trainer, teacher=recorded(run.teacher))
+        steps = replayed(config, ledger, available.batches, payloads.read, checkpoints, from_step, taught)
+        results = list(_printed(steps))
     if not available.batches and results[-1].identical:
         raise _nothing(available, from_step, [step for step in sorted(checkpoints) if step != from_step])
     identical, verdict = _verdict(results, available)
@@ -125,6 +128,7 @@ def replayed(
     read_payload: Callable[[TrajectoryRow], bytes],
     checkpoints: Mapping[int, Path],
     from_step: int,
+    trainer_of: Callable[[Config], Trainer],
 ) -> Iterator[Replayed]:
     """Yields the initial weights (checkpoint `from_step`, or the initial model), then those after each batch.
 
@@ -132,7 +136,7 @@ def replayed(
     """
     under = [_under(config, ledger, batch) for batch in batches]
     config = under[0] if under else config
-    trainer, data = _trainer(config), open_demonstrations(config)
+    trainer, data = trainer_of(config), open_demonstrations(config)
     if from_step > 0:
         read(checkpoints[from_step])
         trainer.load(checkpoints[from_step])
@@ -140,7 +144,7 @@ def replayed(
     initial = Replayed(from_step, None, _compared(trainer.backend, ledger, checkpoints, from_step), "applied")
     yield initial
     for batch, then in zip(batches, under, strict=True) if initial.identical else ():
-        trainer, config = _continued(trainer, config, then), then
+        trainer, config = _continued(trainer, config, then, trainer_of), then
         demonstrations = shown(ledger, batch, data)
         rows = trainer.combined(partial(rebuilt, config, ledger, batch, read_payload), demonstrations)
         result = trainer.train(rows, batch.version)
@@ -167,8 +171,8 @@ def _under(config: Config, ledger: LedgerRows, batch: BatchRow) -> Config:
     return config if start is None else resuming.under(config, json.loads(start["settings"]))
 
 
-def _trainer(config: Config) -> Trainer:
-    """Raises ConfigError for several ranks."""
+def _trainer(config: Config, teacher: str = "") -> Trainer:
+    """`teacher`: the digest of the run's. Raises ConfigError for several ranks, RunError for another teacher."""
     if config.learner.ranks > 1:
         raise ConfigError(
             f"learner.ranks is {config.learner.ranks}: a replay is one process, whose weights equal those of several "
@@ -176,17 +180,19 @@ def _trainer(config: Config) -> Trainer:
         )
     compute_alike(config)
     build = builder_of(config)
-    return Trainer(config, build(config), objective_of(config), build, Rendered.of(config))
+    trainer = Trainer(config, build(config), objective_of(config), build, Rendered.of(config))
+    refuse_another(teacher, trainer.teacher, config.learner.teacher.path, "recorded in its folder")
+    return trainer
 
 
-def _continued(trainer: Trainer, before: Config, config: Config) -> Trainer:
+def _continued(trainer: Trainer, before: Config, config: Config, trainer_of: Callable[[Config], Trainer]) -> Trainer:
     """The trainer, or, under other settings, one that goes on where it is, as a learner does that resumes."""
     if resuming.settings(before) == resuming.settings(config):
         return trainer
     with TemporaryDirectory(prefix="asyncrl-replay-") as folder:
         trainer.save(Path(folder))
         state = torch.get_rng_state()
-        other = _trainer(config)
+        other = trainer_of(config)
         torch.set_rng_state(state)
         other.load(Path(folder))
     return other

@@ -47,6 +47,7 @@ def _supervised(c: Tree) -> list[str]:
             "it, and cross entropy has none. Set it to 1; eval.sets can give held-out sets one of their own."
         )
     without_effect = {
+        "learner.teacher.path": bool(learner.teacher.path),
         "learner.critic": learner.critic != "none",
         "learner.kl_coef": learner.kl_coef > 0,
         "learner.pf_ppo": learner.pf_ppo != "off",

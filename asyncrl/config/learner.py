@@ -38,6 +38,33 @@ class DemonstrationsConfig(Section):
     """That weight over the run: constant, or falling so that it is 0 after `learner.steps`."""
 
 
+class TeacherConfig(Section):
+    path: str = ""
+    """A model that the policy learns from (docs/how-to/distillation.md): a Hugging Face folder or hub name, or a
+    checkpoint of a run, with the policy's vocabulary and chat template. Empty: no teacher."""
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
+    """What is minimised: KL(policy || teacher), KL(teacher || policy), or a divergence between them."""
+    jsd_beta: float = Field(0.5, gt=0, lt=1)
+    """The teacher's share of the mixture in `jsd`."""
+    over: Literal["vocabulary", "top_k", "token"] = "vocabulary"
+    """Words that the divergence is computed over: all of them; the `k` most likely ones and all others as one, which is
+    a lower bound; or the sampled token alone, an estimate by policy gradient."""
+    k: int = Field(20, ge=1)
+    """Words told apart under `over: top_k`."""
+    top_k_of: Literal["teacher", "student"] = "teacher"
+    """Whose most likely words these are."""
+    into: Literal["loss", "advantage"] = "loss"
+    """Add the divergence to the loss, or to each token's advantage, from the sampled token."""
+    coef: float = Field(1.0, ge=0)
+    """Weight of the divergence; 0 measures it only."""
+    reward_weight: float = Field(0.0, ge=0)
+    """Factor of the advantages that come from the task's reward, with a teacher; 0 learns from the teacher alone."""
+    limit: float = Field(10.0, gt=0)
+    """Largest size of a token's advantage under `over: token`."""
+    ratio_cap: float = Field(2.0, gt=0)
+    """Under `over: token` in the loss, upper bound of the importance weight of a token that another policy sampled."""
+
+
 class LearnerConfig(Section):
     backend: str = "torch"
     """What computes: `torch` (one process), `fsdp2` (parameters sharded over `ranks`), `megatron` (Megatron-core, extra
@@ -147,6 +174,7 @@ class LearnerConfig(Section):
     """Options of the controller. adaptive: target (nats a token), horizon (trajectories, 10000)."""
     reference_every: int = Field(0, ge=0)
     """Training steps between updates of the reference model to the current policy; 0: never."""
+    teacher: TeacherConfig = TeacherConfig()
     ess_lr: Literal["off", "sqrt", "linear"] = "off"
     """Scales an update's learning rate by s = min(1, ESS over episode rows / `ess_lr_base`), or by its root (VCPO)."""
     ess_lr_base: float = Field(1.0, gt=0, le=1)

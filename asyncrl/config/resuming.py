@@ -30,6 +30,7 @@ _REFUSED: Mapping[str, str] = {
     "learner": "backend groups_per_step group_size greedy_baseline",
     "learner.demonstrations": "per_step",
     "learner.lora": "r lora_alpha use_rslora lora_dropout target_modules exclude_modules",
+    "learner.teacher": "path",
     "launch": "name runs_dir",
 }
 _BRANCH: Mapping[str, str] = {
@@ -41,6 +42,7 @@ _BRANCH: Mapping[str, str] = {
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
     "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
     "learner.demonstrations": "weight schedule",
+    "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap",
 }
 _FREE: Mapping[str, str] = {
     "model": "made_with",
@@ -89,6 +91,8 @@ def settings(config: Tree) -> dict[str, Any]:
     found = {field: _at(values, field) for field, _ in fields(Tree) if field in FIELDS["branch"]}
     if config.learner.schedule == config.learner.demonstrations.schedule == "constant":
         del found["learner.steps"]
+    if not config.learner.teacher.path:
+        found = {field: value for field, value in found.items() if not field.startswith("learner.teacher.")}
     if config.buffer.over_age != "mask":
         del found["buffer.max_staleness"]
         found["buffer.over_age"] = UNMASKED

@@ -9,6 +9,7 @@ from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantizati
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.sampling_rules import of_sampling
+from asyncrl.config.teacher_rules import learns_from_teacher, of_teacher
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
 
@@ -44,7 +45,7 @@ def impossible(c: Tree) -> list[str]:
         )
     problems += of_episodes(c) + of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
     problems += impossible_choices(c)
-    problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c)
+    problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + of_teacher(c)
     problems += of_sampling(c)
     problems += of_demonstrations(c) + _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     # Whether a user's loss corrects itself is known only after its import: the learner checks again.
@@ -91,7 +92,8 @@ def _alone(c: Tree) -> list[str]:
     learner = c.learner
     options = learner.advantage_options  # with process rewards, the turns of one episode are compared too
     kept = learner.unsafe or options.get("singleton") == "reward" or options.get("variant") == "process"
-    if supervised(c) or learner.group_size > 1 or learner.advantage not in COMPARE or kept:
+    alone = supervised(c) or learns_from_teacher(c)
+    if alone or learner.group_size > 1 or learner.advantage not in COMPARE or kept:
         return []
     return [
         f"learner.group_size is 1 and learner.advantage {learner.advantage} compares the episodes of a group, so that "

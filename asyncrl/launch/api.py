@@ -28,7 +28,7 @@ from asyncrl.launch.backends.preloaded import Preloaded, preloading
 from asyncrl.launch.checks.first_demonstrations import check_demonstrations
 from asyncrl.launch.checks.first_reset import check_reset
 from asyncrl.launch.checks.first_tasks import check_first_tasks
-from asyncrl.launch.checks.installed import check_engine, check_hub
+from asyncrl.launch.checks.installed import check_engine, check_hub, check_teacher
 from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.loop import Launcher
 from asyncrl.launch.origins import Origin
@@ -87,6 +87,7 @@ def prepare(
     if checks != "names":
         check_engine(config)
         check_hub(config)
+        check_teacher(config)
         warned = [*warned, *_check_data(config)]
     if checks == "all":
         from asyncrl.learner.build import builder_of, objective_of

@@ -17,9 +17,10 @@ from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.gpu import take_gpu
-from asyncrl.learner.build import builder_of, objective_of
+from asyncrl.learner.build import builder_of, objective_of, refuse_without_teacher
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.demonstrations import Rendered
+from asyncrl.learner.distillation.identity import remember
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks
@@ -51,6 +52,7 @@ def main() -> None:
     ranks = DistributedRanks(config, arguments.rank, run.rendezvous) if several else Ranks()
     try:
         backend = build(config)
+        refuse_without_teacher(config, backend)
         weights = channel(config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -60,6 +62,7 @@ def main() -> None:
         if arguments.rank:
             follow(config, trainer, ranks, buffer, reporter)
         else:
+            remember(run.teacher, config.learner.teacher.path, trainer.teacher)
             learner = leader(run, config, trainer, ranks, buffer, weights, reporter)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: learner.stop())

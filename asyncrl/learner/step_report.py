@@ -6,6 +6,7 @@ import logging
 import time
 
 from asyncrl.buffer.client import BatchReply
+from asyncrl.config.teacher_rules import learns_from_teacher
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
@@ -25,6 +26,7 @@ class StepReport:
         self._session, self._objective, self._samples = session, objective, samples
         self._tokens_trained, self._skipped = 0, 0
         self._no_signal = NoSignal(session.config.learner.steps)
+        self._taught = learns_from_teacher(session.config)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -53,7 +55,8 @@ class StepReport:
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
-        if reply.trajectories and (why := self._no_signal.note(reply.trajectories)):
+        judged = bool(reply.trajectories) and not self._taught
+        if judged and (why := self._no_signal.note(reply.trajectories)):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
 

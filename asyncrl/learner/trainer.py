@@ -33,6 +33,8 @@ class Trainer:
         self.backend, self.objective = backend, objective
         self._learner, self._demonstrations = config.learner, demonstrations
         self._companions = companions(config, backend, another)
+        self.teacher = backend.teacher_digest if self._learner.teacher.path else ""
+        """Digest of the teacher; empty without one."""
 
     def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
         """`reply` holds the whole batch."""

@@ -25,6 +25,7 @@ SECTIONS: dict[str, str] = {
     "correction": "How far the behaviour policy is from the one that is trained",
     "reward": "What the agent achieves",
     "weights": "Updates of the weights and their transfer to the actors",
+    "teacher": "How far the policy is from its teacher (learner.teacher)",
     "waits": "What each role waits for",
     "system": "Processes of the run",
 }
@@ -38,6 +39,12 @@ AXES: dict[str, str] = {
 BUCKET_EDGES = (0, 1, 2, 3, 4, 8, 16)
 """Lower edges of the buckets of every staleness histogram; the last is open."""
 BUCKETS = ("0", "1", "2", "3", "4_7", "8_15", "16_up")
+
+EDGES: dict[str, dict[str, int]] = {
+    "turn": {"1": 1, "2": 2, "3": 3, "4_7": 4, "8_up": 8},
+    "position": {"1": 1, "2_3": 2, "4_15": 4, "16_63": 16, "64_255": 64, "256_up": 256},
+}
+"""Buckets of a token's turn in its row, and of its position in its turn, with the lowest of each, from 1."""
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
 WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "aborted", "masked")
@@ -85,6 +92,8 @@ PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "drop": DROP_REASONS,
     "state": STATES,
     "bucket": BUCKETS,
+    "turn": tuple(EDGES["turn"]),
+    "position": tuple(EDGES["position"]),
     "fate": FATES,
     "stop": STOP_REASONS,
     "cause": None,
@@ -269,6 +278,21 @@ _TABLE: list[Series] = [
         "applied steps that changed nothing, as their gradient was exactly 0",
         "max",
     ),
+    Series(
+        "teacher/loss", "1", "the teacher's term of the objective that was minimised; 0 where it is in the advantage"
+    ),
+    Series(
+        "teacher/divergence", "nats", "learner.teacher.divergence over the whole vocabulary, mean per trained token"
+    ),
+    Series(
+        "teacher/lower_bound", "nats", "the same under over: top_k, which cannot give more than a lower bound of it"
+    ),
+    Series("teacher/reverse_kl", "nats", "KL(policy || teacher) over the whole vocabulary, mean per trained token"),
+    Series("teacher/forward_kl", "nats", "KL(teacher || policy), likewise"),
+    Series("teacher/entropy", "nats", "entropy of the teacher per trained token; weights/entropy is the policy's"),
+    Series("teacher/agreement", "share", "trained tokens where both find the same word most likely"),
+    Series("teacher/reverse_kl_by_turn/{turn}", "nats", "teacher/reverse_kl by the turn in the row"),
+    Series("teacher/reverse_kl_by_position/{position}", "nats", "teacher/reverse_kl by the position in the turn"),
     Series("weights/publish_s", "s", "seconds to publish one policy version"),
     Series("weights/published_version", "version", "the latest version published", "max"),
     Series("weights/bytes", "bytes", "size of one published version"),

@@ -19,6 +19,7 @@ from asyncrl.config.sections import TrackingConfig
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
+from asyncrl.learner.distillation.identity import remember
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.samples import Samples
@@ -27,6 +28,7 @@ from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.rollouts.text import TokenText
 from asyncrl.weights.local.shm import ShmPublisher
 from tests.buffer.processes import BufferProcess
+from tests.learner.distillation.teachers import tokenizer_in
 from tests.learner.fake_buffer import FakeReporter
 from tests.learner.tiny import random_trajectory, tiny_model, with_turns
 
@@ -90,19 +92,27 @@ def fake_actor(run: RunFolder, name: str, tickets: int = sys.maxsize) -> Iterato
         assert not thread.is_alive()
 
 
-def make_run(folder: Path, text: TokenText | None = None) -> RunFolder:
-    """Leaves the run folder of a run whose buffer was killed at the end. `text`: keep every group as samples."""
+def make_run(folder: Path, text: TokenText | None = None, teacher: Path | None = None) -> RunFolder:
+    """Leaves the run folder of a run whose buffer was killed at the end. `text`: keep every group as samples.
+    `teacher`: learn from the model in that folder too."""
     model = folder / "model"
     tiny_model().save_pretrained(model)
-    process = BufferProcess(folder / "run", model={"path": str(model)}, **SECTIONS)
+    sections = SECTIONS
+    if teacher is not None:
+        tokenizer_in(model)
+        taught = {"path": str(teacher), "reward_weight": 1.0}
+        sections = SECTIONS | {"learner": SECTIONS["learner"] | {"teacher": taught}}
+    process = BufferProcess(folder / "run", model={"path": str(model)}, **sections)
     run = process.run
     config = run.load_config()
     process.start()
     compute_alike(config)
     reporter = FakeReporter()
+    trainer = Trainer(config, TorchBackend(config, device="cpu"), Objective(config.learner))
+    remember(run.teacher, config.learner.teacher.path, trainer.teacher)
     learner = Learner(
         config,
-        trainer=Trainer(config, TorchBackend(config, device="cpu"), Objective(config.learner)),
+        trainer=trainer,
         buffer=process.client("learner"),
         publisher=ShmPublisher(run.shm),
         reporter=reporter,  # type: ignore[arg-type]

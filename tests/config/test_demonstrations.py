@@ -55,6 +55,7 @@ def test_what_concerns_groups_is_not_asked_for(changes: dict[str, Any]) -> None:
         ({"eval.tasks": 3}, r"nobody would play the held-out sets \(held_out\): set eval.tasks 0, or actors.count"),
         ({"actors.temperature": 0.7}, "actors.temperature is 0.7 and learner.loss sft.*Set it to 1"),
         ({"learner.minibatches": 3}, "does not divide learner.demonstrations.per_step = 16"),
+        ({"learner.teacher.path": "other"}, "learner.teacher.path is set"),
         ({"learner.kl_coef": 0.1}, "learner.kl_coef is set, which demonstrations have no use for"),
         ({"learner.ess_lr": "sqrt", "learner.min_ess": 0.1}, "learner.ess_lr and learner.min_ess are set"),
         ({"learner.demonstrations.per_step": 0}, "per-step is 0"),

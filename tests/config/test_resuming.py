@@ -21,7 +21,8 @@ def test_every_field_is_classified_once() -> None:
 
 
 def test_settings_are_the_fields_that_begin_a_branch() -> None:
-    config = Config.model_validate({"buffer": {"over_age": "mask"}, "learner": {"schedule": "linear"}})
+    learner = {"schedule": "linear", "teacher": {"path": "quickstart"}}
+    config = Config.model_validate({"buffer": {"over_age": "mask"}, "learner": learner})
     assert settings(config).keys() == FIELDS["branch"]
 
 
@@ -41,6 +42,11 @@ def test_settings_are_the_fields_that_begin_a_branch() -> None:
             "buffer.max_staleness",
         ),
         ({"actors": {"seed": 1}}, {"actors": {"seed": 2}}, ""),
+        (
+            {"learner": {"teacher": {"path": "quickstart"}}},
+            {"learner": {"teacher": {"path": "quickstart", "coef": 2.0}}},
+            "learner.teacher.coef was 1.0 and is 2.0",
+        ),
     ],
 )
 def test_what_changes_a_redone_step_is_named(before: dict[str, object], now: dict[str, object], named: str) -> None:

@@ -6,9 +6,9 @@ import importlib.util
 
 from asyncrl.actors.engines import ENGINES
 from asyncrl.actors.engines.vllm.settings import INSTALL
-from asyncrl.config import Config
+from asyncrl.config import Config, ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.model import local_path
+from asyncrl.model import local_path, teacher_folder
 
 HUB_S = 5.0
 """Seconds that the hub has to answer."""
@@ -28,6 +28,15 @@ def check_engine(config: Config) -> None:
     if name in ("vllm_server", "sglang") and importlib.util.find_spec("httpx") is None:
         extra = name.replace("_", "-")
         raise ConfigError(f"actors.engine is {name}, which needs httpx: pip install 'asyncrl[{extra}]'.")
+
+
+def check_teacher(config: Config) -> None:
+    """Raises ConfigError for a teacher's folder that holds no model; a hub name is left to the learner."""
+    path = config.learner.teacher.path
+    if not path or config.launch.backend == "ray":
+        return
+    if path == "quickstart" or local_path(ModelConfig(path=path), "learner.teacher.path") is not None:
+        teacher_folder(path)
 
 
 def check_hub(config: Config) -> None:

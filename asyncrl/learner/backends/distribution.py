@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from asyncrl.learner.backends.comparison import ROWS
 from asyncrl.learner.backends.protocol import Packed, Scores, Want
 from asyncrl.learner.packing import rounds, row_cost
 
@@ -111,7 +112,8 @@ def _smallest(wants: frozenset[Want]) -> Packed:
 
 
 def _fields(scores: Scores) -> list[Tensor]:
-    return [x for x in (scores.logprobs, scores.entropy, scores.sum_pi_sq, scores.hidden) if x is not None]
+    of_tokens = scores.logprobs, scores.entropy, scores.sum_pi_sq, scores.teacher
+    return [x for x in (*of_tokens, scores.hidden) if x is not None]
 
 
 def _flat(scores: Scores) -> Tensor:
@@ -121,6 +123,8 @@ def _flat(scores: Scores) -> Tensor:
 def _sizes(width: int, part: Packed) -> list[int]:
     """Numbers in each of `_fields`; `width` of a hidden state."""
     tokens = [len(part.token_ids)] * (3 if "sum_pi_sq" in part.wants else 2)
+    if "teacher" in part.wants:
+        tokens.append(len(ROWS) * len(part.token_ids))
     return [*tokens, int(part.mask.sum()) * width] if "hidden" in part.wants else tokens
 
 
@@ -131,4 +135,5 @@ def _numbers(width: int, part: Packed) -> int:
 def _cut(width: int, part: Packed, flat: Tensor) -> Scores:
     logprobs, entropy, *rest = torch.split(flat[: _numbers(width, part)], _sizes(width, part))
     squares = rest.pop(0) if "sum_pi_sq" in part.wants else None
-    return Scores(logprobs, entropy, rest[0].view(-1, width) if "hidden" in part.wants else None, squares)
+    teacher = rest.pop(0).view(len(ROWS), -1) if "teacher" in part.wants else None
+    return Scores(logprobs, entropy, rest[0].view(-1, width) if "hidden" in part.wants else None, squares, teacher)

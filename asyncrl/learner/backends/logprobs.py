@@ -94,7 +94,7 @@ def sum_of_squared_probabilities(
     with torch.no_grad():
         cast = weight.to(hidden.dtype)
         sums = []
-        for part in _slices(len(hidden), chunk):
+        for part in slices(len(hidden), chunk):
             log_p = _log_softmax(hidden[part], cast, temperature, exact, None if kept is None else kept[part])
             sums.append((2 * log_p).exp_().sum(1))
         return torch.cat(sums)
@@ -117,8 +117,8 @@ class _Selected(torch.autograd.Function):
         norms = torch.empty_like(logprobs)
         entropy = torch.empty_like(logprobs) if wanted else None
         cast = weight.to(hidden.dtype)
-        for part in _slices(len(hidden), chunk):
-            logits = _logits(hidden[part], cast, temperature, exact)
+        for part in slices(len(hidden), chunk):
+            logits = logits_of(hidden[part], cast, temperature, exact)
             if kept is not None:
                 logits.masked_fill_(outside(kept[part], 0, logits.shape[1]), OUTSIDE)
             at_target = logits.gather(1, targets[part, None])
@@ -139,15 +139,15 @@ class _Selected(torch.autograd.Function):
         hidden, weight, *_ = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
             return (None,) * 7
-        columns, chunk = _cut(weight.shape[0], ctx.chunk)
+        columns, chunk = cut(weight.shape[0], ctx.chunk)
         # The products of several slices add up in float32.
         grad_hidden = torch.zeros_like(hidden, dtype=ctx.exact)
         # Under adapters the head is frozen, and its gradient, as large as the head, is not computed.
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        for rows in _slices(weight.shape[0], columns):
+        for rows in slices(weight.shape[0], columns):
             of_head = weight[rows].to(hidden.dtype)
-            found = None if grad_weight is None else _Sum(ctx.exact)
-            for part in _slices(len(hidden), chunk):
+            found = None if grad_weight is None else RunningSum(ctx.exact)
+            for part in slices(len(hidden), chunk):
                 grad_logits = _grad_logits(ctx, of_head, part, rows.start, grad_logprobs, grad_entropy)
                 grad_hidden[part] += grad_logits @ of_head
                 if found is not None:
@@ -157,7 +157,7 @@ class _Selected(torch.autograd.Function):
         return grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None, None
 
 
-class _Sum:
+class RunningSum:
     """A sum of tensors in `dtype`, which begins with the first; 0 without any."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -202,24 +202,24 @@ def _grad_logits(
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype, kept: Tensor | None) -> Tensor:
-    logits = _logits(hidden, weight, temperature, exact)
+    logits = logits_of(hidden, weight, temperature, exact)
     if kept is not None:
         logits.masked_fill_(outside(kept, 0, logits.shape[1]), OUTSIDE)
     return torch.log_softmax(logits, dim=-1)
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor, temperature: float, exact: torch.dtype) -> Tensor:
     """A new tensor, which the caller may change."""
     logits = (hidden @ weight.t()).to(exact)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def _cut(vocabulary: int, chunk: int) -> tuple[int, int]:
+def cut(vocabulary: int, chunk: int) -> tuple[int, int]:
     """Rows of the head, and tokens, that a backward pass takes at once; `chunk`: tokens of the forward pass."""
     if vocabulary <= SLICED:
         return vocabulary, chunk
     return SLICE, max(chunk, SLICE_LOGITS // SLICE)
 
 
-def _slices(count: int, size: int) -> Iterator[slice]:
+def slices(count: int, size: int) -> Iterator[slice]:
     return (slice(at, min(at + size, count)) for at in range(0, count, size))

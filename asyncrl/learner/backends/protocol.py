@@ -20,9 +20,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-Want = Literal["logprobs", "entropy", "hidden", "sum_pi_sq"]
+Want = Literal["logprobs", "entropy", "hidden", "sum_pi_sq", "teacher"]
 """entropy: beside logprobs, a quarter more work in the head. hidden: the state that a critic reads. sum_pi_sq: over the
-whole vocabulary."""
+whole vocabulary. teacher: compared with the teacher of `learner.teacher`, which computes the part too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,16 @@ class Scores:
     """[n, H], if wanted: the last hidden state before each of the n tokens of the mask, from which it was drawn"""
     sum_pi_sq: Tensor | None = None
     """[T] float32, if wanted: the sum of that distribution's squared probabilities, without gradient"""
+    teacher: Tensor | None = None
+    """[6, T] float32, if wanted: the `ROWS` of comparison.py, of which the first carries a gradient"""
 
 
 class Backend(Protocol):
     dp_size: int
     """Micro-batches computed at the same time; a multiple of this number keeps every rank busy."""
     device: torch.device
+    teacher_digest: str
+    """Of the teacher's weights; empty without one, and in a backend that has no teachers."""
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
         """Scores without gradient; with `reference`, those of the frozen reference model."""

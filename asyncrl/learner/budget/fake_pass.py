@@ -15,10 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from asyncrl.config import Config
+from asyncrl.learner.backends.comparison import TeacherStates
 from asyncrl.learner.backends.hf.row_attention import in_one_call, varlen
 from asyncrl.learner.backends.hf.scorer import Scorer, adamw, layers
 from asyncrl.learner.backends.protocol import Packed, Want
 from asyncrl.learner.budget.counting import Counter
+from asyncrl.learner.distillation.divergence import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None 
         torch.nn.utils.clip_grad_norm_(parameters, config.learner.max_grad_norm)
         optimizer.step()
     with Counter(present) as counted:
-        scores = scorer(part)
+        scores = scorer(part, *_teacher(config, model, part, present))
         loss = scores.logprobs.to("cpu").sum()
         if scores.hidden is not None:
             loss = loss + scores.hidden.sum()
@@ -75,6 +77,16 @@ def cost_of_pass(config: Config, model: PretrainedConfig, *, tokens: int | None 
         activations=max(counted.peak, update.peak - state),
         flops=counted.flops,
     )
+
+
+def _teacher(
+    config: Config, model: PretrainedConfig, part: Packed, present: list[torch.Tensor]
+) -> tuple[TeacherStates, Comparison] | tuple[()]:
+    """A teacher of the policy's shapes, if the update compares with one; its head is not the pass's."""
+    if not config.learner.teacher.path or config.learner.teacher.into != "loss":
+        return ()
+    head = next(x for x in present if x.shape[-1] == model.hidden_size and x.shape[0] == model.vocab_size)
+    return TeacherStates(torch.empty(int(part.mask.sum()), model.hidden_size), head.detach()), Comparison()
 
 
 def fullest(config: Config, tokens: int) -> Packed:

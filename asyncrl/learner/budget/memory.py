@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from transformers import AutoConfig, PretrainedConfig
 
-from asyncrl.config import Config
+from asyncrl.config import Config, ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass
+from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass, parameters
 from asyncrl.weights.channels import device_copies
 
 MASTER, HALF = 4, 2
@@ -79,6 +79,8 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
         shares["gathered layers"] = float(_gathered(cost, HALF if half else MASTER))
     if learner.kl_coef > 0 and not learner.lora.r:
         shares["reference model"] = weights * MASTER * here
+    if learner.teacher.path:
+        shares["teacher"] = teacher_parameters(config) * MASTER * here
     if learner.critic == "separate":
         shares["critic"] = weights * (2 * MASTER + ADAMW) * here
     if learner.minibatches > 1:
@@ -86,6 +88,21 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
     if copies := device_copies(config):
         shares["weights in flight"] = weights * (HALF if half else MASTER) * float(copies)
     return {name: int(size) for name, size in shares.items()} | {"CUDA context": CONTEXT}
+
+
+def teacher_parameters(config: Config) -> int:
+    """Weights of the teacher. Raises ConfigError where its shapes cannot be read here."""
+    from asyncrl.model import local_path, teacher_folder
+
+    path = config.learner.teacher.path
+    is_local = path == "quickstart" or local_path(ModelConfig(path=path), "learner.teacher.path") is not None
+    try:
+        return parameters(AutoConfig.from_pretrained(teacher_folder(path) if is_local else path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"learner.teacher.path is {path!r}, and its config.json, which the memory is computed from, cannot be read "
+            f"here ({type(error).__name__}): give a folder, or launch.memory_check off."
+        ) from error
 
 
 def adapters_share(config: Config, cost: Pass) -> float:

@@ -11,6 +11,7 @@ from asyncrl.learner.advantages.episodes import trajectory_weights
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, Done, State, group_digests, read
 from asyncrl.learner.checkpoints.exports import Exports
+from asyncrl.learner.distillation.identity import refuse_another
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.train_step import StepResult
@@ -50,6 +51,8 @@ class Saving:
         """Puts the session and every rank where the checkpoint was."""
         session = self._session
         state, self.done = read(checkpoint)
+        had = next((d.teacher for d in reversed(self.done) if d.teacher), "")
+        refuse_another(had, self._trainer.teacher, session.config.learner.teacher.path, f"by checkpoint {checkpoint}")
         session.ranks.order(Order("load", str(checkpoint)))
         self._trainer.load(checkpoint)
         session.version, session.batch, self._saved = state.version, state.batch, state.batch
@@ -58,7 +61,8 @@ class Saving:
         """Adds batch `b` to the list that the next checkpoint holds."""
         groups = group_digests([t.id.group for t in reply.trajectories], reply.digests)
         weights = trajectory_weights(result.record.weights, batch, reply.groups) if groups else {}
-        self.done.append(Done(b, result.outcome, groups, weights, [each.digest for each in reply.demonstrations]))
+        shown = [each.digest for each in reply.demonstrations]
+        self.done.append(Done(b, result.outcome, groups, weights, self._trainer.teacher, shown))
 
     def save(self, *, wait: bool = False) -> None:
         """Begins a checkpoint, unless the newest is of this batch; `wait`: until it is complete."""

@@ -62,5 +62,6 @@ class Functions:
         """Whether the objective of a row without any advantage is 0, with gradient 0."""
         learner = self._learner
         kl_in_loss = learner.kl_coef > 0 and learner.kl_in != "reward"
-        other_terms = kl_in_loss or learner.entropy_coef != 0 or learner.critic != "none"
+        taught = bool(learner.teacher.path) and learner.teacher.coef > 0
+        other_terms = kl_in_loss or learner.entropy_coef != 0 or learner.critic != "none" or taught
         return self.properties.linear_in_advantage and not other_terms

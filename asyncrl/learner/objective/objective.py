@@ -26,6 +26,7 @@ from asyncrl.learner.objective.functions import Functions
 from asyncrl.learner.objective.kl import limited, penalise_rewards, unbiased
 from asyncrl.learner.objective.rehearsal import made_up
 from asyncrl.learner.objective.shaping import resampled, shaped
+from asyncrl.learner.objective.teacher import TeacherTerm
 from asyncrl.learner.ragged import masked, spread
 
 _USER_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
@@ -86,10 +87,12 @@ class Objective:
         """Whether its tokens were shown, not sampled: there is no policy to compare with."""
         self.linear_in_advantage = self.row_by_row and self._functions.linear_in_advantage()
         """Whether a row without any advantage adds nothing to the gradient."""
+        self.teacher = TeacherTerm(learner.teacher)
         needs = self._functions.estimators.needs
         self.advantage_needs_sum_pi_sq = "sum_pi_sq" in needs
-        self.advantage_needs_logprobs = not needs.isdisjoint(("logprobs", "sum_pi_sq")) or (
-            learner.kl_coef > 0 and learner.kl_in == "reward"
+        in_reward = learner.kl_coef > 0 and learner.kl_in == "reward"
+        self.advantage_needs_logprobs = (
+            not needs.isdisjoint(("logprobs", "sum_pi_sq")) or in_reward or self.teacher.in_advantage
         )
         self._rehearse()
 

@@ -16,6 +16,7 @@ from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio, masked_mean, share
 from asyncrl.learner.step.diagnostics import engine_mismatch, mismatch, off_policy, sequence_effective_sample_size
 from asyncrl.learner.step.record import Record
+from asyncrl.learner.step.teacher import teacher_metrics
 from asyncrl.learner.step.train_step import StepResult
 from asyncrl.tracking.series import BUCKET_EDGES, STOP_REASONS, histogram
 from asyncrl.trajectory import Trajectory, succeeded
@@ -80,7 +81,9 @@ def step_metrics(
     differences = engine_mismatch(record.proximal, batch.behaviour, mask, staleness)
     values |= {f"correction/{name}": float(value) for name, value in differences.items()}
     of_objective = objective.metrics(batch, record.advantages, record.current, record.anchor, torch.Generator())
-    return values | of_objective | _of_companions(record, mask) | _kept(trajectories) | _rewards(trajectories, success)
+    of_teacher = teacher_metrics(record, batch, objective.teacher.over)
+    values |= of_objective | of_teacher | _of_companions(record, mask)
+    return values | _kept(trajectories) | _rewards(trajectories, success)
 
 
 def _kept(trajectories: Sequence[Trajectory]) -> dict[str, float]:

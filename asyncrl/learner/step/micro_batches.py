@@ -57,10 +57,12 @@ def score(
     parts = parts_of(plans)
     scores = backend.logprobs([batch.take(row_ids).packed(wants) for row_ids in parts], reference=reference)
     squares = [s.sum_pi_sq for s in scores if s.sum_pi_sq is not None]
+    seen = [s.teacher for s in scores if s.teacher is not None]
     return Scores(
         on_tokens(batch, parts, [s.logprobs for s in scores]),
         torch.zeros(len(batch.token_ids)),
         sum_pi_sq=on_tokens(batch, parts, squares) if squares else None,
+        teacher=torch.stack([on_tokens(batch, parts, row) for row in zip(*seen, strict=True)]) if seen else None,
     )
 
 

@@ -74,7 +74,10 @@ def prepare(
         estimated = objective.advantages(
             batch, proximal=logprobs, sum_pi_sq=sum_pi_sq, values=values, reference=reference
         )
+    seen = None if scored is None else scored.teacher
+    estimated = objective.teacher.taught(estimated, batch, logprobs, seen)
     record = blank(batch, estimated, values, logprobs)
+    record.teacher = seen
     record.proximal_s, record.kl_coef = proximal_s, companions.kl.value
     if learner.shaping:
         record.shaped_reward = float(batch.rewards.sum()) / len(torch.unique(batch.episodes))

@@ -70,6 +70,8 @@ def score_proximal(
     wants: frozenset[Want] = frozenset(
         ("logprobs", "sum_pi_sq") if objective.advantage_needs_sum_pi_sq else ("logprobs",)
     )
+    if objective.teacher.in_advantage:
+        wants |= {"teacher"}
     return score(backend, batch, plans, wants=wants)
 
 

@@ -45,10 +45,13 @@ class Record:
     """[T] bool"""
     keep: Tensor
     """[T] bool"""
+    teacher: Tensor | None = None
+    """[6, T]: the `ROWS` of backends/comparison.py, or None without a teacher"""
     loss: float = 0.0
-    """Summed over the updates, like policy_loss and value_loss"""
+    """Summed over the updates, like policy_loss, value_loss and teacher_loss"""
     policy_loss: float = 0.0
     value_loss: float = 0.0
+    teacher_loss: float = 0.0
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0

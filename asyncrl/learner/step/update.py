@@ -15,6 +15,7 @@ from asyncrl.learner.step.critic import OfValues
 from asyncrl.learner.step.demonstrations import Beside
 from asyncrl.learner.step.micro_batches import Plan, score
 from asyncrl.learner.step.prepare import Step
+from asyncrl.learner.step.teacher import Lessons, refuse_unusable, slope_of
 
 
 class Update:
@@ -31,6 +32,10 @@ class Update:
         self._generator = torch.Generator().manual_seed((step.learner.seed * 1_000_003 + step.version) * 1009 + number)
         self._token_weights = step.objective.token_weights(step.batch)
         self._beside = Beside(step, number)
+        # The entropy of every update is recorded.
+        self._wants: frozenset[Want] = frozenset(("logprobs", "entropy"))
+        if step.objective.teacher.in_updates:
+            self._wants |= {"teacher"}
         self._shared_critic = step.critic if step.critic is not None and step.critic.shared else None
 
     def backward(self) -> None:
@@ -43,6 +48,7 @@ class Update:
             self._at_once()
         if self._step.critic is not None and not self._step.critic.shared:
             self._separate_critic()
+        refuse_unusable(self._step.record, self._step.batch)
 
     def _by_parts(self) -> None:
         """Every micro-batch computes its share of the loss from its own scores."""
@@ -53,7 +59,7 @@ class Update:
             return self._loss(row_ids, scores, share)
 
         if parts := self._plan.without_gradient:
-            scored = step.backend.logprobs([step.batch.take(row_ids).packed() for row_ids in parts])
+            scored = step.backend.logprobs([step.batch.take(row_ids).packed(self._wants) for row_ids in parts])
             for row_ids, scores in zip(parts, scored, strict=True):
                 loss(row_ids, scores)
         self._accumulate(lambda i, scores: loss(self._plan.parts[i], scores))
@@ -75,6 +81,8 @@ class Update:
             logprobs = score(step.backend, step.batch, [whole]).logprobs
         current = logprobs[self.t].clone().requires_grad_()
         self._evaluate(self.minibatch, self.t, current, Norm()).backward()  # type: ignore[no-untyped-call]
+        taught = step.objective.teacher.in_updates
+        lessons = Lessons(step.objective, record, self._teacher_slope() if taught else None)
         slope = torch.zeros_like(logprobs)
         slope[self.t] = current.grad if current.grad is not None else 0.0
         entropy_slope = self._entropy_slope(logprobs)
@@ -83,6 +91,8 @@ class Update:
             t = step.batch.tokens_of(self._plan.parts[i])
             record.entropy[t] = scores.entropy.detach().to("cpu")
             loss = (scores.logprobs.to("cpu") * slope[t]).sum() + self._shared_value_loss(t, scores)
+            if taught:
+                loss = loss + lessons.loss(step.batch.take(self._plan.parts[i]), t, scores, Norm())
             if entropy_slope is None:
                 return loss
             bonus = (scores.entropy.to("cpu") * entropy_slope[t]).sum()
@@ -122,6 +132,8 @@ class Update:
         rows, t = step.batch.take(row_ids), step.batch.tokens_of(row_ids)
         loss = self._evaluate(rows, t, scores.logprobs.to("cpu"), norm)
         step.record.entropy[t] = scores.entropy.detach().to("cpu")
+        if step.objective.teacher.in_updates:
+            loss = loss + Lessons(step.objective, step.record).loss(rows, t, scores, norm)
         if step.learner.entropy_coef == 0:
             return loss + self._shared_value_loss(t, scores)
         bonus = step.objective.entropy_bonus(scores.entropy.to("cpu"), rows, norm)
@@ -168,7 +180,10 @@ class Update:
         return of_values
 
     def _packed(self) -> list[Packed]:
-        wants: frozenset[Want] = frozenset(("logprobs", "entropy"))  # the entropy of every update is recorded
+        wants = self._wants
         if self._shared_critic is not None:
             wants |= {"hidden"}
         return [self._step.batch.take(row_ids).packed(wants) for row_ids in self._plan.parts]
+
+    def _teacher_slope(self) -> Tensor:
+        return slope_of(self._step.objective, self.minibatch, self.t, len(self._step.batch.token_ids))

@@ -87,6 +87,16 @@ UPDATE = (
     Panel("lr", "Learning rate", "", ("weights/lr",)),
 )
 
+TEACHER = (
+    Panel("teacher_kl", "From the teacher", "nats per token",
+          ("teacher/reverse_kl", "teacher/forward_kl", "teacher/divergence", "teacher/lower_bound")),
+    Panel("teacher_turns", "KL(policy || teacher) by turn", "nats per token", ("teacher/reverse_kl_by_turn/{turn}",)),
+    Panel("teacher_positions", "KL(policy || teacher) by position in the turn", "nats per token",
+          ("teacher/reverse_kl_by_position/{position}",)),
+    Panel("teacher_agreement", "Policy and teacher find the same word most likely", "share", ("teacher/agreement",)),
+    Panel("teacher_entropy", "Entropy of policy and teacher", "nats per token", ("weights/entropy", "teacher/entropy")),
+)  # fmt: skip
+
 SYSTEM = (
     Panel("cpu", "CPU per process", "cores", ("system/cpu/{role}",)),
     Panel("memory", "Memory per process", "bytes", ("system/rss_bytes/{role}",)),
@@ -99,6 +109,7 @@ DASHBOARD: dict[str, tuple[Panel, ...]] = {
     "Buffer": BUFFER,
     "Correction": CORRECTION,
     "Update": UPDATE,
+    "Teacher": TEACHER,
     "System": SYSTEM,
 }
 

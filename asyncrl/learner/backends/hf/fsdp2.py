@@ -73,7 +73,7 @@ class Fsdp2Backend(TorchBackend):
             return self._rounds.logprobs(scorer, parts)
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
-        self._rounds.accumulate(self._scorer, parts, loss)
+        self._rounds.accumulate(self._policy, parts, loss)
 
     def clip(self, max_norm: float) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)
@@ -148,9 +148,9 @@ class Fsdp2Backend(TorchBackend):
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
 
-    def _build(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+    def _build(self, config: Config, model: PreTrainedModel | None, field: str = "model.path") -> Scorer:
         scorer = scorer_of(config, model)
-        check(scorer, config)
+        check(scorer, config, field)
         offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (self.dp_size,)),

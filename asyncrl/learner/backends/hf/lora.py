@@ -91,7 +91,7 @@ class Adapters:
         import peft  # a second of imports
         from peft.tuners.tuners_utils import BaseTunerLayer
 
-        self._base = _digest(model)
+        self._base = digest_of(model)
         given = config.learner.lora
         self._described = peft.LoraConfig(
             r=given.r,
@@ -187,7 +187,8 @@ def _keys(name: str) -> tuple[str, str]:
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 
 
-def _digest(model: nn.Module) -> str:
+def digest_of(model: nn.Module) -> str:
+    """Of names and values of the parameters of an unsharded model on the CPU."""
     digest = xxhash.xxh3_128()
     for name, parameter in model.named_parameters():
         digest.update(name.encode())

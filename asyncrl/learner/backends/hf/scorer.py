@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.checkpointing import Checkpointing, options
+from asyncrl.learner.backends.comparison import TeacherStates, compared
 from asyncrl.learner.backends.hf.compute_dtype import ComputeDtype, compute_in
 from asyncrl.learner.backends.hf.lora import Adapters
 from asyncrl.learner.backends.hf.row_attention import Kernel, ends_of, layout_of
@@ -18,6 +19,7 @@ from asyncrl.learner.backends.hf.varlen_attention import NAME as PACKED_ATTENTIO
 from asyncrl.learner.backends.logprobs import selected_logprobs, sum_of_squared_probabilities
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.shared_prefixes import share_prefixes
+from asyncrl.learner.distillation.divergence import Comparison
 from asyncrl.model import load_model
 
 
@@ -51,8 +53,11 @@ class Scorer(nn.Module):
                 # Only the layer's own flag: transformers checkpoints only layers in training mode; dropout stays off.
                 layer.training = True
 
-    def forward(self, part: Packed) -> Scores:
-        """Scores on the device of the weights, from which nothing is read here: the host never waits for it."""
+    def forward(self, part: Packed, teacher: TeacherStates | None = None, how: Comparison | None = None) -> Scores:
+        """Scores on the device of the weights, from which nothing is read here: the host never waits for it.
+
+        `teacher`, `how`: what the policy is compared with, at the same tokens.
+        """
         device = self.model.get_input_embeddings().weight.device
         token_ids, mask = part.token_ids.cpu(), part.mask.cpu()
         plan = share_prefixes(token_ids, part.lengths)
@@ -86,7 +91,11 @@ class Scorer(nn.Module):
         squares = None
         if "sum_pi_sq" in part.wants:
             squares = on_tokens(sum_of_squared_probabilities(predicting, weight, self._temperature, kept=kept))
-        return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares)
+        rows = None
+        if teacher is not None and how is not None:
+            found = compared(predicting, weight, targets, teacher, how, temperature=self._temperature)
+            rows = torch.stack([on_tokens(x.float()) for x in found])
+        return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares, rows)
 
 
 def _moved(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -118,10 +127,10 @@ def layers(model: PreTrainedModel) -> list[nn.Module]:
     return list(modules)
 
 
-def check(scorer: Scorer, config: Config) -> None:
+def check(scorer: Scorer, config: Config, field: str = "model.path") -> None:
     """Scores two short rows packed and through the model's own forward pass. What a model family does differently
-    (biased or scaled logits, recurrent layers, its own cache) shows here, not as a run that learns nothing. Raises
-    ConfigError."""
+    (biased or scaled logits, recurrent layers, its own cache) shows here, not as a run that learns nothing. `field`
+    names the model in the error. Raises ConfigError."""
     model = scorer.model
     dtype, scorer.compute.dtype = scorer.compute.dtype, torch.float32
     worst = differs(model, scorer, config.actors.temperature)
@@ -129,7 +138,7 @@ def check(scorer: Scorer, config: Config) -> None:
     scorer.compute.dtype = dtype
     if not worst < 1e-2:
         raise ConfigError(
-            f"model.path is {config.model.path!r}, a {type(model).__name__}: its packed rows differ from its own "
+            f"{field} is {config.model.path!r}, a {type(model).__name__}: its packed rows differ from its own "
             f"forward pass by {worst:.2g} nats. learner.backend {config.learner.backend} needs a plain causal decoder "
             "(Qwen2, Qwen3, Llama and similar)."
         )

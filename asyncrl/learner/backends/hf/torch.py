@@ -25,6 +25,8 @@ from asyncrl.learner.backends.hf.compile import compile_layers
 from asyncrl.learner.backends.hf.lora import Adapters, refuse_adapters, weights
 from asyncrl.learner.backends.hf.reference import Reference
 from asyncrl.learner.backends.hf.scorer import Scorer, adamw, check, scorer_of
+from asyncrl.learner.backends.hf.teacher import FIELD as TEACHER
+from asyncrl.learner.backends.hf.teacher import Taught, comparison_of, teacher_of
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.model import load_folder
 
@@ -46,6 +48,13 @@ class TorchBackend:
             self._reference = Reference(self._scorer)
         elif config.learner.kl_coef > 0:
             self._reference = SecondModel(self._build(config, None), self._scorer)
+        self._teacher = teacher_of(config, lambda taught, source: self._build(taught, source, TEACHER))
+        self.teacher_digest = self._teacher.digest if self._teacher else ""
+        self._policy = (
+            Taught(self._scorer, self._teacher, comparison_of(config.learner.teacher))
+            if self._teacher
+            else self._scorer
+        )
         self._optimizer = adamw(self._scorer, config)
         self._marked: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -60,7 +69,7 @@ class TorchBackend:
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         for i, part in enumerate(parts):
-            loss(i, self._scorer(part)).backward()  # type: ignore[no-untyped-call]
+            loss(i, self._policy(part)).backward()  # type: ignore[no-untyped-call]
 
     def clip(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
@@ -146,9 +155,9 @@ class TorchBackend:
             )
         self._model.load_state_dict(saved)
 
-    def _scoring(self, reference: bool) -> AbstractContextManager[Scorer]:
+    def _scoring(self, reference: bool) -> AbstractContextManager[Callable[[Packed], Scores]]:
         if not reference:
-            return nullcontext(self._scorer)
+            return nullcontext(self._policy)
         if self._reference is None:
             raise ValueError("there is no reference model: learner.kl_coef is 0")
         return self._reference.scoring()
@@ -160,9 +169,9 @@ class TorchBackend:
             return state
         return {name: state[name] for name, p in self._model.named_parameters() if p.requires_grad}
 
-    def _build(self, config: Config, model: PreTrainedModel | None) -> Scorer:
+    def _build(self, config: Config, model: PreTrainedModel | None, field: str = "model.path") -> Scorer:
         scorer = scorer_of(config, model, compute=self._dtype)
-        check(scorer, config)
+        check(scorer, config, field)
         scorer.to(self.device)
         if config.learner.compile:
             compile_layers(scorer)

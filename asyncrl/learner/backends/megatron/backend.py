@@ -46,6 +46,8 @@ from asyncrl.model import load_model
 class MegatronBackend:
     """One rank. Joins the existing process group; without one it trains alone."""
 
+    teacher_digest = ""
+
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
         """Builds from `config.model`, or from `model`, which it consumes; every rank reads all of it and keeps its
         pieces. Raises ConfigError for options that do not fit ranks or model."""

@@ -1,0 +1,66 @@
+"""Rules for a teacher (`learner.teacher`): combinations that cannot work."""
+
+from __future__ import annotations
+
+from asyncrl.config.learner import TeacherConfig
+from asyncrl.config.tree import Tree
+
+
+def learns_from_teacher(c: Tree) -> bool:
+    """Whether there is something to learn where rewards are equal."""
+    return bool(c.learner.teacher.path) and c.learner.teacher.coef > 0
+
+
+def of_teacher(c: Tree) -> list[str]:
+    """One sentence each, with field, value, expectation and remedy."""
+    teacher, problems = c.learner.teacher, []
+    if not teacher.path:
+        given = sorted(name for name, value in teacher if value != getattr(TeacherConfig(), name))
+        return (
+            [f"learner.teacher.{given[0]} is set and learner.teacher.path is empty: name a teacher."] if given else []
+        )
+    if c.learner.backend == "megatron":
+        problems.append(
+            "learner.teacher.path names a teacher, and learner.backend megatron has none: use learner.backend torch or "
+            "fsdp2."
+        )
+    if teacher.into == "advantage" and teacher.over != "token":
+        problems.append(
+            f"learner.teacher.into is advantage and learner.teacher.over {teacher.over}: a divergence over several "
+            "words is the same whichever was sampled, so that as an advantage it teaches nothing. Set "
+            "learner.teacher.over token, or learner.teacher.into loss."
+        )
+    if teacher.over == "token" and c.actors.truncated:
+        problems.append(
+            f"learner.teacher.over is token while actors.top_p is {c.actors.top_p}, top_k {c.actors.top_k} and min_p "
+            f"{c.actors.min_p}: the policy's logprobs are then over the ids that each token was drawn from, and the "
+            "teacher's over all. Set learner.teacher.over vocabulary, or top_p 1, top_k 0 and min_p 0."
+        )
+    if teacher.coef == 0 and teacher.reward_weight == 0:
+        problems.append(
+            "learner.teacher.coef and learner.teacher.reward_weight are both 0, so that nothing is learned: set one "
+            "above 0."
+        )
+    if learns_from_teacher(c) and teacher.reward_weight == 0:
+        problems += _without_reward(c)
+    return problems
+
+
+def _without_reward(c: Tree) -> list[str]:
+    problems = []
+    if "zero_variance" in c.buffer.filters:
+        problems.append(
+            "buffer.filters drops groups of equal rewards (zero_variance), and learner.teacher.reward_weight is 0: the "
+            "teacher's lesson does not depend on rewards. Leave the filter out."
+        )
+    if c.buffer.on_starved == "end":
+        problems.append(
+            "buffer.on_starved is end, which takes equal rewards for a solved task, and learner.teacher.reward_weight "
+            "is 0: set buffer.on_starved train."
+        )
+    if c.learner.critic != "none":
+        problems.append(
+            f"learner.critic is {c.learner.critic} and learner.teacher.reward_weight 0: nothing reads its values. Set "
+            "learner.critic none, or a reward_weight above 0."
+        )
+    return problems

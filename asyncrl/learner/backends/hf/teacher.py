@@ -1,0 +1,108 @@
+"""A teacher in the learner's process: a frozen model, sharded as the policy is, that scores the policy's tokens.
+
+    part ─> teacher, no gradient ─> hidden states of the sampled tokens, head ─┐
+      └───> policy ─> hidden states, head ───────────────────────────────────> compared (comparison.py)
+
+Only the states of one micro-batch exist at a time, and never all logits of either model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from asyncrl.config import Config, ModelConfig
+from asyncrl.config.learner import LearnerConfig, TeacherConfig
+from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends.comparison import TeacherStates
+from asyncrl.learner.backends.hf.lora import digest_of
+from asyncrl.learner.backends.hf.scorer import Scorer
+from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.distillation.divergence import Comparison, Divergence
+from asyncrl.learner.distillation.same_words import refuse_other_words
+from asyncrl.model import load_folder, load_tokenizer, teacher_folder
+
+FIELD = "learner.teacher.path"
+Build = Callable[[Config, PreTrainedModel], Scorer]
+"""A frozen scorer of that model, checked and placed as the policy's is."""
+
+
+class Teacher:
+    """The frozen model, and what identifies it."""
+
+    def __init__(self, scorer: Scorer, digest: str, positions: int | None) -> None:
+        """`positions`: the longest row that it can read; None: any."""
+        self._scorer, self.digest, self._positions = scorer.requires_grad_(False), digest, positions
+
+    def states(self, part: Packed) -> TeacherStates:
+        """Of the part's sampled tokens. On several ranks all call it. Raises RunError for a row that is too long."""
+        if self._positions is not None and max(part.lengths) > self._positions:
+            raise RunError(
+                f"a row has {max(part.lengths)} tokens and the teacher reads {self._positions}: lower env.max_tokens, "
+                "or choose a teacher of a longer context."
+            )
+        with torch.no_grad():
+            hidden = self._scorer(replace(part, wants=frozenset(("hidden",)))).hidden
+        weight = self._scorer.model.get_output_embeddings().weight.detach()
+        return TeacherStates(hidden, weight.full_tensor() if isinstance(weight, DTensor) else weight)
+
+
+class Taught:
+    """The policy's scorer, which compares with the teacher where that is wanted."""
+
+    def __init__(self, policy: Scorer, teacher: Teacher, how: Comparison) -> None:
+        self._policy, self._teacher, self._how = policy, teacher, how
+
+    def __call__(self, part: Packed) -> Scores:
+        if "teacher" not in part.wants:
+            scores: Scores = self._policy(part)
+            return scores
+        taught: Scores = self._policy(part, self._teacher.states(part), self._how)
+        return taught
+
+
+def teacher_of(config: Config, build: Build) -> Teacher | None:
+    """The teacher of `learner.teacher`; None without one. Raises ConfigError, naming the field, for a folder that holds
+    no model, for other words or another chat template than the policy's, and for a context shorter than the rows."""
+    given = config.learner.teacher
+    if not given.path:
+        return None
+    folder = teacher_folder(given.path)
+    model = ModelConfig(path=str(folder), dtype=config.model.dtype)
+    source = load_folder(folder, torch.float32, f"{FIELD} is {given.path!r}")
+    if damaged := _not_finite(source):
+        raise ConfigError(
+            f"{FIELD} is {given.path!r}, and its weight {damaged} holds numbers that are not finite: give a teacher "
+            "whose weights are whole."
+        )
+    refuse_other_words(load_tokenizer(config.model), load_tokenizer(model, FIELD), given.path, _words(source))
+    positions = getattr(source.config, "max_position_embeddings", None)
+    if positions is not None and config.env.max_tokens > positions:
+        raise ConfigError(
+            f"env.max_tokens is {config.env.max_tokens}, and the teacher in {FIELD} ({given.path}) reads rows of at "
+            f"most {positions} tokens: lower env.max_tokens, or choose a teacher of a longer context."
+        )
+    learner = LearnerConfig.model_validate(
+        config.learner.model_dump() | {"lora": {}, "teacher": {}, "activation_checkpointing": "none"}
+    )
+    taught = config.model_copy(update={"model": ModelConfig(path=given.path, dtype=model.dtype), "learner": learner})
+    digest = digest_of(source)
+    return Teacher(build(taught, source), digest, positions)
+
+
+def comparison_of(given: TeacherConfig) -> Comparison:
+    divergence = Divergence(given.divergence, given.jsd_beta)
+    return Comparison(divergence, given.k if given.over == "top_k" else 0, given.top_k_of)
+
+
+def _not_finite(model: PreTrainedModel) -> str:
+    """The first weight with such a number; empty: none has."""
+    return next((name for name, x in model.named_parameters() if not x.isfinite().all()), "")
+
+
+def _words(model: PreTrainedModel) -> int:
+    return int(model.get_output_embeddings().weight.shape[0])
