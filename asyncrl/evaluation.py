@@ -24,7 +24,6 @@ from asyncrl.actors.episodes.chat import ServedModel
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import chatter, player
-from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
@@ -32,6 +31,7 @@ from asyncrl.config.held_out import HeldOutSet, every_set, for_set
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError
+from asyncrl.rendering.build import build_renderer
 from asyncrl.success import Outcome, Success, success
 from asyncrl.trajectory import Ticket, TicketId
 

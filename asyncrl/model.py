@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,17 @@ def load_tokenizer(model: ModelConfig, field: str = "model.path") -> PreTrainedT
             f"({_first_line(error)}). Put tokenizer.json and tokenizer_config.json beside config.json."
         ) from error
     return tokenizer
+
+
+def positions(model: ModelConfig) -> int | None:
+    """The largest number of tokens in one row that the model is made for; None: its config.json does not say.
+    Raises ConfigError."""
+    try:
+        config = json.loads((resolve_path(model) / "config.json").read_text())
+        most = config.get("text_config", config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.path is {model.path!r}, whose config.json cannot be read: {error}.") from error
+    return most if isinstance(most, int) else None
 
 
 def teacher_folder(path: str) -> Path:

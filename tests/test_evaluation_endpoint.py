@@ -160,7 +160,7 @@ def own_endpoint() -> Iterator[str]:
     from asyncrl.actors.endpoint.session import Session
     from asyncrl.actors.engines import build_engine
     from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-    from asyncrl.actors.rendering.build import build_renderer
+    from asyncrl.rendering.build import build_renderer
 
     served: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, str]] = Future()
 

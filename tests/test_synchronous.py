@@ -22,7 +22,6 @@ from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.player import environment
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
@@ -34,6 +33,7 @@ from asyncrl.learner.batch import flatten
 from asyncrl.learner.checkpoints.checkpoints import complete, group_digests, read_list
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.step.train_step import train_step
+from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion

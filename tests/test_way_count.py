@@ -22,6 +22,6 @@ def test_every_prefix_of_this_tree_exists(prefix: str) -> None:
 
 def test_what_is_needed_and_not_entered_is_left_out_in_both_trees() -> None:
     old = ["actors/episode.py", "actors/leases.py", "actors/engines/hf.py", "buffer/database.py", "buffer/rows.py"]
-    new = ["actors/episodes/episode.py", "actors/rendering/build.py", "buffer/ledger/records.py", "learner/loop.py"]
+    new = ["actors/episodes/episode.py", "rendering/build.py", "buffer/ledger/records.py", "learner/loop.py"]
     assert count.must_enter(old) == ["actors/episode.py", "buffer/rows.py"]
     assert count.must_enter(new) == ["actors/episodes/episode.py", "buffer/ledger/records.py", "learner/loop.py"]

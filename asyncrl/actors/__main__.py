@@ -22,11 +22,11 @@ from asyncrl.actors.engines import build_engine
 from asyncrl.actors.leases import LeaseKeeper, Patience
 from asyncrl.actors.loop import Actor
 from asyncrl.actors.player import players
-from asyncrl.actors.rendering.build import build_renderer
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.process.role import play, settle
+from asyncrl.rendering.build import build_renderer
+from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.weights.channels import channel

@@ -18,7 +18,6 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.group_scores import GroupScores
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.config import Config
 from asyncrl.config.held_out import for_set
 from asyncrl.data.base import Task
@@ -26,6 +25,7 @@ from asyncrl.data.checked import UNREADABLE
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import check_options, resolve
 from asyncrl.redaction import resolved
+from asyncrl.rendering.template import Renderer
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 

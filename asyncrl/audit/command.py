@@ -34,7 +34,9 @@ def audit(run: RunFolder, *, step: int | None = None, format: Format = "text", o
         evidence = gather(run, config, payloads)
         if step is not None:
             trained = export.of_step(evidence, step)
-            _write(trained, "\n".join(_step_lines(step, trained, config)), format, out, run)
+            shown = export.demonstrations_of_step(evidence, step)
+            lines = [*(_step_lines(step, trained, config) if trained else ()), *_shown_lines(step, shown)]
+            _write(trained or shown, "\n".join(lines), format, out, run)
             return 0
         violated = list(violations(evidence))
     about = figures(evidence)
@@ -72,6 +74,8 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
     yield f"run               {run.path}"
     yield f"ledger            {n['groups']} groups, {n['trajectories']} trajectories, {n['batches']} batches"
     yield f"data seed         {config.data.seed}: {n['draws']} draws made again from it"
+    if n["demonstrations"]:
+        yield f"demonstrations    {n['demonstrations']} taken, of {n['demonstration_rows']} rows"
     yield f"actors' logs      {n['acknowledgements']} acknowledgements of {_some(n['actors'], 'actor')}"
     yield f"learner's lists   {n['listed_batches']} batches in {_some(n['checkpoints'], 'checkpoint')}"
     yield f"payloads          {n['payloads_kept']} decoded, {n['payloads_reclaimed']} reclaimed"
@@ -134,6 +138,13 @@ def _step_lines(step: int, trained: list[dict[str, Any]], config: Config) -> Ite
     yield "weight: the mean importance weight of a trajectory's tokens, from the learner's list in its next checkpoint"
     yield "played, waited: seconds from its ticket's issue to its receipt, and from there until the batch was fixed"
     yield "versions: policy version that sampled, and how many tokens"
+
+
+def _shown_lines(step: int, shown: list[dict[str, Any]]) -> Iterator[str]:
+    if shown:
+        yield f"step {step}: {len(shown)} demonstrations, in the order in which they were trained on"
+    for row in shown:
+        yield f"draw {row['draw']:<8} {row['where']}  {row['digest']}"
 
 
 def _time(at: float | None) -> str:

@@ -16,12 +16,27 @@ def of_step(evidence: Evidence, step: int) -> list[dict[str, Any]]:
 
     Raises ConfigError when the run has no such step.
     """
-    ledger = evidence.ledger
-    applied = [batch for batch in ledger.line if batch.outcome == "applied"]
+    batch, ledger = _batch_of(evidence, step), evidence.ledger
+    return [_row(evidence, row, batch) for number in batch.groups for row in ledger.members.get(number, ())]
+
+
+def demonstrations_of_step(evidence: Evidence, step: int) -> list[dict[str, Any]]:
+    """The same of its demonstrations."""
+    batch, data = _batch_of(evidence, step), evidence.demonstrations
+    about = {"batch": batch.b, "version": batch.version, "fixed_at": batch.fixed_at, "finished_at": batch.finished_at}
+    return [
+        {"draw": r.draw, "row": r.row, "where": "" if data is None else data.chats.where(r.row), "digest": r.digest}
+        | about
+        for r in evidence.ledger.demonstrations.get(batch.serial, ())
+    ]
+
+
+def _batch_of(evidence: Evidence, step: int) -> BatchRow:
+    applied = [batch for batch in evidence.ledger.line if batch.outcome == "applied"]
     batch = next((batch for batch in applied if batch.version_after == step), None)
     if batch is None:
         raise ConfigError(f"--step is {step}; the run has applied the training steps 1 to {len(applied)}.")
-    return [_row(evidence, row, batch) for number in batch.groups for row in ledger.members.get(number, ())]
+    return batch
 
 
 def of_run(evidence: Evidence) -> list[dict[str, Any]]:

@@ -146,6 +146,15 @@ class BatchRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DemonstrationRow:
+    place: int
+    draw: int
+    row: int
+    """Of the files."""
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class CurriculumRow:
     serial: int
     batch: int
@@ -183,6 +192,10 @@ class LedgerRows:
     """Tasks added by data.on_step_end, by index."""
     prefixes: list[PrefixRow]
     """Prefixes that interrupted attempts handed back."""
+    demonstrations: dict[int, list[DemonstrationRow]] = field(default_factory=dict)
+    """Those that a batch takes, by its serial, in order."""
+    demonstrations_digest: str | None = None
+    """Of all rows of data.demonstrations when the run began."""
     restored: bool = False
     """Whether it was copied from a checkpoint, and no learner has started since, which would open a new branch."""
 
@@ -276,6 +289,10 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
     for serial, *drawn in read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
         replays[serial].append(Drawn(*drawn))
     candidates = {serial: n for serial, n in read("SELECT serial, candidates FROM batches")}
+    shown: defaultdict[int, list[DemonstrationRow]] = defaultdict(list)
+    for serial, *rest in read("SELECT serial, place, draw, line, digest FROM demonstrations ORDER BY serial, place"):
+        shown[serial].append(DemonstrationRow(*rest))
+    began_with = read("SELECT value FROM kv WHERE key = 'demonstrations'")
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
         'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at, serial '
@@ -330,6 +347,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             PrefixRow(**dict(row))
             for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
         ],
+        demonstrations=dict(shown),
+        demonstrations_digest=str(began_with[0][0]) if began_with else None,
         restored=bool(read("SELECT 1 FROM kv WHERE key = 'restored'")),
         tables={name: [dict(row) for row in read(f"SELECT * FROM {name} ORDER BY 1, 2, 3")] for name in TABLES},
         chain=read_chain(db),

@@ -22,13 +22,16 @@ from torch import Tensor
 
 from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
+from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config, resuming
+from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.build import builder_of, objective_of
 from asyncrl.learner.checkpoints.checkpoints import complete, read, read_list
+from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.distillation.identity import recorded, refuse_another
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
@@ -133,7 +136,7 @@ def replayed(
     """
     under = [_under(config, ledger, batch) for batch in batches]
     config = under[0] if under else config
-    trainer = trainer_of(config)
+    trainer, data = trainer_of(config), open_demonstrations(config)
     if from_step > 0:
         read(checkpoints[from_step])
         trainer.load(checkpoints[from_step])
@@ -142,8 +145,9 @@ def replayed(
     yield initial
     for batch, then in zip(batches, under, strict=True) if initial.identical else ():
         trainer, config = _continued(trainer, config, then, trainer_of), then
-        data = rebuilt(config, ledger, batch, read_payload)
-        result = trainer.train(data, batch.version)
+        demonstrations = shown(ledger, batch, data)
+        rows = trainer.combined(partial(rebuilt, config, ledger, batch, read_payload), demonstrations)
+        result = trainer.train(rows, batch.version)
         same = _compared(trainer.backend, ledger, checkpoints, batch.version_after)
         after = Replayed(batch.version_after, batch.b, same, result.outcome)
         yield after
@@ -176,7 +180,7 @@ def _trainer(config: Config, teacher: str = "") -> Trainer:
         )
     compute_alike(config)
     build = builder_of(config)
-    trainer = Trainer(config, build(config), objective_of(config), build)
+    trainer = Trainer(config, build(config), objective_of(config), build, Rendered.of(config))
     refuse_another(teacher, trainer.teacher, config.learner.teacher.path, "recorded in its folder")
     return trainer
 
@@ -192,6 +196,14 @@ def _continued(trainer: Trainer, before: Config, config: Config, trainer_of: Cal
         torch.set_rng_state(state)
         other.load(Path(folder))
     return other
+
+
+def shown(ledger: LedgerRows, batch: BatchRow, data: Demonstrations | None) -> list[Demonstration]:
+    """The demonstrations of a batch, read again from their files. Raises RunError if they have changed."""
+    rows = ledger.demonstrations.get(batch.serial, ())
+    if data is None:
+        return []
+    return [Demonstration(r.draw, data.chats.where(r.row), r.digest, data.chats.chat(r.row)) for r in rows]
 
 
 def rebuilt(

@@ -52,6 +52,8 @@ def figures(evidence: Evidence) -> Figures:
             "trajectories": len(ledger.trajectories),
             "batches": len(ledger.line),
             "draws": ledger.next_draw,
+            "demonstrations": sum(len(ledger.demonstrations.get(batch.serial, ())) for batch in ledger.line),
+            "demonstration_rows": 0 if evidence.demonstrations is None else evidence.demonstrations.size,
             "actors": len(evidence.acks),
             "acknowledgements": len(acks),
             "checkpoints": len(evidence.lists),

@@ -1,6 +1,7 @@
 """The witnesses of a run, each read from its own place, so that a mistake of one cannot have altered another.
 
 the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
+                       which demonstration                         data/demonstrations, the files
 the actors' logs       what each put, and was told is stored       acks/<actor>.jsonl
 the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
 the learner's reports  what it published                           events.jsonl
@@ -28,9 +29,11 @@ from asyncrl.buffer.tasks.added_tasks import task_of as added_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config, resuming
 from asyncrl.config.choosing import Choosing
+from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import readable
+from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints.checkpoints import Done, changed_files, complete, read_list
@@ -94,6 +97,7 @@ class Bounds:
     eval_every: int = 0
     replay: Replaying | None = None
     data_seed: int = 0
+    demonstrations_per_step: int = 0
     choosing: Choosing = field(default_factory=Choosing)
 
     @classmethod
@@ -105,7 +109,7 @@ class Bounds:
         except ValueError as error:
             raise ConfigError(str(error)) from error
         return cls(
-            c.learner.groups_per_step,
+            groups_per_step(c),
             b.max_uses,
             b.max_staleness,
             b.over_age,
@@ -120,6 +124,7 @@ class Bounds:
             eval_every=c.eval.every,
             replay=Replaying.of(c),
             data_seed=c.data.seed,
+            demonstrations_per_step=demonstrations_per_step(c),
             choosing=Choosing.of(c),
         )
 
@@ -144,6 +149,8 @@ class Evidence:
     """Of each checkpoint with a copy of the ledger."""
     held_out: Mapping[str, int] = field(default_factory=dict)
     """How many held-out tasks the source of each held-out set has, by its name."""
+    demonstrations: Demonstrations | None = None
+    """Those of the files, in the order that the data seed gives."""
     completed: tuple[str, ...] = ()
     """Names of the checkpoints that the learner reported as complete, in that order."""
 
@@ -186,6 +193,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         settings=tuple(resuming.settings(each) for each in configs),
         snapshots=snapshots,
         held_out=_held_out(configs, source),
+        demonstrations=open_demonstrations(config),
         completed=completed,
     )
 

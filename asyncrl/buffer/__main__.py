@@ -23,6 +23,7 @@ from asyncrl.buffer.metrics import series
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.data.added_tasks import open_on_step_end
+from asyncrl.data.demonstrations import open_demonstrations
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
@@ -46,9 +47,9 @@ def main(path: Path) -> None:
         )
     database = Database(folder, config.buffer.fsync, config.buffer.fsync_interval_s)
     curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
-    held_out = open_held_out(config)
+    held_out, shown = open_held_out(config), open_demonstrations(config)
     answers = Answers(run.held_out, config.tracking.held_out, config.tracking.rollouts_mb)
-    buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end, held_out, answers)
+    buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end, held_out, answers, shown)
     buffer.commit(time.monotonic())
     if buffer.losses.pending:
         missing = len(buffer.losses.pending), buffer.lost_to_disk

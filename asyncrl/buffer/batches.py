@@ -22,6 +22,7 @@ from asyncrl.buffer.replaying import draw, seed_of
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
+from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.tickets import Tickets
 
@@ -37,9 +38,17 @@ class BatchAnswer:
 
 class Batches:
     def __init__(
-        self, ledger: Ledger, rules: Rules, tickets: Tickets, draws: TaskDraws, losses: DiskLosses, stops: Stops
+        self,
+        ledger: Ledger,
+        rules: Rules,
+        tickets: Tickets,
+        draws: TaskDraws,
+        losses: DiskLosses,
+        stops: Stops,
+        demonstrations: DemonstrationDraws,
     ) -> None:
         self._ledger = ledger
+        self._demonstrations = demonstrations
         self._draws = draws
         self._losses, self._stops = losses, stops
         self._rules = rules
@@ -212,6 +221,7 @@ class Batches:
         added = [self._ledger.live[number] for number in replay.numbers]
         batch = self._ledger.fix(b, version, sorted([*groups, *added], key=lambda group: group.number))
         record(self._ledger.db, batch, replay)
+        self._demonstrations.fix(batch)
         return batch
 
     def _usable(self, group: Group, version: int) -> bool:

@@ -36,12 +36,14 @@ from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
+from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
+from asyncrl.data.demonstrations import Demonstrations
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
@@ -49,7 +51,7 @@ from asyncrl.wire import Frame
 
 
 class Buffer:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run may have beside its tasks
         self,
         database: Database,
         rules: Rules,
@@ -59,6 +61,7 @@ class Buffer:
         on_step_end: OnStepEnd | None = None,
         held_out: Mapping[str, TaskSource] | None = None,
         answers: Answers | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks. `held_out`: the
         sources of those held-out sets that have one of their own. `answers` keeps some of their episodes."""
@@ -74,7 +77,9 @@ class Buffer:
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
         stops = Stops(database, rules)
-        self.batches = Batches(self.ledger, rules, self.tickets, draws, self.losses, stops)
+        self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
+        parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations)
+        self.batches = Batches(*parts)
         sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
         self.evals = EvalSets(database, rules, sources, self.leases, stops, self._made(), answers)
         self.limits = Limits.of(rules, furthest(database), self.evals.total)
@@ -371,6 +376,7 @@ class Buffer:
             "held": {actor: list(version) for actor, version in sorted(self.actor_weights.items())},
             "places": {"taken": self.tickets.places.taken(), "capacity": self.rules.capacity},
             "disk_bytes": self.database.payloads.disk_bytes,
+            "demonstrations": self.demonstrations.drawn,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,
             "players": self.evals.players.names(self.evals.everyone),

@@ -31,6 +31,7 @@ from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source
 from asyncrl.config import Config
 from asyncrl.data.base import Curriculum, TaskSource
+from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.wire import Frame, WireError
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
         curriculum: Curriculum | None = None,
         checkpoints: Path | None = None,
         held_out: Mapping[str, TaskSource] | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         """
         Args:
@@ -77,7 +79,9 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
             folder = Path(self._open.enter_context(memory))
         database = Database(folder, "off", wall_clock=self.clock)
         self._open.callback(database.close)
-        self.core = Buffer(database, rules, source, self.clock.now, curriculum, held_out=held_out)
+        self.core = Buffer(
+            database, rules, source, self.clock.now, curriculum, held_out=held_out, demonstrations=demonstrations
+        )
         self._requests = Requests(self.core, Counter(), self.clock, checkpoints)
         self.core.commit(self.clock.now)
 
@@ -85,7 +89,8 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
     def of(cls, config: Config, **options: Any) -> InProcessBuffer:
         """The buffer of a run with this config. Raises ConfigError."""
         source, held_out = open_source(config), open_held_out(config)
-        return cls(Rules.of(config), source, curriculum=open_curriculum(config, source), held_out=held_out, **options)
+        given: dict[str, Any] = {"held_out": held_out, "demonstrations": open_demonstrations(config)}
+        return cls(Rules.of(config), source, curriculum=open_curriculum(config, source), **given, **options)
 
     def close(self) -> None:
         self._open.close()

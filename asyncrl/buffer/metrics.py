@@ -22,6 +22,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
     values: dict[str, float] = {
         **{f"buffer/groups/{state}": states[state] for state in (*STATES, "issued")},
         **{f"buffer/dropped/{reason}": n for reason, n in dropped.items()},
+        "buffer/demonstrations": buffer.demonstrations.drawn,
         "buffer/fill": taken / buffer.rules.capacity,
         "buffer/trajectories": taken,
         "buffer/yielded": buffer.tickets.places.yielded,

@@ -9,6 +9,7 @@ from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
 from asyncrl.config import Config, resuming
 from asyncrl.config.choosing import Choosing
+from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.errors import ConfigError
 from asyncrl.kept_ids import MAX_KEPT
@@ -30,6 +31,7 @@ class Rules:
     groups_per_step: int
     group_size: int
     capacity: int
+    demonstrations_per_step: int = 0
     max_staleness: int = 2
     over_age: OverAge = "drop"
     requeue: bool = True
@@ -85,7 +87,8 @@ class Rules:
             raise ConfigError(str(error)) from error
         return cls(
             steps=c.learner.steps,
-            groups_per_step=c.learner.groups_per_step,
+            groups_per_step=groups_per_step(c),
+            demonstrations_per_step=demonstrations_per_step(c),
             group_size=c.learner.group_size,
             capacity=c.buffer.capacity,
             max_staleness=c.buffer.max_staleness,

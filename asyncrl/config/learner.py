@@ -27,6 +27,17 @@ class LoraConfig(Section):
     """Matrices among these that get no adapter."""
 
 
+class DemonstrationsConfig(Section):
+    """How `data.demonstrations` are trained on."""
+
+    per_step: int = Field(16, ge=1, le=65_536)
+    """Demonstrations in one batch: under `learner.loss: sft` the whole batch, otherwise beside its groups."""
+    weight: float = Field(0.1, ge=0)
+    """Weight of their cross entropy beside the groups' loss; without effect under `learner.loss: sft`."""
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """That weight over the run: constant, or falling so that it is 0 after `learner.steps`."""
+
+
 class TeacherConfig(Section):
     path: str = ""
     """A model that the policy learns from (docs/how-to/distillation.md): a Hugging Face folder or hub name, or a
@@ -106,7 +117,8 @@ class LearnerConfig(Section):
     """Other estimators for single environments, by the environment's name (in a mix, or `env.name`): each a name and
     options. An estimator sees only its environment's part of the batch."""
     loss: str = "decoupled_ppo"
-    """Policy loss, by name or import path."""
+    """Policy loss, by name or import path. sft: cross entropy on `data.demonstrations` alone, without groups."""
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
     loss_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the loss."""
     corrections: tuple[dict[str, Any], ...] = ({"name": "tis", "level": "token", "cap": 2.0},)

@@ -29,7 +29,7 @@ sets every seed that has no flag of its own, also those in the file."""
 
 
 _CODE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[A-Za-z_][\w.]*)")
-_PATH_KEY = re.compile(r"(?:.*_)?paths?")
+_PATH_KEY = re.compile(r"(?:.*_)?paths?|demonstrations")
 
 C = TypeVar("C", bound=Tree)
 
@@ -226,8 +226,8 @@ def _absolute(values: Any, folders: Sequence[Path], key: str = "") -> Any:
     """`values` with every file that is in one of `folders` made absolute.
 
     A file is a text `path/to/file.py:name`, anywhere, and the value (or each item) of an option called `path` or
-    `paths` or ending in `_path` or `_paths`; `*` in it is a pattern. A text that names no file there is left as it is:
-    it may be a hub name, and its reader reports what is missing.
+    `paths` or ending in `_path` or `_paths`, and of `data.demonstrations`; `*` in it is a pattern. A text that names no
+    file there is left as it is: it may be a hub name, and its reader reports what is missing.
     """
     if isinstance(values, dict):
         return {name: _absolute(value, folders, str(name)) for name, value in values.items()}

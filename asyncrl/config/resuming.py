@@ -22,11 +22,13 @@ Change = Literal["refused", "branch", "free"]
 
 _REFUSED: Mapping[str, str] = {
     "model": "path dtype",
-    "data": "source options seed curriculum curriculum_options on_step_end on_step_end_options",
+    "data": "source options seed curriculum curriculum_options on_step_end on_step_end_options demonstrations "
+    "demonstrations_split",
     "env": "name options max_turns max_tokens compact compact_request group_score group_score_options "
     "group_score_weight",
     "buffer": "dir",
     "learner": "backend groups_per_step group_size greedy_baseline",
+    "learner.demonstrations": "per_step",
     "learner.lora": "r lora_alpha use_rslora lora_dropout target_modules exclude_modules",
     "learner.teacher": "path",
     "launch": "name runs_dir",
@@ -39,6 +41,7 @@ _BRANCH: Mapping[str, str] = {
     "advantage_by_env loss loss_options corrections proximal aggregation aggregation_options entropy_coef shaping "
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
     "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
+    "learner.demonstrations": "weight schedule",
     "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap",
 }
 _FREE: Mapping[str, str] = {
@@ -71,7 +74,7 @@ FIELDS: Mapping[Change, frozenset[str]] = {
 }
 """Every field of the config. `launch.seed` is free because the three seeds that it sets are compared themselves."""
 ONLY_IF: Mapping[str, str] = {
-    "learner.steps": "`learner.schedule` is not `constant`",
+    "learner.steps": "`learner.schedule` or `learner.demonstrations.schedule` is not `constant`",
     "buffer.max_staleness": "`buffer.over_age` is `mask`",
     "buffer.over_age": "`mask` is the former value or the new one",
 }
@@ -87,7 +90,7 @@ def settings(config: Tree) -> dict[str, Any]:
     """What decides the result of a training step on given data, by field."""
     values = config.model_dump(mode="json")
     found = {field: _at(values, field) for field, _ in fields(Tree) if field in FIELDS["branch"]}
-    if config.learner.schedule == "constant":
+    if config.learner.schedule == config.learner.demonstrations.schedule == "constant":
         del found["learner.steps"]
     if not config.learner.teacher.path:
         found = {field: value for field, value in found.items() if not field.startswith("learner.teacher.")}

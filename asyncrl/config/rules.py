@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config.choosing import impossible_choices
+from asyncrl.config.demonstrations import SFT, groups_per_step, of_demonstrations, supervised
 from asyncrl.config.episode_rules import of_episodes
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
@@ -17,18 +18,18 @@ from asyncrl.redaction import given_in_clear
 def impossible(c: Tree) -> list[str]:
     """Combinations that cannot work: one sentence each, with field, value, expectation and remedy."""
     problems = []
-    if c.weights.every > c.buffer.max_staleness + 1:
+    if c.weights.every > c.buffer.max_staleness + 1 and not supervised(c):
         problems.append(
             f"weights.every is {c.weights.every} but at most buffer.max_staleness + 1 = {c.buffer.max_staleness + 1} "
             "keeps data usable until the next publication: publish more often or raise buffer.max_staleness."
         )
-    batch = c.learner.groups_per_step * c.learner.group_size
+    batch = groups_per_step(c) * c.learner.group_size
     if c.buffer.capacity < batch:
         problems.append(
             f"buffer.capacity is {c.buffer.capacity} trajectories but one batch holds learner.groups_per_step * "
             f"learner.group_size = {batch}: raise buffer.capacity to at least {batch}."
         )
-    if c.learner.groups_per_step % c.learner.minibatches:
+    if groups_per_step(c) % c.learner.minibatches:
         problems.append(
             f"learner.minibatches is {c.learner.minibatches}, which does not divide learner.groups_per_step = "
             f"{c.learner.groups_per_step}: choose a divisor."
@@ -46,7 +47,7 @@ def impossible(c: Tree) -> list[str]:
     problems += of_episodes(c) + of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
     problems += impossible_choices(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + of_teacher(c)
-    problems += of_sampling(c) + of_replay(c)
+    problems += of_sampling(c) + of_replay(c) + of_demonstrations(c)
     problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     # Whether a user's loss corrects itself is known only after its import: the learner checks again.
     if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):
@@ -92,7 +93,8 @@ def _alone(c: Tree) -> list[str]:
     learner = c.learner
     options = learner.advantage_options  # with process rewards, the turns of one episode are compared too
     kept = learner.unsafe or options.get("singleton") == "reward" or options.get("variant") == "process"
-    if learner.group_size > 1 or learner.advantage not in COMPARE or kept or learns_from_teacher(c):
+    alone = supervised(c) or learns_from_teacher(c)
+    if alone or learner.group_size > 1 or learner.advantage not in COMPARE or kept:
         return []
     return [
         f"learner.group_size is 1 and learner.advantage {learner.advantage} compares the episodes of a group, so that "
@@ -195,7 +197,7 @@ def _ray(c: Tree) -> list[str]:
     return problems
 
 
-SELF_CORRECTING = frozenset(("reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))
+SELF_CORRECTING = frozenset((SFT, "reinforce", "topr", "rollout_is", "dppo_tv", "dppo_kl"))
 """Losses that declare `correction="itself"`: their ratio is against the policy that sampled the token, whatever
 `learner.proximal` and `learner.corrections` are. A list for the same reason, compared by the same test."""
 
@@ -208,14 +210,15 @@ def uncorrected(c: Tree) -> str | None:
         return (
             f"learner.proximal is behaviour while buffer.max_staleness is {c.buffer.max_staleness}: then every "
             "correction is 1, and the trust region is around a policy of the past. Use recompute and a correction, "
-            f"or a loss that corrects itself ({', '.join(sorted(SELF_CORRECTING))}); learner.unsafe: true allows it."
+            f"or a loss that corrects itself ({', '.join(sorted(SELF_CORRECTING - {SFT}))}); learner.unsafe: true "
+            "allows it."
         )
     # The advantages of V-trace contain the importance weight.
     if c.learner.advantage != "vtrace" and not any(x.get("name", "none") != "none" for x in c.learner.corrections):
         return (
             f"learner.corrections is empty while buffer.max_staleness is {c.buffer.max_staleness}: stale data needs an "
             "importance correction, for instance [{name: tis}], or a loss that corrects itself "
-            f"({', '.join(sorted(SELF_CORRECTING))}); learner.unsafe: true trains without."
+            f"({', '.join(sorted(SELF_CORRECTING - {SFT}))}); learner.unsafe: true trains without."
         )
     return None
 
@@ -227,7 +230,7 @@ def warnings(c: Tree) -> list[str]:
         "write ${NAME} instead, and the process that needs it reads the environment variable NAME."
         for field, _ in given_in_clear(c.model_dump(mode="json"))
     ]
-    if paused := pause(c):
+    if (paused := pause(c)) and not supervised(c):
         problems.append(paused)
     if how := quantization(c):
         problems.append(
@@ -235,12 +238,12 @@ def warnings(c: Tree) -> list[str]:
             "trained even without staleness. Watch the mismatch KL and the effective sample size; the corrections "
             "(learner.corrections) must stay on."
         )
-    if c.actors.count == 0:
+    if c.actors.count == 0 and not supervised(c):
         problems.append(
             "actors.count is 0: nothing is generated until an actor joins (asyncrl actors add), or this is 1 or more."
         )
     full_overlap = 2 * c.weights.every - 1
-    if 0 < c.buffer.max_staleness < full_overlap:
+    if 0 < c.buffer.max_staleness < full_overlap and not supervised(c):
         problems.append(
             f"buffer.max_staleness {c.buffer.max_staleness} is below 2 * weights.every - 1 = {full_overlap}: "
             "generation and training overlap only in part."

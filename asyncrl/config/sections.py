@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from asyncrl.kept_ids import MAX_KEPT
 
@@ -44,6 +44,16 @@ class DataConfig(Section):
     """Import path of a function that adds tasks after a training step, made from its groups (docs/how-to/data.md)."""
     on_step_end_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of that function."""
+    demonstrations: tuple[str, ...] = ()
+    """Chats whose assistant messages are trained on (docs/how-to/sft.md): files of JSON lines, or parquet, a folder of
+    save_to_disk, a hub name."""
+    demonstrations_split: str = "train"
+    """Of a hub dataset or a saved folder of demonstrations."""
+
+    @field_validator("demonstrations", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) and given else given or ()
 
 
 class EnvConfig(Section):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncrl.actors.rendering.build import build_renderer
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.doctor.finding import Finding
 from asyncrl.errors import ConfigError
 from asyncrl.launch import preflight
 from asyncrl.model import local_path, resolve_path
+from asyncrl.rendering.build import build_renderer
+from asyncrl.rendering.template import TemplateRenderer
 
 _GREETING: list[Message] = [{"role": "user", "content": "Hello"}]
 

@@ -18,12 +18,14 @@ import zmq
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.config import Config
+from asyncrl.config.demonstrations import supervised
 from asyncrl.config.held_out import every_set, for_set
 from asyncrl.config.rules import warnings
 from asyncrl.errors import AsyncRLError, RunError
 from asyncrl.launch import final
 from asyncrl.launch.backends.local import Local, backend
 from asyncrl.launch.backends.preloaded import Preloaded, preloading
+from asyncrl.launch.checks.first_demonstrations import check_demonstrations
 from asyncrl.launch.checks.first_reset import check_reset
 from asyncrl.launch.checks.first_tasks import check_first_tasks
 from asyncrl.launch.checks.installed import check_engine, check_hub, check_teacher
@@ -155,6 +157,9 @@ def _check_data(config: Config) -> list[str]:
     open_curriculum(config, source)
     open_on_step_end(config)
     open_group_score(config)
+    check_demonstrations(config)
+    if supervised(config) and not every_set(config):
+        return []  # no task is played
     tasks, warned = check_first_tasks(config, source)
     if config.launch.try_reset and not is_agent(resolve(config.env.name, ENVIRONMENTS, "env.name")):
         check_reset(config, tasks)

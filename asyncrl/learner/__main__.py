@@ -19,6 +19,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.gpu import take_gpu
 from asyncrl.learner.build import builder_of, objective_of, refuse_without_teacher
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
+from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.distillation.identity import remember
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
@@ -55,7 +56,7 @@ def main() -> None:
         weights = channel(config)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    trainer = Trainer(config, backend, objective, build)
+    trainer = Trainer(config, backend, objective, build, Rendered.of(config))
     buffer = BufferClient(run.address("buffer"), identity=name)
     try:
         if arguments.rank:

@@ -81,6 +81,8 @@ class Batch:
     envs: Tensor
     """[B] int64: place in `env_names` of the environment that the row's episode is counted under"""
     env_names: tuple[str, ...]
+    demonstrations: Batch | None = None
+    """Rows of demonstrations beside the groups, with a loss of their own (step/demonstrations.py)"""
     kept: Kept | None = None
     """Of the T tokens; None: all were drawn from the whole vocabulary"""
 
@@ -159,13 +161,14 @@ def flatten(
     if not rows:
         raise ValueError("the batch holds no trajectory: learner.groups_per_step groups were expected")
     components = np.concatenate([row["reward_components"] for row in rows], axis=1)
+    fields: dict[str, Any] = {n: torch.from_numpy(np.concatenate([row[n] for row in rows])) for n in _PER_TOKEN}
+    fields |= {name: torch.tensor([row[name] for row in rows]) for name in _PER_ROW}
     return Batch(
         reward_components=torch.from_numpy(components),
         reward_names=context.reward_names,
         env_names=context.env_names,
         kept=of_rows([row for t, _ in ordered for row in t.rows]),
-        **{name: torch.from_numpy(np.concatenate([row[name] for row in rows])) for name in _PER_TOKEN},
-        **{name: torch.tensor([row[name] for row in rows]) for name in _PER_ROW},
+        **fields,
     )
 
 

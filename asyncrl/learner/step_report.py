@@ -12,6 +12,7 @@ from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
+from asyncrl.learner.step.demonstration_metrics import metrics_beside, supervised_metrics
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.replayed import new_trajectories, replay_metrics
 from asyncrl.learner.step.train_step import StepResult
@@ -44,7 +45,12 @@ class StepReport:
         session, now = self._session, time.perf_counter()
         success = session.config.eval.success
         played = new_trajectories(reply)
-        metrics = step_metrics(self._objective, batch, played, result, version=reply.version, success=success)
+        if self._objective.supervised:
+            metrics = supervised_metrics(batch, result)
+        else:
+            metrics = metrics_beside(batch, result) | step_metrics(
+                self._objective, batch, played, result, version=reply.version, success=success
+            )
         if session.config.buffer.replay:
             metrics |= replay_metrics(reply)
         self._tokens_trained += int(batch.mask.sum())
@@ -53,7 +59,8 @@ class StepReport:
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
-        if not self._taught and (why := self._no_signal.note(played)):
+        judged = bool(played) and not self._taught
+        if judged and (why := self._no_signal.note(played)):
             log.warning("%s", why)
             session.reporter.event("no_signal", step=session.version, why=why)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from asyncrl.buffer.client import BatchReply
+from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
+from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.step.companions import companions
 from asyncrl.learner.step.train_step import StepResult, train_step
@@ -23,25 +26,42 @@ class Trainer:
         backend: Backend,
         objective: Objective,
         another: Callable[[Config], Backend] | None = None,
+        demonstrations: Rendered | None = None,
     ) -> None:
-        """`another` builds a second backend of the same kind, for a separate critic. Raises ConfigError."""
+        """`another` builds a second backend of the same kind, for a separate critic. `demonstrations` renders those of
+        a batch. Raises ConfigError."""
         self.backend, self.objective = backend, objective
-        self._learner = config.learner
+        self._learner, self._demonstrations = config.learner, demonstrations
         self._companions = companions(config, backend, another)
         self.teacher = backend.teacher_digest if self._learner.teacher.path else ""
         """Digest of the teacher; empty without one."""
 
     def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
         """`reply` holds the whole batch."""
-        batch = flatten(
-            reply.trajectories,
-            reply.groups,
-            reply.mask_before,
-            reply.weights,
-            greedy_baseline=self._learner.greedy_baseline,
-            loss_weights=dict(reply.replayed),
-        )
+        batch = self.batch(reply)
         return batch, self.train(batch, version)
+
+    def batch(self, reply: BatchReply) -> Batch:
+        """The rows that the step trains on. Raises RunError for a demonstration that cannot be rendered."""
+
+        def groups() -> Batch:
+            return flatten(
+                reply.trajectories,
+                reply.groups,
+                reply.mask_before,
+                reply.weights,
+                greedy_baseline=self._learner.greedy_baseline,
+                loss_weights=dict(reply.replayed),
+            )
+
+        return self.combined(groups, reply.demonstrations)
+
+    def combined(self, groups: Callable[[], Batch], demonstrations: Sequence[Demonstration]) -> Batch:
+        """The rows of demonstrations alone under `loss: sft`; otherwise those of the groups, with them beside."""
+        if not demonstrations or self._demonstrations is None:
+            return groups()
+        shown = self._demonstrations.batch(demonstrations)
+        return shown if self.objective.supervised else replace(groups(), demonstrations=shown)
 
     def train(self, batch: Batch, version: int) -> StepResult:
         return train_step(

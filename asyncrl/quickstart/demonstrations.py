@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.protocol import Env
-from asyncrl.actors.rendering.template import TemplateRenderer
-from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.data.base import Message, Task
+from asyncrl.data.demonstrations.chat import Chat
 from asyncrl.data.sources.lookup import SIGNS, WORDS
 from asyncrl.quickstart.warm_up import Row
+from asyncrl.rendering.demonstrations import rows_of
+from asyncrl.rendering.template import TemplateRenderer
+from asyncrl.rendering.tool_calls import Hermes
 
 
 class FlawedDemonstrator:
@@ -69,6 +71,11 @@ async def demonstrate(
     task: Task, rng: random.Random, flaw: float, habit: float, tokenizer: PreTrainedTokenizerFast
 ) -> Row:
     """One demonstrated episode of the quickstart."""
+    return await play_demonstration(LookupEnv(max_turns=8), task, acting(task, rng, flaw, habit), tokenizer)
+
+
+def acting(task: Task, rng: random.Random, flaw: float, habit: float) -> Callable[[Sequence[Message]], str]:
+    """The demonstrator of a task of the quickstart: each assistant turn, from the conversation so far."""
     demonstrator = FlawedDemonstrator(task, rng, flaw, habit)
 
     def act(messages: Sequence[Message]) -> str:
@@ -76,7 +83,7 @@ async def demonstrate(
             demonstrator.observe(messages[-1:])
         return demonstrator.act()
 
-    return await play_demonstration(LookupEnv(max_turns=8), task, act, tokenizer)
+    return act
 
 
 async def play_demonstration(
@@ -87,20 +94,25 @@ async def play_demonstration(
     Labels are -100 at tokens that are not the demonstrator's; the episode succeeds if its last turn is rewarded. Raises
     ValueError for a chat template that changes earlier tokens.
     """
+    chat, success = await play_chat(environment, task, act, tokenizer)
+    rows = rows_of(TemplateRenderer(tokenizer), chat, None)
+    if len(rows) != 1:
+        raise ValueError("the tokenizer's chat template is not prefix-stable; see quickstart/tokenizer.py")
+    (row,) = rows
+    return row.ids, [token if shown else -100 for token, shown in zip(row.ids, row.mask, strict=True)], success
+
+
+async def play_chat(
+    environment: Env, task: Task, act: Callable[[Sequence[Message]], str], tokenizer: PreTrainedTokenizerFast
+) -> tuple[Chat, bool]:
+    """The same episode as a chat, and whether it succeeded."""
     renderer = TemplateRenderer(tokenizer)
     messages = await environment.reset(task)
-    tools = [tool.schema for tool in environment.tools]
-    ids = renderer.render_initial(messages, tools)
-    labels = [-100] * len(ids)
+    tools = [dict(tool.schema) for tool in environment.tools]
     while True:
         sampled = tokenizer.encode(act(messages) + tokenizer.eos_token, add_special_tokens=False)
         messages.append(renderer.parse(sampled))
-        ids, labels = ids + sampled, labels + sampled
         turn = await environment.step(messages[-1])
         if turn.done:
-            return ids, labels, turn.reward > 0
-        tail = renderer.render_tail(messages, turn.messages, tools)
-        if tail is None:
-            raise ValueError("the tokenizer's chat template is not prefix-stable; see quickstart/tokenizer.py")
+            return Chat(messages, tools), turn.reward > 0
         messages.extend(turn.messages)
-        ids, labels = ids + tail, labels + [-100] * len(tail)

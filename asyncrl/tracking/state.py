@@ -22,6 +22,7 @@ Record = dict[str, float]
 SAMPLED = "reward/held_out_success_sampled"
 GREEDY = "reward/held_out_success_greedy"
 HELD_OUT = "reward/held_out"
+SHOWN = "weights/demonstrations/loss"
 """How the names of all series of evaluations begin."""
 
 MAX_ROLES = 10_000

@@ -16,14 +16,14 @@ from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.episodes.chat import ChatResult
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.actors.rendering.build import build_renderer
-from asyncrl.actors.rendering.template import Renderer, TemplateRenderer
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.evaluation import Endpoint, Plays, by_checkpoint, by_endpoint
+from asyncrl.rendering.build import build_renderer
+from asyncrl.rendering.template import Renderer, TemplateRenderer
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.trial.findings import LOST, Group, Limits, findings
 from asyncrl.trial.text import conversation, episode_line, summary

@@ -21,7 +21,6 @@ from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.player import environment
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.learner.__main__ import compute_alike
@@ -32,6 +31,7 @@ from asyncrl.learner.ragged import clamped_exp, log_ratio
 from asyncrl.learner.step.diagnostics import effective_sample_size
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import train_step
+from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.success import success
 from asyncrl.trajectory import Kind, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion

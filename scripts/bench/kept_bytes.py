@@ -29,10 +29,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
-from asyncrl.actors.rendering.build import build_renderer
 from asyncrl.buffer.record import to_record
 from asyncrl.config import Config
 from asyncrl.model import resolve_path
+from asyncrl.rendering.build import build_renderer
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from asyncrl.trial.command import first_tasks
 

@@ -38,7 +38,7 @@ MACHINERY = (
 """First parts of paths below asyncrl/ that belong to every process of a run, not to a trajectory."""
 NEEDED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "engine internals": (("actors/engines/",), ("actors/engines/",)),
-    "renderer": (("actors/renderer.py", "actors/tool_calls.py"), ("actors/rendering/",)),
+    "renderer": (("actors/renderer.py", "actors/tool_calls.py"), ("rendering/",)),
     "leases": (("actors/leases.py", "buffer/leases.py"), ("actors/leases.py", "buffer/tickets/leases.py")),
     "ledger tables": (
         ("buffer/database.py", "buffer/schema.py", "buffer/bias.py"),

@@ -10,8 +10,8 @@ import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation, PromptTooLong, Sampling
 from asyncrl.actors.envs.protocol import Tool, Turn
-from asyncrl.actors.rendering.template import ToolSchema
 from asyncrl.data.base import Message, Task
+from asyncrl.rendering.template import ToolSchema
 from asyncrl.trajectory import Ticket, TicketId
 from asyncrl.weights.protocol import Weights
 

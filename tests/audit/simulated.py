@@ -24,7 +24,17 @@ from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 from asyncrl.trajectory import Ticket, TicketId
-from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, put, rules, trajectory
+from tests.buffer.fakes import (
+    RULES,
+    FakeCurriculum,
+    FakeSource,
+    demonstrations,
+    learner,
+    open_buffer,
+    put,
+    rules,
+    trajectory,
+)
 from tests.buffer.tickets.test_prefixes import prefix
 
 
@@ -38,6 +48,7 @@ class Simulated:
 
     def __init__(self, folder: Path, on_step_end: Any = None, **rules: Any) -> None:
         self.folder, self.rules, self.on_step_end = folder, rules, on_step_end
+        self.shown = demonstrations(7) if "demonstrations_per_step" in rules else None
         self.log = AckLog(folder / "acks" / "actor-0.jsonl")
         self.done: list[Done] = []
         self.lists: list[LearnerList] = []
@@ -48,7 +59,8 @@ class Simulated:
         self.published = [Publication(0, 0, "digest-0")]
 
     def open(self) -> Buffer:
-        return open_buffer(self.folder, self.now, FakeSource(), FakeCurriculum(), self.on_step_end, **self.rules)
+        given: dict[str, Any] = {"demonstrations": self.shown} | self.rules
+        return open_buffer(self.folder, self.now, FakeSource(), FakeCurriculum(), self.on_step_end, **given)
 
     def kill(self) -> None:
         self.buffer.commit(self.now)
@@ -80,7 +92,8 @@ class Simulated:
         digests = group_digests([n for n in answer.batch.groups for _ in range(2)], tuple(d for _, d, _ in groups))
         version = self.buffer.finished(self.incarnation, b, outcome)
         self.publish(version, f"digest-{version}")
-        self.done.append(Done(b, outcome, digests))
+        shown = [each.digest for each in self.buffer.demonstrations.of(answer.batch)]
+        self.done.append(Done(b, outcome, digests, demonstrations=shown))
 
     def publish(self, version: int, digest: str) -> None:
         branch = self.buffer.ledger.history.branch
@@ -150,6 +163,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
+            "demonstrations_per_step",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -174,6 +188,7 @@ class Simulated:
             (bounds,),
             tuple(self.published),
             snapshots=tuple(self.snapshots),
+            demonstrations=self.shown,
             held_out={each.name: FakeSource().held_out_size for each in rules(**self.rules).eval_sets},
         )
 
@@ -292,6 +307,40 @@ def evaluated(folder: Path) -> Simulated:
     return run
 
 
+def shown(folder: Path) -> Simulated:
+    """Demonstrations beside groups: a step was refused, the buffer was opened again, and a branch began."""
+    run = Simulated(folder, demonstrations_per_step=3)
+    run.rounds(1)
+    for ticket in run.issue(6):
+        run.put(ticket)
+    run.step("guard")
+    run.checkpoint()
+    run.kill()
+    run.incarnation = learner(run.buffer, 1, 2, branch=0)
+    run.rounds(2)
+    run.checkpoint()
+    run.fork(3, 2)
+    run.rounds(2)
+    run.checkpoint()
+    return run
+
+
+def supervised(folder: Path) -> Simulated:
+    """Demonstrations alone, one in a batch."""
+    run = Simulated(folder, demonstrations_per_step=1, groups_per_step=0)
+    run.step()
+    run.step("guard")
+    run.checkpoint()
+    run.step()
+    run.kill()
+    run.checkpoint()
+    run.fork(2, 1)
+    run.step()
+    run.step()
+    run.checkpoint()
+    return run
+
+
 def stopped(folder: Path) -> Simulated:
     """A result stopped the run, a branch went on, and another result stopped that one."""
     dev = ("dev", "sampled")
@@ -319,5 +368,7 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "max_uses 2": used_twice,
     "replay": replayed,
     "evaluated": evaluated,
+    "demonstrations": shown,
+    "sft": supervised,
     "stopped": stopped,
 }

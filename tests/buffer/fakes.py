@@ -17,6 +17,7 @@ from asyncrl.buffer.rules import Rules
 from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, GroupResult
+from asyncrl.data.demonstrations import Demonstrations, chat
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId, Trajectory
 
@@ -42,6 +43,28 @@ class FakeSource:
 
     def held_out(self, index: int) -> dict[str, Any]:
         return {"id": f"held-out-{index}", "prompt": "?"}
+
+
+class FakeChats:
+    """So many demonstrations, in memory."""
+
+    def __init__(self, count: int, of: str = "") -> None:
+        row = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": ""}]}
+        self._texts = []
+        for n in range(count):
+            row["messages"][1]["content"] = f"{of}{n}"
+            self._texts.append(chat.encoded(row, "fake"))
+        self.digests = [chat.digest(text) for text in self._texts]
+
+    def chat(self, row: int) -> bytes:
+        return self._texts[row]
+
+    def where(self, row: int) -> str:
+        return f"fake line {row + 1}"
+
+
+def demonstrations(count: int, of: str = "", seed: int = 0) -> Demonstrations:
+    return Demonstrations(FakeChats(count, of), seed)
 
 
 class FakeCurriculum:
@@ -72,7 +95,7 @@ def rules(*, eval_tasks: int = 0, eval_samples: int = 1, eval_greedy: bool = Tru
     return Rules(**(RULES | changes))
 
 
-def open_buffer(
+def open_buffer(  # noqa: PLR0913 - what a buffer may have
     folder: Path,
     now: float = 0.0,
     source: FakeSource | None = None,
@@ -80,11 +103,13 @@ def open_buffer(
     on_step_end: OnStepEnd | None = None,
     wall_clock: Callable[[], float] = time.time,
     held_out: Mapping[str, FakeSource] | None = None,
+    demonstrations: Demonstrations | None = None,
     answers: Answers | None = None,
     **changes: Any,
 ) -> Buffer:
     database = Database(folder, wall_clock=wall_clock)
-    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, curriculum, on_step_end, held_out, answers)
+    given = (curriculum, on_step_end, held_out, answers, demonstrations)
+    buffer = Buffer(database, rules(**changes), source or FakeSource(), now, *given)
     buffer.commit(now)
     return buffer
 

@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 
 from asyncrl.actors.envs.lookup import LookupEnv
-from asyncrl.actors.rendering.template import TemplateRenderer
+from asyncrl.rendering.template import TemplateRenderer
 
 LONGEST = 200
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.quickstart.tokenizer import PIECES, build_tokenizer
+from asyncrl.rendering.tool_calls import Hermes
 
 TOKENIZER = build_tokenizer()
 

@@ -21,13 +21,13 @@ import pytest
 import torch
 import yaml
 
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded
 from asyncrl.config import ModelConfig
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.model import load_model
 from asyncrl.quickstart.tokenizer import build_tokenizer
+from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Row, Trajectory
 from tests.sdks.received import Said, said_in, said_of, stops_of

@@ -16,8 +16,8 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_rewar
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.turn_rewards import of_last_turn
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Task
+from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import Ticket, Trajectory
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from asyncrl.actors.endpoint.deduplication import DistinctRequest
 from asyncrl.actors.endpoint.replies import Choice
 from asyncrl.actors.endpoint.requests import BadRequest, plain
-from asyncrl.actors.rendering.template import Renderer, ToolSchema, warn_of_prefix_break
 from asyncrl.data.base import Message
+from asyncrl.rendering.template import Renderer, ToolSchema, warn_of_prefix_break
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from asyncrl.actors.endpoint.content import UnreadableContent, text_of
-from asyncrl.actors.rendering.tool_calls import arguments_of
 from asyncrl.data.base import Message
+from asyncrl.rendering.tool_calls import arguments_of
 
 MAX_CHOICES = 64
 

@@ -29,8 +29,8 @@ from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.rendering import OffLoop
 from asyncrl.actors.episodes.rows import BranchingRows
 from asyncrl.actors.episodes.turn_rewards import Spans
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Message
+from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import Any
 from asyncrl.actors.envs.protocol import Environment, Message, Task, Tool, Turn
 from asyncrl.actors.envs.single_turn import check_score
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.rendering.tool_calls import arguments_of
 from asyncrl.data.base import prompt_messages
 from asyncrl.plugins import resolve
+from asyncrl.rendering.tool_calls import arguments_of
 from asyncrl.rewards import Score, Scored, ScoreSpec, build, run_score
 
 ToolLike = Tool | Callable[..., Any] | str

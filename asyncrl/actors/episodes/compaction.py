@@ -13,9 +13,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
+from asyncrl.rendering.template import Renderer
 
 REQUEST = (
     "The conversation is close to its limit of length and will be replaced by a summary that you write now. Write down "

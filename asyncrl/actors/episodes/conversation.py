@@ -9,8 +9,8 @@ from asyncrl.actors.episodes.compaction import Compaction
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.rows import OpenRow
-from asyncrl.actors.rendering.template import warn_of_prefix_break
 from asyncrl.data.base import Message
+from asyncrl.rendering.template import warn_of_prefix_break
 
 
 class Conversation:

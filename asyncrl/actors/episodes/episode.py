@@ -31,7 +31,7 @@ from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
 from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow, spans
-from asyncrl.actors.rendering.template import Renderer
+from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
 from asyncrl.user_errors import Cause
 

@@ -16,8 +16,8 @@ from asyncrl.actors.engines.protocol import PromptTooLong
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, failing
 from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.actors.episodes.rows import OpenRow
-from asyncrl.actors.rendering.template import Renderer
 from asyncrl.data.base import Message
+from asyncrl.rendering.template import Renderer
 
 T = TypeVar("T")
 

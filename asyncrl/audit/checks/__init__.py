@@ -9,6 +9,7 @@ from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation,
 from asyncrl.audit.checks.announced import ANNOUNCED, announced
 from asyncrl.audit.checks.chain import CHAIN, chain
 from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
+from asyncrl.audit.checks.demonstrations import DEMONSTRATIONS, Shown, demonstrations
 from asyncrl.audit.checks.draws import DRAWS, draws
 from asyncrl.audit.checks.drops import DROPS, drops
 from asyncrl.audit.checks.evaluations import EVALUATIONS, evaluations
@@ -36,6 +37,10 @@ class Violation:
 CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]] = {
     "rows": (ROWS, lambda e: rows(e.ledger)),
     "draws": (DRAWS, lambda e: draws(e.ledger, e.task_of)),
+    "demonstrations": (
+        DEMONSTRATIONS,
+        lambda e: demonstrations(e.ledger, Shown(e.demonstrations, e.bounds.demonstrations_per_step, e.lists)),
+    ),
     "curriculum": (CURRICULUM, lambda e: curriculum(e.ledger, e.curriculum)),
     "acknowledgements": (
         ACKNOWLEDGEMENTS,

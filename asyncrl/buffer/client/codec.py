@@ -76,7 +76,7 @@ def decode_reply(request: Request[T], header: ReplyHeader, frames: Sequence[Fram
     elif isinstance(reply, RecordReply) and frames:
         reply = RecordReply(from_record(frames[0]))
     elif isinstance(reply, BatchReply):
-        reply = replace(reply, trajectories=[from_record(record) for record in frames])
+        reply = _with_frames(reply, frames)
     return cast(T, reply)
 
 
@@ -115,6 +115,21 @@ def prefixes_at(places: Sequence[int], frames: Sequence[Frame], count: int) -> d
     if len(prefixes) != len(set(places)) or len(prefixes) != len(places):
         raise WireError(f"{len(prefixes)} prefixes came for {len(places)} places, of which {len(set(places))} differ")
     return dict(zip(places, prefixes, strict=True))
+
+
+def _with_frames(reply: BatchReply, frames: Sequence[Frame]) -> BatchReply:
+    """The reply with its trajectories, and with the chats of its demonstrations, which come behind them."""
+    records, chats = frames[: len(reply.digests)], [bytes(frame) for frame in frames[len(reply.digests) :]]
+    if len(records) != len(reply.digests) or len(chats) != len(reply.demonstrations):
+        raise WireError(
+            f"{len(frames)} frames came for {len(reply.digests)} trajectories and {len(reply.demonstrations)} "
+            "demonstrations"
+        )
+    return replace(
+        reply,
+        trajectories=[from_record(record) for record in records],
+        demonstrations=tuple(replace(d, chat=c) for d, c in zip(reply.demonstrations, chats, strict=True)),
+    )
 
 
 def _with_prefixes(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:

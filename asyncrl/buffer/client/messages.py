@@ -103,6 +103,19 @@ class TicketReply:
 
 
 @dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A chat that a batch takes of `data.demonstrations`."""
+
+    draw: Count
+    """0, 1, 2 ... over the run."""
+    where: str
+    """File and line, for messages."""
+    digest: str
+    chat: bytes = b""
+    """JSON (`asyncrl.data.demonstrations.chat`). It travels as a frame."""
+
+
+@dataclass(frozen=True, slots=True)
 class BatchReply:
     state: BatchState
     """ready; waiting: ask again; skipped: go on with b + 1; ended: there will be no batch b."""
@@ -127,6 +140,8 @@ class BatchReply:
     """The disk fills up: write a checkpoint soon, so that payloads can be released."""
     failed: bool
     """True with state `ended` if the run failed (exit code 1)."""
+    demonstrations: tuple[Demonstration, ...] = ()
+    """All of the batch, whatever the rank. Their chats travel as frames behind the trajectories'."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,14 @@ CREATE TABLE retired (              -- used groups that ended while they waited 
     batch INTEGER NOT NULL,         -- how many batches were fixed then: the last one is batch - 1
     why TEXT NOT NULL               -- stale; yielded: to make room for a new group; no_payload: its bytes are gone
 );
+CREATE TABLE demonstrations (       -- what each batch takes of data.demonstrations, in training order
+    serial INTEGER NOT NULL,        -- of the batch
+    place INTEGER NOT NULL,
+    draw INTEGER NOT NULL,          -- 0, 1, 2 ... along the line of batches, whatever their outcomes
+    line INTEGER NOT NULL,          -- the row of the files that the data seed gives for it
+    digest TEXT NOT NULL,           -- of the chat
+    PRIMARY KEY (serial, place)
+) WITHOUT ROWID;
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
     branch INTEGER NOT NULL,        -- it started on

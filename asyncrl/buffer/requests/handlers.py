@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -185,6 +185,7 @@ class Requests:
         except PayloadLost as error:
             raise Refused("payload_lost", str(error)) from error
         batch, history = answer.batch, buffer.ledger.history
+        shown = buffer.demonstrations.of(answer.batch) if answer.state == "ready" else []
         reply = messages.BatchReply(
             state=answer.state,
             why=answer.why,
@@ -198,8 +199,9 @@ class Requests:
             mask_before=buffer.mask_before(batch.version) if batch else None,
             checkpoint=buffer.checkpoint_wanted,
             failed=answer.failed,
+            demonstrations=tuple(replace(each, chat=b"") for each in shown),
         )
-        return Answer(reply, [record for record, _, _ in share])
+        return Answer(reply, [*(record for record, _, _ in share), *(each.chat for each in shown)])
 
     def on_finished(self, request: messages.FinishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         return Answer(self._buffer.finished(request.incarnation, request.b, request.outcome))

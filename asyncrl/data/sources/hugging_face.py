@@ -90,12 +90,12 @@ class DatasetSource(HeldOut, PromptLimit, Columns):
         """The table to train on and, if they have their own, the one of held-out rows."""
         dropped, only = self.drop_columns or [], self.where or {}
         stem = _stem(self.path, self.split)
-        tables = [_Table(_open(self.path, self.name, self.split, self.revision), stem, dropped, only)]
+        tables = [_Table(open_dataset(self.path, self.name, self.split, self.revision), stem, dropped, only)]
         if self.held_out_path or self.held_out_split:
             path, split = self.held_out_path or self.path, self.held_out_split or self.split
             held_out = _stem(path, split)
             name = f"held_out/{held_out}" if held_out == stem else held_out
-            tables.append(_Table(_open(path, self.name, split, self.revision), name, dropped, only))
+            tables.append(_Table(open_dataset(path, self.name, split, self.revision), name, dropped, only))
         return tables
 
     def task(self, index: int) -> Task:
@@ -149,7 +149,10 @@ def _matching(rows: Dataset, only: Mapping[str, Any]) -> Sequence[int]:
     return [i for i, values in enumerate(zip(*columns, strict=True)) if list(values) == list(only.values())]
 
 
-def _open(path: str | list[str], name: str | None, split: str, revision: str | None) -> Dataset:
+def open_dataset(
+    path: str | list[str], name: str | None, split: str, revision: str | None, field: str = "data.options.path"
+) -> Dataset:
+    """The rows that `field` names. Raises ConfigError."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -159,7 +162,7 @@ def _open(path: str | list[str], name: str | None, split: str, revision: str | N
         if suffixes <= BUILDERS.keys():
             builder = {BUILDERS[suffix] for suffix in suffixes}
             if len(builder) != 1:
-                raise ConfigError(f"data.options.path is {path!r}: files of different kinds; give files of one.")
+                raise ConfigError(f"{field} is {path!r}: files of different kinds; give files of one.")
             return datasets.load_dataset(builder.pop(), data_files={split: files}, split=split)
         if len(files) == 1 and (Path(files[0]) / "state.json").is_file():
             return datasets.load_from_disk(files[0])
@@ -170,7 +173,7 @@ def _open(path: str | list[str], name: str | None, split: str, revision: str | N
     except (OSError, ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"data.options.path is {path!r} (split {split!r}), which cannot be read: {type(error).__name__}: {why}. "
+            f"{field} is {path!r} (split {split!r}), which cannot be read: {type(error).__name__}: {why}. "
             f"Expected files ({', '.join(BUILDERS)}), a folder written by save_to_disk, or a hub name; a relative path "
             "is looked up beside the config file, then in the current folder."
         ) from error

@@ -9,8 +9,8 @@
                                               optimizer.pt or dcp/ is of the adapters alone
                                schedule.json  how many steps had no gradient, and so no place in the schedule; if any
                                rng.pt         torch's random state
-                               batches.jsonl  every batch so far: number, outcome, each group's digest and weights, and
-                                              the digest of its teacher (learner.teacher)
+                               batches.jsonl  every batch so far: number, outcome, each group's digest and weights, the
+                                              digest of its teacher (learner.teacher), each demonstration's
                                state.json     version, batch, branch, threads; digests of the files above
                                buffer/        the buffer's own part: its ledger, the payloads still needed
 
@@ -53,6 +53,8 @@ class Done:
     """Mean importance weight of each trajectory over tokens that carry loss, by group, then by index in it"""
     teacher: str = ""
     """Digest of the teacher that scored it, if there was one"""
+    demonstrations: list[str] = field(default_factory=list)
+    """Digest of each demonstration, in training order"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Checkpoints:
             unfinished.mkdir()
             write = save(unfinished)
             torch.save(torch.get_rng_state(), unfinished / "rng.pt")
-            lines = (json.dumps([d.batch, d.outcome, d.groups, d.weights, *filter(None, [d.teacher])]) for d in done)
+            lines = (json.dumps([d.batch, d.outcome, d.groups, d.weights, *_rest(d)]) for d in done)
             (unfinished / _BATCHES).write_text("".join(f"{line}\n" for line in lines))
             announce(unfinished)
 
@@ -197,6 +199,13 @@ def read_list(path: Path) -> tuple[State, list[Done]]:
         lines = [json.loads(line) for line in (path / _BATCHES).read_text().splitlines()]
         done = [Done(b, end, _by_group(groups), _by_group(weights), *rest) for b, end, groups, weights, *rest in lines]
     return State(**state), done
+
+
+def _rest(done: Done) -> list[Any]:
+    """What only some batches have: the teacher's digest, and behind it those of demonstrations."""
+    if done.demonstrations:
+        return [done.teacher, done.demonstrations]
+    return [done.teacher] if done.teacher else []
 
 
 def changed_files(path: Path) -> list[str]:

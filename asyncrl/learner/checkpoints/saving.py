@@ -60,8 +60,9 @@ class Saving:
     def record(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
         """Adds batch `b` to the list that the next checkpoint holds."""
         groups = group_digests([t.id.group for t in reply.trajectories], reply.digests)
-        weights = trajectory_weights(result.record.weights, batch, reply.groups)
-        self.done.append(Done(b, result.outcome, groups, weights, self._trainer.teacher))
+        weights = trajectory_weights(result.record.weights, batch, reply.groups) if groups else {}
+        shown = [each.digest for each in reply.demonstrations]
+        self.done.append(Done(b, result.outcome, groups, weights, self._trainer.teacher, shown))
 
     def save(self, *, wait: bool = False) -> None:
         """Begins a checkpoint, unless the newest is of this batch; `wait`: until it is complete."""

@@ -14,6 +14,7 @@ from asyncrl.learner.losses.covariance import clip_cov, kl_cov
 from asyncrl.learner.losses.divergence import dppo_kl, dppo_tv
 from asyncrl.learner.losses.policy_loss import Loss, LossInputs, LossProperties, PolicyLoss, loss, properties_of
 from asyncrl.learner.losses.score import cispo, dro, gpg, reinforce, rollout_is, topr, vespo
+from asyncrl.learner.losses.supervised import sft
 
 __all__ = [
     "AGGREGATIONS",
@@ -43,4 +44,5 @@ LOSSES: dict[str, Loss] = {
     "dppo_kl": dppo_kl,
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
+    "sft": sft,
 }

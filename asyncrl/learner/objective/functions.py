@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.config.demonstrations import SFT
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.corrections import CORRECTIONS, CorrectionInputs
@@ -38,8 +39,9 @@ class Functions:
             self.kl_limit = kl_options.get("limit", LIMITS.get(learner.kl))
             kl_options["limit"] = None
         self.kl = chosen(learner.kl, KL, kl_options, "learner.kl", ("logprobs", "reference"))
+        given = () if learner.loss == SFT else learner.corrections  # nobody sampled a demonstration
         self.corrections = Kind(CORRECTIONS, CorrectionInputs).choose_all(
-            learner.corrections or ({"name": "none"},), "learner.corrections"
+            given or ({"name": "none"},), "learner.corrections"
         )
         self.shaping = Kind(SHAPING, ShapingInputs).choose_all(learner.shaping, "learner.shaping")
         self.value_loss = Kind({"value_loss": value_loss}, ValueInputs).choose(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.config.demonstrations import SFT
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.advantages.estimator import Advantages, EstimatorInputs
@@ -82,6 +83,8 @@ class Objective:
         self._functions = Functions(learner)
         self.row_by_row = self._functions.row_by_row()
         """Whether micro-batches may be evaluated one by one; otherwise a whole mini-batch must be, in one call."""
+        self.supervised = learner.loss == SFT
+        """Whether its tokens were shown, not sampled: there is no policy to compare with."""
         self.linear_in_advantage = self.row_by_row and self._functions.linear_in_advantage()
         """Whether a row without any advantage adds nothing to the gradient."""
         self.teacher = TeacherTerm(learner.teacher)

@@ -65,7 +65,7 @@ def score_proximal(
     """Scores of the learner at the start of the step, or None where nothing reads them."""
     spans_micro_batches = not objective.row_by_row and any(len(plan.parts) > 1 for plan in plans)
     is_anchor = learner.proximal == "recompute" and (len(plans) > 1 or spans_micro_batches)
-    if not (objective.advantage_needs_logprobs or is_anchor):
+    if objective.supervised or not (objective.advantage_needs_logprobs or is_anchor):
         return None
     wants: frozenset[Want] = frozenset(
         ("logprobs", "sum_pi_sq") if objective.advantage_needs_sum_pi_sq else ("logprobs",)

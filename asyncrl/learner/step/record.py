@@ -64,6 +64,10 @@ class Record:
     shaped_reward: float | None = None
     """Mean over the episodes, after `learner.shaping`; None without any"""
     proximal_s: float = 0.0
+    shown_nats: float = 0.0
+    """Cross entropy of the demonstrations beside the groups, summed over their tokens and the updates"""
+    shown_tokens: int = 0
+    shown_weight: float = 0.0
     phases: list[Phase] = field(default_factory=list)
     """What was computed when, in order"""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.losses.value import ValueInputs
 from asyncrl.learner.objective.objective import Norm
 from asyncrl.learner.step.critic import OfValues
+from asyncrl.learner.step.demonstrations import Beside
 from asyncrl.learner.step.micro_batches import Plan, score
 from asyncrl.learner.step.prepare import Step
 from asyncrl.learner.step.teacher import Lessons, refuse_unusable, slope_of
@@ -28,6 +31,7 @@ class Update:
         self._place = {int(row): i for i, row in enumerate(self._plan.row_ids)}
         self._generator = torch.Generator().manual_seed((step.learner.seed * 1_000_003 + step.version) * 1009 + number)
         self._token_weights = step.objective.token_weights(step.batch)
+        self._beside = Beside(step, number)
         # The entropy of every update is recorded.
         self._wants: frozenset[Want] = frozenset(("logprobs", "entropy"))
         if step.objective.teacher.in_updates:
@@ -58,12 +62,12 @@ class Update:
             scored = step.backend.logprobs([step.batch.take(row_ids).packed(self._wants) for row_ids in parts])
             for row_ids, scores in zip(parts, scored, strict=True):
                 loss(row_ids, scores)
-        step.backend.accumulate(self._packed(), lambda i, scores: loss(self._plan.parts[i], scores))
+        self._accumulate(lambda i, scores: loss(self._plan.parts[i], scores))
 
     def _in_one_pass(self) -> None:
         """The only micro-batch holds the whole mini-batch."""
         (row_ids,) = self._plan.parts
-        self._step.backend.accumulate(self._packed(), lambda _, scores: self._loss(row_ids, scores, Norm()))
+        self._accumulate(lambda _, scores: self._loss(row_ids, scores, Norm()))
 
     def _at_once(self) -> None:
         """The objective is computed once over the mini-batch; the passes carry its gradient into the model.
@@ -95,7 +99,17 @@ class Update:
             record.loss += float(bonus.detach())
             return loss + bonus
 
-        step.backend.accumulate(self._packed(), carried)
+        self._accumulate(carried)
+
+    def _accumulate(self, loss: Callable[[int, Scores], Tensor]) -> None:
+        """Forward and backward of the mini-batch, `loss(i, scores)` for part i, and of the demonstrations beside it."""
+        parts = self._packed()
+        beside = self._beside.packed(parts[0].wants)
+
+        def of_part(i: int, scores: Scores) -> Tensor:
+            return loss(i, scores) if i < len(parts) else self._beside.loss(i - len(parts), scores)
+
+        self._step.backend.accumulate([*parts, *beside], of_part)
 
     def _entropy_slope(self, logprobs: Tensor) -> Tensor | None:
         """Gradient of the entropy bonus by each token's entropy, `[T]`."""

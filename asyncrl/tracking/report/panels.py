@@ -81,6 +81,7 @@ CORRECTION = (
 
 UPDATE = (
     Panel("loss", "Loss", "", ("weights/loss", "weights/policy_loss")),
+    Panel("demonstrations", "Cross entropy of demonstrations", "nats per token", ("weights/demonstrations/loss",)),
     Panel("grad_norm", "Gradient norm", "", ("weights/grad_norm",)),
     Panel("entropy", "Entropy", "nats per token", ("weights/entropy",)),
     Panel("lr", "Learning rate", "", ("weights/lr",)),

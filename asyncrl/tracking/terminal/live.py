@@ -21,7 +21,7 @@ from rich.text import Text
 from asyncrl.tracking.advice import advice
 from asyncrl.tracking.report.chosen import sentences
 from asyncrl.tracking.series import BUCKETS
-from asyncrl.tracking.state import GREEDY, HELD_OUT, SAMPLED, Event, Record, RunState
+from asyncrl.tracking.state import GREEDY, HELD_OUT, SAMPLED, SHOWN, Event, Record, RunState
 from asyncrl.tracking.terminal.view import RoleView, View, view
 
 REFRESH_S = 0.5
@@ -58,9 +58,13 @@ def render(view: View) -> RenderableType:
 def line(view: View, record: Record) -> str:
     """One training step, or one evaluation, as one plain line."""
     step = f"step {record['step']:.0f}/{view.steps}"
-    if "reward/mean" not in record:
+    if "weights/loss" not in record:
         return f"{step}  {_evaluated(record)}"
-    parts = [step, f"reward {record['reward/mean']:.3f}"]
+    parts = [step]
+    if "reward/mean" in record:
+        parts.append(f"reward {record['reward/mean']:.3f}")
+    if SHOWN in record:
+        parts.append(f"demonstrations {record[SHOWN]:.4f} nats")
     if "reward/success" in record:
         parts.append(f"success {record['reward/success']:.2f}")
     rates = (("generated", view.generated_per_s), ("trained", view.trained_per_s))

@@ -71,14 +71,14 @@ class View:
 
 def view(run_state: RunState, name: str, now: float) -> View:
     values = run_state.last | run_state.now(now)
-    training = [r for r in run_state.recent if "reward/mean" in r]
+    training = [r for r in run_state.recent if "weights/loss" in r]
     return View(
         name=name,
         step=run_state.step,
         steps=run_state.steps,
         wall_s=now - run_state.started,
         left_s=left_s([(r["step"], r["wall_s"]) for r in training], run_state.steps, now - run_state.started),
-        rewards=tuple(r["reward/mean"] for r in training),
+        rewards=tuple(r["reward/mean"] for r in training if "reward/mean" in r),
         success=training[-1].get("reward/success") if training else None,
         held_out=tuple((int(r["step"]), r.get(SAMPLED), r.get(GREEDY)) for r in run_state.held_out),
         generated_per_s=values.get("throughput/tokens_generated_per_s"),

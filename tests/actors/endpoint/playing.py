@@ -10,8 +10,8 @@ from asyncrl.actors.endpoint.agent import AgentPlayer
 from asyncrl.actors.endpoint.clients import Clients
 from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.quickstart.tokenizer import build_tokenizer
+from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.trajectory import Trajectory
 from tests.actors.fakes import FakeEngine, ticket
 

@@ -13,7 +13,7 @@ import pytest
 
 from asyncrl.actors.engines.protocol import EngineDied
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
-from asyncrl.actors.rendering.template import TemplateRenderer
+from asyncrl.rendering.template import TemplateRenderer
 from tests.actors.endpoint.playing import LIMITS, USER, Agent, ask, encode, played, saying
 from tests.actors.fakes import FakeEngine
 

@@ -7,9 +7,9 @@ from asyncrl.actors.envs import lookup
 from asyncrl.actors.envs.calculator import calculate
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.tool import ToolError
-from asyncrl.actors.rendering.tool_calls import Hermes
 from asyncrl.data.sources.lookup import LookupSource
 from asyncrl.errors import ConfigError
+from asyncrl.rendering.tool_calls import Hermes
 
 
 def assistant(text):

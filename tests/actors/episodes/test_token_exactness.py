@@ -23,12 +23,12 @@ from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.quickstart.tokenizer import build_tokenizer
+from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.trajectory import CONTEXT, Trajectory
 from asyncrl.wire import decode_trajectory, encode_trajectory
 from tests.actors.fakes import FakeEngine, ticket
-from tests.actors.rendering.test_template import FORGETS_THINKING, with_template
+from tests.rendering.test_template import FORGETS_THINKING, with_template
 
 TOKENIZER = build_tokenizer()
 STABLE, FORGETFUL = TemplateRenderer(TOKENIZER), with_template(FORGETS_THINKING)

@@ -100,6 +100,29 @@ def test_trajectories_records_and_tickets() -> None:
             codec.decode_reply(asked, codec.decode_header(bad[0]), [])
 
 
+def test_batches_with_demonstrations() -> None:
+    records = [bytes(to_record(trajectory(TicketId(0, 1, index)))) for index in range(2)]
+    chats = [b'{"messages":[{"role":"assistant","content":"3"}],"tools":[]}'] * 2
+    shown = tuple(messages.Demonstration(draw, "chats.jsonl line 1", "ab" * 16) for draw in range(2))
+    reply = messages.BatchReply(
+        "ready", "", [], (1.0, 1.0), ("d0", "d1"), (1,), 0, 0, None, False, False, demonstrations=shown
+    )
+    asked = messages.BatchRequest(1, 0, 0, 1, 0.0)
+    good = [codec.encode_reply(1, reply), *records, *chats]
+    back = codec.decode_reply(asked, codec.decode_header(good[0]), good[1:])
+    assert [each.chat for each in back.demonstrations] == chats
+    assert (len(back.trajectories), [each.draw for each in back.demonstrations]) == (2, [0, 1])
+    refused = 0
+    for bad in mutations([good], MANY, seed=7):
+        try:
+            back = codec.decode_reply(asked, codec.decode_header(bad[0]), bad[1:])
+            assert len(back.trajectories) == len(back.digests)
+            assert all(isinstance(each.chat, bytes) for each in back.demonstrations)
+        except (WireError, BufferRefused):
+            refused += 1
+    assert MANY // 4 < refused < MANY
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     buffer = open_buffer(tmp_path / "buffer")

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actors.rendering import template
-from asyncrl.actors.rendering.build import BridgedRenderer, build_renderer
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.quickstart.tokenizer import build_tokenizer
+from asyncrl.rendering import template
+from asyncrl.rendering.build import BridgedRenderer, build_renderer
+from asyncrl.rendering.template import TemplateRenderer
 
 TOKENIZER = build_tokenizer()
 TEMPLATE = TemplateRenderer(TOKENIZER)

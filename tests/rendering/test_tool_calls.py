@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.actors.rendering.tool_calls import TOOL_CALL_FORMATS, Hermes, LlamaJson, Mistral, Pythonic, arguments_of
+from asyncrl.rendering.tool_calls import TOOL_CALL_FORMATS, Hermes, LlamaJson, Mistral, Pythonic, arguments_of
 
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.actors.rendering.template import TemplateRenderer
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.quickstart.tokenizer import build_tokenizer
+from asyncrl.rendering.template import TemplateRenderer
 
 TOKENIZER = build_tokenizer()
 TOOLS = [{"type": "function", "function": {"name": "lookup", "description": "", "parameters": {}}}]

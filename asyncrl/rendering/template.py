@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
-from asyncrl.actors.rendering.tool_calls import TOOL_CALL_FORMATS
 from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
+from asyncrl.rendering.tool_calls import TOOL_CALL_FORMATS
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,16 @@ class Renderer(Protocol):
         a stop token (otherwise the tail closes the turn, as context). `row`: all ids so far, of which the last
         `sampled` were sampled; for a renderer that works on ids. None: with the new messages the template changes
         earlier ids, so the row ends here and `render_initial` starts a new one.
+        """
+        ...
+
+    def render_answer(
+        self, messages_before: Sequence[Message], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[int] | None:
+        """The ids that a policy would have sampled for the assistant's `message`, with the stop token that ends it.
+
+        For demonstrations only. None: the conversation with the message does not begin with the one before it, so that
+        its ids cannot be told apart.
         """
         ...
 
@@ -164,6 +174,14 @@ class TemplateRenderer:
         if at < 0 or base[after:].strip() or not full.startswith(base):
             return None
         return list(self._ids(full[after if closed else at :]))
+
+    def render_answer(
+        self, messages_before: Sequence[Message], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[int] | None:
+        prompt = self._text(messages_before, tools, generate=True)
+        full = self._text([*messages_before, message], tools, generate=False)
+        ends = max((full.rfind(stop) + len(stop) for stop in self._stops if stop in full), default=0)
+        return list(self._ids(full[len(prompt) : ends])) if full.startswith(prompt) and ends > len(prompt) else None
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.actors.rendering.template import Renderer, TemplateRenderer, ToolSchema
 from asyncrl.config import Config
 from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
 from asyncrl.model import load_tokenizer
 from asyncrl.plugins import resolve
+from asyncrl.rendering.template import Renderer, TemplateRenderer, ToolSchema
 
 
 class BridgedRenderer:
@@ -42,6 +42,15 @@ class BridgedRenderer:
             return None
         return list(bridged.token_ids[len(row) :])
 
+    def render_answer(
+        self, messages_before: Sequence[Message], message: Message, tools: Sequence[ToolSchema]
+    ) -> list[int] | None:
+        prompt = self.render_initial(messages_before, tools)
+        functions, both = _functions(tools), [*messages_before, message]
+        full = list(self._inner.render_ids(both, tools=functions, add_generation_prompt=False))
+        ends = max((i + 1 for i, token in enumerate(full) if token in self.stop_token_ids), default=0)
+        return full[len(prompt) : ends] if full[: len(prompt)] == prompt and ends > len(prompt) else None
+
     def parse(self, sampled_ids: Sequence[int]) -> Message:
         parsed = self._inner.parse_response(list(sampled_ids))
         message: Message = {"role": "assistant", "content": parsed.content or ""}
@@ -63,7 +72,7 @@ class BridgedRenderer:
         return message
 
 
-RENDERERS: dict[str, str] = {"template": "asyncrl.actors.rendering.template:TemplateRenderer.of"}
+RENDERERS: dict[str, str] = {"template": "asyncrl.rendering.template:TemplateRenderer.of"}
 """Name -> import path of a callable `(config: Config) -> Renderer`. An import path of the config's own is called with
 the tokenizer."""
 
@@ -87,7 +96,7 @@ def build_renderer(config: Config) -> Renderer:
     ]:
         raise ConfigError(
             f"actors.renderer is {name!r}, which gives a {type(own).__name__} without {', '.join(missing)}: expected a "
-            "Renderer (asyncrl/actors/rendering/template.py) or one of the package `renderers`."
+            "Renderer (asyncrl/rendering/template.py) or one of the package `renderers`."
         )
     renderer: Renderer = own
     return renderer
