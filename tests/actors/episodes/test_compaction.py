@@ -101,9 +101,19 @@ def test_a_request_for_which_a_row_has_no_room_is_refused() -> None:
     [
         ({"env.compact": 0.9}, r"env.compact is 0.9: .* leaves 26 tokens .* actors.max_new_tokens = 128: lower"),
         ({"env.compact": 0.4, "env.max_turns": 2}, r"env.max_turns 2: a summary is a turn"),
+        ({"env.compact": 0.4, "learner.advantage": "turn_grpo"}, r"learner.advantage is turn_grpo with variant turn"),
+        (
+            {"env.compact": 0.4, "learner.advantage_by_env": {"single_turn": {"name": "turn_grpo", "gamma": 0.9}}},
+            r"learner.advantage_by_env.single_turn is turn_grpo .*, and env.compact is 0.4",
+        ),
         ({"actors.episode_max_s": 60}, r"actors.episode_max_s is 60 but actors.episode_s 1800"),
     ],
 )
-def test_limits_that_cannot_work_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Config.load(overrides=fields)
+
+
+def test_process_rewards_can_be_compared_across_summaries() -> None:
+    given = {"learner.advantage": "turn_grpo", "learner.advantage_options": {"variant": "process"}}
+    assert Config.load(overrides={"env.compact": 0.4, **given}).env.compact == 0.4
