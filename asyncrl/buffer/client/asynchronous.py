@@ -103,9 +103,10 @@ class AsyncBufferClient:
             records = [to_record(t) for t in trajectories]
             beyond = [too_large(t, record) for t, record in zip(trajectories, records, strict=True)]
             sent = [record for record, why in zip(records, beyond, strict=True) if not why]
-            answers = iter(await self._ask(messages.PutRequest(), sent) if sent else ())
+            answered = await self._ask(messages.PutRequest(), sent) if sent else []
         except Exception as error:  # raised where these puts are awaited
             return [error] * len(trajectories)
+        answers = iter(answered)
         outcomes = [messages.Refusal(TOO_LARGE, why) if why else next(answers) for why in beyond]
         return [BufferRefused("put", o.code, o.message) if isinstance(o, messages.Refusal) else o for o in outcomes]
 
