@@ -95,8 +95,7 @@ def only_the_last_is_open(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
 
 
 def batches_are_full(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
-    """A batch, also one that was left, holds `learner.groups_per_step` groups of the ledger beside the replayed ones,
-    each once."""
+    """A batch, also one that was left, holds `learner.groups_per_step` groups beside the replayed ones, each once."""
     for batch in (*_numbered(ledger), *(batch for batch in ledger.batches if batch.released)):
         for number, times in Counter(batch.groups).items():
             if times > 1:

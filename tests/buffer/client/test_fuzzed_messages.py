@@ -105,7 +105,7 @@ def test_batches_with_demonstrations() -> None:
     chats = [b'{"messages":[{"role":"assistant","content":"3"}],"tools":[]}'] * 2
     shown = tuple(messages.Demonstration(draw, "chats.jsonl line 1", "ab" * 16) for draw in range(2))
     reply = messages.BatchReply(
-        "ready", "", [], (1.0, 1.0), ("d0", "d1"), (1,), 0, 0, None, False, False, demonstrations=shown
+        "ready", "", [], (1.0, 1.0), ("d0", "d1"), (1,), (), 0, 0, None, False, False, demonstrations=shown
     )
     asked = messages.BatchRequest(1, 0, 0, 1, 0.0)
     good = [codec.encode_reply(1, reply), *records, *chats]
