@@ -32,8 +32,7 @@ def stops_follow_from_a_result(ledger: LedgerRows, rules: Rules) -> Iterator[str
 
 
 def stops_are_at_the_end_of_their_line(ledger: LedgerRows, _: Rules) -> Iterator[str]:
-    """A stop is at the version of its batch, which was never fixed; a later branch from there or before voids it,
-    unless it redoes the steps that it leaves, from its result on."""
+    """A stop is at the version of its batch, which was never fixed; only a redo from its result on does not void it."""
     for row in ledger.tables["stops"]:
         before = ledger.batch_of(row["branch"], row["batch"] - 1) if row["batch"] else None
         version = 0 if not row["batch"] else None if before is None else before.version_after
