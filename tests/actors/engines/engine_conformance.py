@@ -217,8 +217,10 @@ def test_new_weights_between_two_tokens(subject: Subject, recompute: bool) -> No
         new = HeldWeights(subject.other, 4, branch=1)
         await engine.check(new)
         await engine.pause(recompute)
-        await asyncio.sleep(0.05)  # what a server has sampled before may still be under way
-        before = engine.load_stats()["generated"]
+        before = -1.0
+        while before < (now := engine.load_stats()["generated"]):  # what a server has sampled may still be under way
+            before = now
+            await asyncio.sleep(0.1)
         await engine.load(new)
         await asyncio.sleep(0.05)
         assert engine.load_stats()["generated"] == before, "sampled while paused"
@@ -226,9 +228,14 @@ def test_new_weights_between_two_tokens(subject: Subject, recompute: bool) -> No
         assert engine.held_version == (1, 4)
         return await running
 
-    for (prompt, _), out in zip(asked, play(subject, scenario), strict=True):
+    played = list(zip(asked, play(subject, scenario), strict=True))
+    # On a busy machine a server may have ended some of them before it is told to pause, but not all.
+    assert any(out.versions.any() for _, out in played)
+    for (prompt, _), out in played:
         k = int((out.versions == 0).sum())
-        assert 0 < k < len(out.token_ids)
+        if k == 150:
+            continue
+        assert k > 0
         assert out.versions.tolist() == [0] * k + [4] * (150 - k)
         old = judge(subject.model, prompt, out.token_ids, 1.0)
         new = judge(subject.other, prompt, out.token_ids, 1.0)
