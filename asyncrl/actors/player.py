@@ -95,7 +95,7 @@ async def players(config: Config, engine: Engine, renderer: Renderer, *, actor: 
     async with AsyncExitStack() as opened:
         train = await opened.enter_async_context(player(config, engine, renderer, actor=actor))
         own = {
-            name: await opened.enter_async_context(player(for_set(config, name), engine, renderer, actor=actor))
+            name: await opened.enter_async_context(player(for_held_out(config, name), engine, renderer, actor=actor))
             for name, given in config.eval.sets.items()
             if given.env
         }
@@ -104,6 +104,16 @@ async def players(config: Config, engine: Engine, renderer: Renderer, *, actor: 
             return await own.get(ticket.eval_set, train)(ticket, progress)
 
         yield play_any
+
+
+def for_held_out(config: Config, name: str) -> Config:
+    """The config with which the held-out set of this name is played. Where an environment of its own is an agent, which
+    keeps its own conversation, `env.compact` and `env.workers` are those of training only. Raises ConfigError."""
+    alone = for_set(config, name)
+    if name not in config.eval.sets or not config.eval.sets[name].env or not is_agent(_chosen(alone)):
+        return alone
+    env = alone.env.model_copy(update={"compact": 0.0, "workers": "async"})
+    return alone.model_copy(update={"env": env})
 
 
 def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[Ticket, Progress], Awaitable[R]]:
