@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
+from asyncrl.learner.step.companions import companions
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.teacher import places
 from asyncrl.learner.step.train_step import StepResult, train_step
@@ -221,6 +223,20 @@ def test_a_row_that_the_teacher_cannot_read_is_refused(tmp_path: Path) -> None:
     trainer.backend._teacher._positions = 10
     with pytest.raises(RunError, match=r"a row has \d+ tokens and the teacher reads 10: lower env.max_tokens"):
         trainer.train(a_batch(), 0)
+
+
+def test_a_separate_critic_holds_no_teacher(teacher: Path) -> None:
+    config = taught_config(teacher, {"advantage": "gae", "critic": "separate"}, reward_weight=1.0)
+    built: list[TorchBackend] = []
+
+    def another(of_critic: Config) -> TorchBackend:
+        built.append(TorchBackend(of_critic, tiny_model(), device="cpu"))
+        return built[-1]
+
+    policy = another(config)
+    companions(config, policy, another)
+    assert policy.teacher_digest
+    assert [each.teacher_digest for each in built[1:]] == [""]
 
 
 def test_places_of_tokens_in_turns() -> None:
