@@ -17,6 +17,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.demonstrations import flat
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
 from asyncrl.learner.step.companions import companions
@@ -24,6 +25,7 @@ from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.teacher import places
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.learner.trainer import Trainer
+from asyncrl.rendering.demonstrations import ShownRow
 from asyncrl.tracking.series import check
 from tests.learner.distillation.teachers import a_trainer, taught_config, teacher_in
 from tests.learner.kept_ranks import on_kept_ranks
@@ -194,11 +196,13 @@ def test_two_ranks_equal_one(teacher: Path, given: dict[str, Any]) -> None:
 
 
 def shard(teacher: str, given: dict[str, Any]) -> dict[str, Tensor]:
-    config = taught_config(teacher, {"lr": LR, "tokens_per_micro_batch": 60}, **given)
+    beside = {"per_step": 2, "weight": 0.5}
+    config = taught_config(teacher, {"lr": LR, "tokens_per_micro_batch": 60, "demonstrations": beside}, **given)
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
     found: dict[str, Tensor] = {}
     for v in range(2):
-        record = train_step(backend, Objective(config.learner), a_batch(v), config.learner, version=v).record
+        batch = dataclasses.replace(a_batch(v), demonstrations=long_demonstrations())
+        record = train_step(backend, Objective(config.learner), batch, config.learner, version=v).record
         assert record.teacher is not None
         found[f"seen {v}"] = record.teacher
     return found | dict(backend.weights())
@@ -237,6 +241,32 @@ def test_a_separate_critic_holds_no_teacher(teacher: Path) -> None:
     companions(config, policy, another)
     assert policy.teacher_digest
     assert [each.teacher_digest for each in built[1:]] == [""]
+
+
+@pytest.mark.parametrize("limit", [60, 100_000], ids=["by parts", "one pass"])
+def test_neither_teacher_nor_critic_reads_demonstrations(teacher: Path, limit: int) -> None:
+    given = {"advantage": "gae", "critic": "shared", "demonstrations": {"per_step": 6, "weight": 0.5}}
+    config = taught_config(teacher, given | {"tokens_per_micro_batch": limit}, reward_weight=1.0)
+    trainer = a_trainer(config)
+    groups = a_batch()
+    batch, read = dataclasses.replace(groups, demonstrations=long_demonstrations()), []
+    trainer.backend._teacher._positions = int(groups.lengths.max())
+    accumulate = trainer.backend.accumulate
+    trainer.backend.accumulate = lambda parts, loss: (read.extend(parts), accumulate(parts, loss))
+    result = trainer.train(batch, 0)
+    assert result.outcome == "applied"
+    longest = [part for part in read if max(part.lengths) > groups.lengths.max()]
+    assert longest
+    assert all(part.wants == {"logprobs", "entropy"} for part in longest)
+    of_groups = [part for part in read if part.wants == {"logprobs", "entropy", "teacher", "hidden"}]
+    assert sum(len(part.token_ids) for part in of_groups) == len(groups.token_ids)
+    assert result.record.shown_tokens == int(long_demonstrations().mask.sum())
+
+
+def long_demonstrations() -> Batch:
+    """Each longer than every row of the groups."""
+    ids = list(range(1, 30)) * 4
+    return flat([(n, ShownRow(ids, [False] + [True] * (len(ids) - 1))) for n in range(2)])
 
 
 def test_places_of_tokens_in_turns() -> None:
