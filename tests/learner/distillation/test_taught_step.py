@@ -201,7 +201,8 @@ def shard(teacher: str, given: dict[str, Any]) -> dict[str, Tensor]:
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
     found: dict[str, Tensor] = {}
     for v in range(2):
-        batch = dataclasses.replace(a_batch(v), demonstrations=long_demonstrations())
+        # One part costs more and one less than all of the groups: in common rounds, ranks would want different things.
+        batch = dataclasses.replace(a_batch(v), demonstrations=long_demonstrations((116, 5)))
         record = train_step(backend, Objective(config.learner), batch, config.learner, version=v).record
         assert record.teacher is not None
         found[f"seen {v}"] = record.teacher
@@ -263,10 +264,10 @@ def test_neither_teacher_nor_critic_reads_demonstrations(teacher: Path, limit: i
     assert result.record.shown_tokens == int(long_demonstrations().mask.sum())
 
 
-def long_demonstrations() -> Batch:
-    """Each longer than every row of the groups."""
+def long_demonstrations(lengths: tuple[int, ...] = (116, 116)) -> Batch:
+    """By default each longer than every row of the groups."""
     ids = list(range(1, 30)) * 4
-    return flat([(n, ShownRow(ids, [False] + [True] * (len(ids) - 1))) for n in range(2)])
+    return flat([(n, ShownRow(ids[:of], [False] + [True] * (of - 1))) for n, of in enumerate(lengths)])
 
 
 def test_places_of_tokens_in_turns() -> None:
