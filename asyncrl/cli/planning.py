@@ -64,8 +64,10 @@ def plan(words: list[str]) -> int:
         from asyncrl.config import Config
         from asyncrl.launch import preflight
         from asyncrl.plan.probe import probe
+        from asyncrl.plan.setting import refuse_supervised
 
         config = Config.load(options.config, flags)
+        refuse_supervised(config)
         preflight.check(config)
         run = probe(config, options.probe)
         if not options.json:

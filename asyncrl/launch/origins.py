@@ -14,6 +14,7 @@ from typing import Any
 from asyncrl.buffer.evaluations.places import place_of
 from asyncrl.buffer.ledger.witnessed import Witnessed, read_witnessed
 from asyncrl.config import Config
+from asyncrl.config.demonstrations import supervised
 from asyncrl.config.loading import Sourced, fields, load
 from asyncrl.config.resuming import FIELDS, differences, settings
 from asyncrl.errors import ConfigError
@@ -83,9 +84,11 @@ class Origin:
                     f"buffer.dir is {config.buffer.dir!r}, which holds the ledger of {earlier.path}: give another."
                 )
             _check_fixed(before, config, "--fork", besides=("buffer.dir",))
+            _check_kind(before, config, "--fork")
         else:
             _check_place(earlier, before, config)
             _check_fixed(before, config, "--resume")
+            _check_kind(before, config, "--resume")
         return checkpoint
 
     def warnings(self, config: Config) -> list[str]:
@@ -169,6 +172,16 @@ def _check_fixed(before: Config, config: Config, option: str, besides: tuple[str
                 f"{field} cannot change with {option}: it was {was!r}, now {now!r}, and {made} with the former. Leave "
                 "it out, or start a new run from the weights: --config FILE --model.path RUN/checkpoints/STEP/hf."
             )
+
+
+def _check_kind(before: Config, config: Config, option: str) -> None:
+    """A ledger holds batches of groups or of demonstrations alone, and its equation is of one kind."""
+    if supervised(before) != supervised(config):
+        raise ConfigError(
+            f"learner.loss cannot change between sft and a policy loss with {option}: it was {before.learner.loss!r}, "
+            f"now {config.learner.loss!r}, and batches hold demonstrations alone under the one and groups under the "
+            "other; start a new run from the weights: --config FILE --model.path RUN/checkpoints/STEP/hf."
+        )
 
 
 def inherit(run: RunFolder, source: RunFolder, checkpoint: Path) -> None:

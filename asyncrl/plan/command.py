@@ -19,7 +19,7 @@ from asyncrl.plan.fitting.fit import Fit, fit
 from asyncrl.plan.fitting.record import read
 from asyncrl.plan.grid import Grid, grid
 from asyncrl.plan.playing.simulate import Length
-from asyncrl.plan.setting import Setting, domains, host_cores
+from asyncrl.plan.setting import Setting, domains, host_cores, refuse_supervised
 from asyncrl.run_folder import RunFolder
 
 CALIBRATION = Length(4, 12)
@@ -42,6 +42,7 @@ def plan(run: RunFolder, options: Options) -> int:
     """Raises RunError for a record that says too little, ConfigError for a setting that cannot be."""
     if options.write is not None and options.write.exists():
         raise ConfigError(f"--write is {options.write}, which exists: give another file.")
+    refuse_supervised(run.load_config())
     record = read(run)
     fitted = fit(record)
     config = record.config

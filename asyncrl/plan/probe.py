@@ -6,8 +6,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,17 +20,21 @@ from asyncrl.run_folder import RunFolder
 POLL_S = 0.2
 STOP_S = 120.0
 """Seconds that the run has to end by itself, checkpoint and report included."""
+UNEVALUATED: Mapping[str, Any] = {
+    "eval.tasks": 0, "eval.sets": {}, "eval.every": 0, "eval.stop_at": {}, "eval.patience": {}, "eval.keep_best": "",
+    "eval.final": "", "actors.eval": 0,
+}  # fmt: skip
+"""Fields of a run that plays no evaluation. Reserved actors train."""
 
 
 def probe(config: Config, seconds: float) -> RunFolder:
     """A run of `config` that is stopped after `seconds`, counted from its first training step. It evaluates nothing,
     and keeps all payloads. Raises RunError if it does not begin, or ends by itself with an error."""
     name = f"probe-{time.strftime('%Y%m%d-%H%M%S')}"
-    changes = {"launch.name": name, "eval.tasks": 0, "buffer.keep": "all"}
     run = RunFolder((Path(config.launch.runs_dir) / name).absolute())
     with tempfile.TemporaryDirectory(prefix="asyncrl-plan-") as folder:
         file = Path(folder) / "config.yaml"
-        file.write_text(yaml.safe_dump(config_with(config, changes).model_dump(mode="json"), sort_keys=False))
+        file.write_text(yaml.safe_dump(probed_config(config, name).model_dump(mode="json"), sort_keys=False))
         command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(file)]
         with (Path(folder) / "launch.log").open("w+") as log:
             launcher = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -45,6 +50,11 @@ def probe(config: Config, seconds: float) -> RunFolder:
             finally:
                 _stop(launcher)
     return RunFolder.existing(run.path)
+
+
+def probed_config(config: Config, name: str) -> Config:
+    """The configuration of the probe. Raises ConfigError."""
+    return config_with(config, {"launch.name": name, "buffer.keep": "all", **UNEVALUATED})
 
 
 def _steps(run: RunFolder) -> int:

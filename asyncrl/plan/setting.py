@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
+from asyncrl.config.demonstrations import supervised
 from asyncrl.errors import ConfigError
 from asyncrl.plan.times import Domain
 
@@ -64,6 +65,15 @@ def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
         return Config.model_validate(values)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def refuse_supervised(config: Config) -> None:
+    """Raises ConfigError for a run that trains on demonstrations alone."""
+    if supervised(config):
+        raise ConfigError(
+            "learner.loss is sft, under which nothing is generated and nobody waits for anybody: plan needs a run with "
+            "groups, so give it one with a policy loss."
+        )
 
 
 def rules_of(config: Config, setting: Setting) -> Rules:

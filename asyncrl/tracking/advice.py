@@ -50,13 +50,13 @@ class Seen:
 
 
 def advice(records: Sequence[Record], cores: int | None) -> str:
-    """The line; empty where the record does not support one. `cores`: of the host; None: unknown.
+    """The line; empty where the record supports none, or no group was trained. `cores`: of the host; None: unknown.
 
     Needs the series that every run reports: waits of the learner, slots in use, groups by state, CPU of each role.
     """
     steps = [r for r in records if "throughput/step_s" in r and "throughput/slots_busy" in r and r["step"] > SETTLE]
     steps = steps[-MOST:]
-    if len(steps) < FEWEST:
+    if len(steps) < FEWEST or not steps[-1].get("buffer/groups/trained"):
         return ""
     middle = len(steps) // 2
     halves = _seen(steps[:middle]), _seen(steps[middle:])

@@ -116,6 +116,26 @@ def test_what_the_checkpoints_were_made_with_cannot_change(run: RunFolder, flags
             origin.check(origin.load(None, flags).config)
 
 
+@pytest.mark.parametrize("began_with", ["sft", "decoupled_ppo"])
+@pytest.mark.parametrize("option", ["resume", "fork"])
+def test_a_run_does_not_change_between_demonstrations_alone_and_groups(
+    tmp_path: Path, began_with: str, option: str
+) -> None:
+    sft: dict[str, object] = {"learner.loss": "sft", "actors.count": 0, "eval.tasks": 0}
+    groups: dict[str, object] = {"learner.loss": "decoupled_ppo", "actors.count": 1, "eval.tasks": 0}
+    first, then = (sft, groups) if began_with == "sft" else (groups, sft)
+    shared = {"launch.runs_dir": str(tmp_path), "launch.name": "run", "data.demonstrations": ["chats.jsonl"]}
+    run = RunFolder.create(tmp_path / "run", Config.load("quickstart", shared | first))
+    Checkpoints(run.checkpoints, 2).write(State(2, 2, 0, 1), [], lambda _: lambda: None, lambda _: None)
+    origin = Origin(**{option: run.path})
+    try:
+        with pytest.raises(ConfigError, match=rf"learner\.loss cannot change .* with --{option}.*--model\.path RUN"):
+            origin.check(origin.load(None, then).config)
+        origin.check(origin.load(None, {"learner.lr": 0.5} if first is sft else {"learner.loss": "gspo"}).config)
+    finally:
+        run.remove_temporary()
+
+
 def test_a_fresh_start_that_was_cut_off_is_carried_out_by_the_next_one(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,15 @@ def test_nothing_is_said_where_the_halves_differ() -> None:
     assert advice(changed, 16) == ""
 
 
+def test_nothing_is_said_where_no_groups_are_trained() -> None:
+    """Under learner.loss sft slots are busy in evaluations only, and nobody waits for anybody."""
+    supervised = records(waits__learner__batch=0.0, throughput__slots_busy=0.0)
+    assert "training is the slower side" in advice(supervised, 16)
+    for record in supervised:
+        record["buffer/groups/trained"] = 0.0
+    assert advice(supervised, 16) == ""
+
+
 def test_a_record_without_the_series_says_nothing() -> None:
     assert advice([{"step": float(n), "throughput/step_s": 1.0} for n in range(30)], 16) == ""
 

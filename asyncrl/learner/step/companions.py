@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asyncrl.config import Config
-from asyncrl.config.learner import LearnerConfig
+from asyncrl.config.learner import LearnerConfig, TeacherConfig
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.objective.kl import CONTROLLERS, Controller, FixedKL
@@ -101,6 +101,6 @@ def companions(config: Config, policy: Backend, another: Callable[[Config], Back
         return Companions(kl, Critic(learner, policy))
     if another is None:
         raise ValueError("learner.critic is separate, and nothing was given that builds its model")
-    # The second backend scores for the critic only, so it keeps no reference model.
-    without_reference = config.model_copy(update={"learner": learner.model_copy(update={"kl_coef": 0.0})})
-    return Companions(kl, Critic(learner, policy, another(without_reference)))
+    # The second backend scores for the critic only, so it keeps neither a reference model nor a teacher.
+    of_critic = learner.model_copy(update={"kl_coef": 0.0, "teacher": TeacherConfig()})
+    return Companions(kl, Critic(learner, policy, another(config.model_copy(update={"learner": of_critic}))))

@@ -15,6 +15,8 @@ from asyncrl.learner.step.apply import learning_rate
 from asyncrl.learner.step.micro_batches import minibatches, plan
 from asyncrl.learner.step.prepare import Step
 
+WANTS: frozenset[Want] = frozenset(("logprobs", "entropy"))
+
 
 def weight_at(learner: LearnerConfig, version: int) -> float:
     """The weight in the step from `version` on."""
@@ -39,9 +41,9 @@ class Beside:
             self._parts = plan(self._shown, shares[number], limit, ranks, None).parts
             self._tokens = float(self._shown.take(shares[number]).mask.sum())
 
-    def packed(self, wants: frozenset[Want]) -> list[Packed]:
-        """The micro-batches behind those of the groups."""
-        return [] if self._shown is None else [self._shown.take(row_ids).packed(wants) for row_ids in self._parts]
+    def packed(self) -> list[Packed]:
+        """The micro-batches; none if there are no demonstrations, or their weight is 0."""
+        return [] if self._shown is None else [self._shown.take(row_ids).packed(WANTS) for row_ids in self._parts]
 
     def loss(self, part: int, scores: Scores) -> Tensor:
         """The share of micro-batch `part` in the objective, a scalar with gradient."""

@@ -102,14 +102,14 @@ class Update:
         self._accumulate(carried)
 
     def _accumulate(self, loss: Callable[[int, Scores], Tensor]) -> None:
-        """Forward and backward of the mini-batch, `loss(i, scores)` for part i, and of the demonstrations beside it."""
-        parts = self._packed()
-        beside = self._beside.packed(parts[0].wants)
+        """Forward and backward of the mini-batch, `loss(i, scores)` for part i, and of the demonstrations beside it.
 
-        def of_part(i: int, scores: Scores) -> Tensor:
-            return loss(i, scores) if i < len(parts) else self._beside.loss(i - len(parts), scores)
-
-        self._step.backend.accumulate([*parts, *beside], of_part)
+        These have calls of their own, since no teacher and no critic reads them: ranks that compute at the same time
+        must want the same.
+        """
+        self._step.backend.accumulate(self._packed(), loss)
+        if beside := self._beside.packed():
+            self._step.backend.accumulate(beside, self._beside.loss)
 
     def _entropy_slope(self, logprobs: Tensor) -> Tensor | None:
         """Gradient of the entropy bonus by each token's entropy, `[T]`."""

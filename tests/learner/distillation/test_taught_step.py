@@ -15,13 +15,17 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
+from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.demonstrations import flat
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
+from asyncrl.learner.step.companions import companions
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.teacher import places
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.learner.trainer import Trainer
+from asyncrl.rendering.demonstrations import ShownRow
 from asyncrl.tracking.series import check
 from tests.learner.distillation.teachers import a_trainer, taught_config, teacher_in
 from tests.learner.kept_ranks import on_kept_ranks
@@ -192,11 +196,14 @@ def test_two_ranks_equal_one(teacher: Path, given: dict[str, Any]) -> None:
 
 
 def shard(teacher: str, given: dict[str, Any]) -> dict[str, Tensor]:
-    config = taught_config(teacher, {"lr": LR, "tokens_per_micro_batch": 60}, **given)
+    beside = {"per_step": 2, "weight": 0.5}
+    config = taught_config(teacher, {"lr": LR, "tokens_per_micro_batch": 60, "demonstrations": beside}, **given)
     backend = Fsdp2Backend(config, tiny_model(), device="cpu")
     found: dict[str, Tensor] = {}
     for v in range(2):
-        record = train_step(backend, Objective(config.learner), a_batch(v), config.learner, version=v).record
+        # One part costs more and one less than all of the groups: in common rounds, ranks would want different things.
+        batch = dataclasses.replace(a_batch(v), demonstrations=long_demonstrations((116, 5)))
+        record = train_step(backend, Objective(config.learner), batch, config.learner, version=v).record
         assert record.teacher is not None
         found[f"seen {v}"] = record.teacher
     return found | dict(backend.weights())
@@ -221,6 +228,46 @@ def test_a_row_that_the_teacher_cannot_read_is_refused(tmp_path: Path) -> None:
     trainer.backend._teacher._positions = 10
     with pytest.raises(RunError, match=r"a row has \d+ tokens and the teacher reads 10: lower env.max_tokens"):
         trainer.train(a_batch(), 0)
+
+
+def test_a_separate_critic_holds_no_teacher(teacher: Path) -> None:
+    config = taught_config(teacher, {"advantage": "gae", "critic": "separate"}, reward_weight=1.0)
+    built: list[TorchBackend] = []
+
+    def another(of_critic: Config) -> TorchBackend:
+        built.append(TorchBackend(of_critic, tiny_model(), device="cpu"))
+        return built[-1]
+
+    policy = another(config)
+    companions(config, policy, another)
+    assert policy.teacher_digest
+    assert [each.teacher_digest for each in built[1:]] == [""]
+
+
+@pytest.mark.parametrize("limit", [60, 100_000], ids=["by parts", "one pass"])
+def test_neither_teacher_nor_critic_reads_demonstrations(teacher: Path, limit: int) -> None:
+    given = {"advantage": "gae", "critic": "shared", "demonstrations": {"per_step": 6, "weight": 0.5}}
+    config = taught_config(teacher, given | {"tokens_per_micro_batch": limit}, reward_weight=1.0)
+    trainer = a_trainer(config)
+    groups = a_batch()
+    batch, read = dataclasses.replace(groups, demonstrations=long_demonstrations()), []
+    trainer.backend._teacher._positions = int(groups.lengths.max())
+    accumulate = trainer.backend.accumulate
+    trainer.backend.accumulate = lambda parts, loss: (read.extend(parts), accumulate(parts, loss))
+    result = trainer.train(batch, 0)
+    assert result.outcome == "applied"
+    longest = [part for part in read if max(part.lengths) > groups.lengths.max()]
+    assert longest
+    assert all(part.wants == {"logprobs", "entropy"} for part in longest)
+    of_groups = [part for part in read if part.wants == {"logprobs", "entropy", "teacher", "hidden"}]
+    assert sum(len(part.token_ids) for part in of_groups) == len(groups.token_ids)
+    assert result.record.shown_tokens == int(long_demonstrations().mask.sum())
+
+
+def long_demonstrations(lengths: tuple[int, ...] = (116, 116)) -> Batch:
+    """By default each longer than every row of the groups."""
+    ids = list(range(1, 30)) * 4
+    return flat([(n, ShownRow(ids[:of], [False] + [True] * (of - 1))) for n, of in enumerate(lengths)])
 
 
 def test_places_of_tokens_in_turns() -> None:
