@@ -83,8 +83,8 @@ def test_a_group_that_was_generated_again_is_not_judged_by_what_it_had_before(tm
 
 
 def test_the_end_of_a_batch_that_a_branch_took_over_is_not_the_former_one_s(tmp_path: Path) -> None:
-    """Batch 1 was applied; a branch redid batch 0 with other weights, took batch 1 over, and there the guard refused it.
-    Its groups ended with that, and the draws of the former branch had them as candidates all the same."""
+    """A branch redid batch 0, took batch 1 over, and its guard refused it: the groups ended with that. The draws of the
+    former branch, where batch 1 was applied, had them as candidates all the same."""
     run = Simulated(tmp_path, replay=Replaying(1, PRIORITIES["uniform"]), max_uses=4, max_staleness=3)
     run.rounds(4)
     run.fork(0, 0, "digest")
@@ -92,6 +92,5 @@ def test_the_end_of_a_batch_that_a_branch_took_over_is_not_the_former_one_s(tmp_
     for ticket in run.issue(6):
         run.put(ticket)
     run.step("guard")
-    left, line = run.buffer.ledger.history.branch, run.buffer.ledger.history.line
-    assert left == 1 and [batch.outcome for batch in line] == ["applied", "guard"]
+    assert [batch.outcome for batch in run.buffer.ledger.history.line] == ["applied", "guard"]
     assert [str(violation) for violation in violations(run.evidence())] == []
