@@ -59,5 +59,5 @@ def doubtful_replay(c: Tree) -> list[str]:
         return []
     return [
         f"buffer.replay_priority is {b.replay_priority} while learner.teacher.reward_weight is 0: groups are replayed "
-        "by rewards that teach nothing, and those of equal rewards never are. buffer.replay_priority uniform goes by age."
+        "by rewards that teach nothing, and those of equal rewards never are: replay_priority uniform goes by age."
     ]

@@ -169,4 +169,4 @@ def test_a_priority_by_rewards_that_teach_nothing_is_warned_of(priority: str, re
             "learner": {"teacher": {"path": "quickstart", "reward_weight": reward_weight}},
         }
     )
-    assert len([text for text in warnings(c) if "replay_priority uniform" in text]) == said
+    assert len([text for text in warnings(c) if "replay_priority uniform goes by age" in text]) == said
