@@ -23,11 +23,11 @@ from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.chat import ServedModel
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.actors.player import chatter, player
+from asyncrl.actors.player import chatter, for_held_out, player
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
-from asyncrl.config.held_out import HeldOutSet, every_set, for_set
+from asyncrl.config.held_out import HeldOutSet, every_set
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError
@@ -97,7 +97,7 @@ def _measured(
     config: Config, held_out: HeldOutSet, model: Path | Endpoint, console: Console, of_set: str
 ) -> dict[str, dict[str, Success]]:
     """The success on one set by way of playing it and by source; `of_set` begins the name of each way."""
-    sampled, greedy = asyncio.run(play_held_out(for_set(config, held_out.name), model, console))
+    sampled, greedy = asyncio.run(play_held_out(for_held_out(config, held_out.name), model, console))
     measured = {f"{of_set}at temperature {held_out.temperature:g}": by_source(sampled, held_out)}
     if greedy:
         measured[f"{of_set}greedy"] = by_source(greedy, held_out)

@@ -58,8 +58,21 @@ class KeptIds:
 
 def kept_ids(sets: Sequence[Sequence[int] | npt.NDArray[np.int32]], most: int) -> KeptIds:
     """Of one set of ids per token, in any order; a set of more than `most` is not recorded."""
-    taken = [np.sort(np.asarray(kept, np.int32)) if len(kept) <= most else _NONE for kept in sets]
-    return KeptIds(np.array([len(kept) for kept in taken], np.uint16), np.concatenate([_NONE, *taken]))
+    taken = [kept if len(kept) <= most else _NONE for kept in sets]
+    counts = np.fromiter(map(len, taken), np.uint16, len(taken))
+    ids = np.concatenate([_NONE, *(np.asarray(kept, np.int32) for kept in taken)])
+    token = np.repeat(np.arange(len(taken), dtype=np.int32), counts)
+    if ((ids[1:] < ids[:-1]) & (token[1:] == token[:-1])).any():  # an engine may give them in any order
+        _sort_each(ids, counts)
+    return KeptIds(counts, ids)
+
+
+def _sort_each(ids: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> None:
+    """Sorts `ids` within each token in place: the tokens of one count together, as the rows of a matrix."""
+    begins = counts.cumsum(dtype=np.int64) - counts
+    for count in np.unique(counts):
+        places = begins[counts == count, None] + np.arange(count)
+        ids[places] = np.sort(ids[places], axis=1)
 
 
 def joined(parts: Sequence[KeptIds]) -> KeptIds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -131,3 +132,20 @@ def test_a_set_larger_than_the_limit_is_not_recorded() -> None:
     assert kept.counts.tolist() == [2, 0, 1]
     assert kept.ids.tolist() == [2, 7, 5]
     assert joined([kept.first(1), kept]).counts.tolist() == [2, 2, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sorting_all_tokens_at_once_gives_what_sorting_each_gives(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    most = int(rng.integers(0, 9))
+    sets: list[Any] = [rng.choice(50, int(n), replace=False) for n in rng.integers(0, 12, int(rng.integers(0, 30)))]
+    for kept in sets[:1]:
+        kept[:1] = [(-(2**31), -1, 2**31 - 1)[seed % 3]]  # no ids, and sorted all the same
+    if seed % 2:
+        sets = [np.sort(kept) for kept in sets]
+    sets = [kept.tolist() if rng.random() < 0.5 else kept for kept in sets]
+    made = kept_ids(sets, most)
+    each = [sorted(kept) if len(kept) <= most else [] for kept in sets]
+    assert made.counts.tolist() == [len(kept) for kept in each]
+    assert made.ids.tolist() == [i for kept in each for i in kept]
+    assert [str(made.counts.dtype), str(made.ids.dtype)] == ["uint16", "int32"]

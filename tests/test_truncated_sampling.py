@@ -204,6 +204,6 @@ def test_the_buffer_refuses_more_kept_ids_than_the_run_records() -> None:
     rules = Rules.of(Config.model_validate({"actors": {"top_p": 0.9, "max_kept": 4}}))
     limits = Limits.of(rules, (0, 0), 0)
     few, many = sampled(top_k=4, max_kept=64)[0], sampled(top_k=5, max_kept=64)[0]
-    limits.check_rows(few)
+    limits.check_rows(few.rows, "ticket 0.0.0")
     with pytest.raises(WireError, match=r"5 kept ids, expected at most 4.*actors\.max_kept"):
-        limits.check_rows(many)
+        limits.check_rows(many.rows, "ticket 0.0.0")

@@ -40,7 +40,9 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
     name, limits = config.env.name, EpisodeLimits.of(config)
     make = _chosen(config)
     if not is_agent(make):
-        limits.compaction.check(renderer, limits.max_tokens, limits.max_new_tokens)
+        own = {f"env.options.envs.{of}": each for of, each in _own_limits(config, make).items()}
+        for where, each in (own or {"env": limits}).items():
+            each.compaction.check(renderer, each.max_tokens, each.max_new_tokens, where)
         name_of, limits_of = _by_env(config, make)
         score = open_group_score(config)
         scores = None if score is None else _group_scores(config, score)
@@ -93,7 +95,7 @@ async def players(config: Config, engine: Engine, renderer: Renderer, *, actor: 
     async with AsyncExitStack() as opened:
         train = await opened.enter_async_context(player(config, engine, renderer, actor=actor))
         own = {
-            name: await opened.enter_async_context(player(for_set(config, name), engine, renderer, actor=actor))
+            name: await opened.enter_async_context(player(for_held_out(config, name), engine, renderer, actor=actor))
             for name, given in config.eval.sets.items()
             if given.env
         }
@@ -102,6 +104,16 @@ async def players(config: Config, engine: Engine, renderer: Renderer, *, actor: 
             return await own.get(ticket.eval_set, train)(ticket, progress)
 
         yield play_any
+
+
+def for_held_out(config: Config, name: str) -> Config:
+    """The config with which the held-out set of this name is played. Where an environment of its own is an agent, which
+    keeps its own conversation, `env.compact` and `env.workers` are those of training only. Raises ConfigError."""
+    alone = for_set(config, name)
+    if name not in config.eval.sets or not config.eval.sets[name].env or not is_agent(_chosen(alone)):
+        return alone
+    env = alone.env.model_copy(update={"compact": 0.0, "workers": "async"})
+    return alone.model_copy(update={"env": env})
 
 
 def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[Ticket, Progress], Awaitable[R]]:
@@ -123,10 +135,15 @@ def _group_scores(config: Config, score: GroupScore) -> GroupScores:
 def _by_env(config: Config, make: Callable[..., Env]) -> tuple[Callable[[Task], str], Callable[[Task], EpisodeLimits]]:
     """Two functions of a task: the name under which it is counted, and its limits. Only a mix has several of each."""
     name_of: Callable[[Task], str] = getattr(make, "name_of", lambda task: config.env.name)
+    limits, own = EpisodeLimits.of(config), _own_limits(config, make)
+    return name_of, lambda task: own.get(name_of(task), limits)
+
+
+def _own_limits(config: Config, make: Callable[..., Env]) -> dict[str, EpisodeLimits]:
+    """The limits of each environment of a mix, by its name."""
     own: dict[str, dict[str, Any]] = getattr(make, "limits", lambda options: {})(config.env.options)
     limits = EpisodeLimits.of(config)
-    limits_of = {name: dataclasses.replace(limits, **changed) for name, changed in own.items()}
-    return name_of, lambda task: limits_of.get(name_of(task), limits)
+    return {name: dataclasses.replace(limits, **changed) for name, changed in own.items()}
 
 
 @asynccontextmanager
@@ -149,6 +166,11 @@ async def chatter(
     make = _chosen(config)
     if is_agent(make):
         raise ConfigError(f"env.name is {config.env.name!r}, an agent: call it with a client of the endpoint yourself.")
+    if config.env.compact:
+        raise ConfigError(
+            f"env.compact is {config.env.compact:g}, and a served model cannot be asked for summaries: where they "
+            "begin is counted in tokens of the row, which are not seen. Set env.compact 0, or play with a checkpoint."
+        )
     _, limits_of = _by_env(config, make)
     async with _hosted(config, make) as make_env:
 

@@ -7,7 +7,7 @@ its value from the configuration. So the cost of a message is bounded by its siz
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 from asyncrl.buffer.client import codec
 from asyncrl.buffer.client.messages import MAX_PUTS, MOST, REQUESTS, PutRequest, ReleaseRequest, Request
 from asyncrl.buffer.rules import Rules
-from asyncrl.trajectory import Trajectory
+from asyncrl.trajectory import Row
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
 
 _HEADER_BYTES = 64 << 10
@@ -89,20 +89,18 @@ class Limits:
             raise WireError(f"{request.op} came with more than {most} frames behind its header")
         return request
 
-    def check_rows(self, trajectory: Trajectory) -> None:
-        """Raises WireError for a row that no episode of this run has, or one with more kept ids."""
-        kept = [int(row.kept.counts.max(initial=0)) for row in trajectory.rows if row.kept is not None]
-        if kept and max(kept) > self.kept:
-            raise WireError(
-                f"a token of ticket {trajectory.id} has {max(kept)} kept ids, expected at most {self.kept} "
-                "(actors.max_kept)"
-            )
-        longest = max(map(len, trajectory.rows))
-        if longest > self.row_tokens:
-            raise WireError(
-                f"a row of ticket {trajectory.id} has {longest} tokens, expected at most {self.row_tokens} "
-                "(env.max_tokens + actors.max_new_tokens)"
-            )
+    def check_rows(self, rows: Iterable[Row], of: str) -> None:
+        """Raises WireError for a row that no episode of this run has, or one with more kept ids. `of`: whose they
+        are."""
+        for row in rows:
+            kept = 0 if row.kept is None else int(row.kept.counts.max(initial=0))
+            if kept > self.kept:
+                raise WireError(f"a token of {of} has {kept} kept ids, expected at most {self.kept} (actors.max_kept)")
+            if len(row) > self.row_tokens:
+                raise WireError(
+                    f"a row of {of} has {len(row)} tokens, expected at most {self.row_tokens} "
+                    "(env.max_tokens + actors.max_new_tokens)"
+                )
 
     def _frames_of(self, request: Request[Any]) -> int:
         if isinstance(request, PutRequest):

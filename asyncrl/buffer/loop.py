@@ -27,6 +27,7 @@ import zmq
 
 from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.record import MAX_FRAME_BYTES
 from asyncrl.buffer.requests.handlers import Answer, Handler, Requests
 from asyncrl.buffer.requests.held import HeldRequest, HeldRequests
 from asyncrl.buffer.requests.outbox import Outbox
@@ -36,7 +37,6 @@ from asyncrl.wire import Frame, WireError
 
 log = logging.getLogger(__name__)
 
-_MAX_FRAME_BYTES = 256 << 20
 _AT_ONCE = 4
 """Requests handled between two looks at the clock, and replies that are worth a commit: with more of them, the clients
 that wait for a reply and the buffer would work in turns, not at once."""
@@ -57,7 +57,7 @@ class Service:
         """`checkpoints`: the one folder below which a client may have a checkpoint written; None: nowhere."""
         self._buffer = buffer
         self._clock = clock
-        self._listener = Listener(zmq.ROUTER, address, _MAX_FRAME_BYTES, {zmq.ROUTER_MANDATORY: 1, zmq.LINGER: 2000})
+        self._listener = Listener(zmq.ROUTER, address, MAX_FRAME_BYTES, {zmq.ROUTER_MANDATORY: 1, zmq.LINGER: 2000})
         self._socket = self._listener.socket
         self.counts: Counter[str] = Counter()
         """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began. held: now."""

@@ -12,11 +12,26 @@ from collections.abc import Sequence
 from asyncrl.trajectory import Trajectory
 from asyncrl.wire import FRAMES_OF_A_ROW, MAX_ROWS, Frame, WireError, decode_trajectory, encode_trajectory
 
+MAX_FRAME_BYTES = 256 << 20
+"""A peer that sends the buffer a larger frame is disconnected ..."""
+MAX_RECORD_BYTES = MAX_FRAME_BYTES - 4096
+"""... so its record is checked before; the difference is room for what encryption adds."""
 _ALIGN = 8
 
 
 def to_record(trajectory: Trajectory) -> bytes:
     return join(encode_trajectory(trajectory))
+
+
+def too_large(trajectory: Trajectory, record: Frame) -> str:
+    """Why the buffer cannot take the record of `trajectory`, and the remedy; empty: it can."""
+    if len(record) <= MAX_RECORD_BYTES:
+        return ""
+    kept = sum(row.kept.ids.nbytes for row in trajectory.rows if row.kept is not None)
+    return (
+        f"the record of {trajectory.id} has {len(record)} bytes, {kept} of them kept ids, expected at most "
+        f"{MAX_RECORD_BYTES}: lower actors.top_k or actors.max_kept, or env.max_tokens or env.max_turns"
+    )
 
 
 def join(frames: Sequence[Frame]) -> bytes:

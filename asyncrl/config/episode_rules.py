@@ -24,9 +24,25 @@ def of_episodes(c: Tree) -> list[str]:
             f"env.compact is {c.env.compact:g} and env.max_turns {c.env.max_turns}: a summary is a turn, between one "
             "before and one after it. Raise env.max_turns to at least 3, or set env.compact 0."
         )
+    if c.env.compact:
+        problems += _by_turn_number(c)
     if 0 < c.actors.episode_max_s < c.actors.episode_s:
         problems.append(
             f"actors.episode_max_s is {c.actors.episode_max_s:g} but actors.episode_s {c.actors.episode_s:g}: the "
             "former extends the latter. Raise it, or set it to 0."
         )
     return problems
+
+
+def _by_turn_number(c: Tree) -> list[str]:
+    """One sentence for each estimator that compares turns of equal number, which summaries shift."""
+    chosen = {"learner.advantage": (c.learner.advantage, c.learner.advantage_options)} | {
+        f"learner.advantage_by_env.{env}": (spec.get("name"), spec) for env, spec in c.learner.advantage_by_env.items()
+    }
+    return [
+        f"{field} is turn_grpo with variant turn, which compares turns of equal number, and env.compact is "
+        f"{c.env.compact:g}: a summary takes a number, so that it would be compared with siblings' turns. Use the "
+        "variant process, turn_returns or gigpo; or set env.compact 0."
+        for field, (name, options) in chosen.items()
+        if name == "turn_grpo" and options.get("variant", "turn") == "turn"
+    ]

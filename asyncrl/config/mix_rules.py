@@ -20,8 +20,24 @@ def of_environments(c: Tree, need_values: Collection[str]) -> list[str]:
 
 def _limits(c: Tree, specs: dict[str, Any]) -> list[str]:
     own = ((env, limit, spec) for env, spec in specs.items() if isinstance(spec, dict) for limit in LIMITS)
-    problems = (_limit(c, env, limit, spec[limit]) for env, limit, spec in own if limit in spec)
-    return [problem for problem in problems if problem]
+    problems = [_limit(c, env, limit, spec[limit]) for env, limit, spec in own if limit in spec]
+    found = [problem for problem in problems if problem]
+    return found or _without_room(c, specs)
+
+
+def _without_room(c: Tree, specs: dict[str, Any]) -> list[str]:
+    """One sentence for each environment whose own limits leave no room for a summary."""
+    problems = []
+    for env, spec in specs.items():
+        given = spec if isinstance(spec, dict) else {}
+        row, new = given.get("max_tokens", c.env.max_tokens), given.get("max_new_tokens", c.actors.max_new_tokens)
+        if "max_tokens" in given and c.env.compact and (left := row - int(c.env.compact * row)) <= new:
+            problems.append(
+                f"env.compact is {c.env.compact:g}: of env.options.envs.{env}.max_tokens = {row} it leaves {left} "
+                f"tokens for the request and the summary, which may have max_new_tokens = {new}: lower env.compact, or "
+                f"set env.options.envs.{env}.max_new_tokens lower."
+            )
+    return problems
 
 
 def _limit(c: Tree, env: str, limit: str, value: Any) -> str | None:

@@ -9,7 +9,7 @@ from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantizati
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
 from asyncrl.config.replay_rules import doubtful_replay, of_replay
-from asyncrl.config.sampling_rules import of_sampling
+from asyncrl.config.sampling_rules import of_sampling, without_slack
 from asyncrl.config.teacher_rules import learns_from_teacher, of_teacher
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
@@ -238,6 +238,8 @@ def warnings(c: Tree) -> list[str]:
             "trained even without staleness. Watch the mismatch KL and the effective sample size; the corrections "
             "(learner.corrections) must stay on."
         )
+    if (no_slack := without_slack(c)) and not supervised(c):
+        problems.append(no_slack)
     if c.actors.count == 0 and not supervised(c):
         problems.append(
             "actors.count is 0: nothing is generated until an actor joins (asyncrl actors add), or this is 1 or more."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config.tree import Tree
+from asyncrl.kept_ids import MAX_KEPT
 
 UNDER_TOP_K = ("vllm", "vllm_server")
 """Engines that return kept ids under `top_k` only."""
@@ -29,6 +30,24 @@ def of_sampling(c: Tree) -> list[str]:
     if actors.engine in UNDER_TOP_K and not actors.top_k:
         return [
             f"{chosen}, and actors.engine {actors.engine}: vLLM returns the ids that a token was drawn from under "
-            f"top_k only. Set actors.top_k {actors.max_kept} (actors.max_kept), or use actors.engine hf."
+            f"top_k only. Set actors.top_k {_with_slack(actors.max_kept)}, half of actors.max_kept, or use "
+            "actors.engine hf."
         ]
     return []
+
+
+def without_slack(c: Tree) -> str | None:
+    """Why tokens may lose their loss to equal logits; None if they will not in practice."""
+    actors = c.actors
+    if actors.engine not in UNDER_TOP_K or not actors.max_kept or actors.top_k <= _with_slack(actors.max_kept):
+        return None
+    return (
+        f"actors.top_k is {actors.top_k}, actors.max_kept {actors.max_kept} and actors.engine {actors.engine}: vLLM "
+        "keeps all ids whose logit equals that of the last of the top_k, and a token with more than max_kept ids "
+        f"carries no loss. Set actors.top_k {_with_slack(actors.max_kept)} or less, or raise actors.max_kept to twice "
+        f"top_k (at most {MAX_KEPT})."
+    )
+
+
+def _with_slack(max_kept: int) -> int:
+    return max(1, max_kept // 2)

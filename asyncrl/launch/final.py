@@ -24,7 +24,10 @@ def play(run: RunFolder, config: Config, interrupted: Callable[[], bool], poll: 
     try:
         best = run.exports / json.loads((run.exports / BEST).read_text())["export"]
     except (OSError, ValueError, KeyError) as error:
-        return _failed(f"no evaluation of {config.eval.keep_best} gave a best export ({error})")
+        return _failed(
+            f"no evaluation of {config.eval.keep_best} on the line of history has an export ({error}): asyncrl eval "
+            f"--config {run.config} --checkpoint CHECKPOINT --set {config.eval.final} plays it with a checkpoint"
+        )
     if not (best / "hf").is_dir():
         return _failed(f"the best export, {best}, is missing: a --resume from before its step writes it again")
     command = command_of(run, config, best)

@@ -99,6 +99,7 @@ class Learner:
             why = reply.why
             if reply.branch != session.branch:
                 self._publication.change_branch(reply.branch)
+                self._evaluations.look()
             match reply.state:
                 case "waiting":
                     session.ranks.order(Order("wait"))
@@ -140,7 +141,7 @@ class Learner:
         self._publication.publish()
         self._saving.save(wait=True)
         self._evaluations.play("end")
-        self._saving.exports.settle()
+        self._saving.exports.close()
         if session.stopping:
             return
         session.reporter.event("ended", step=session.version, why=why)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping, Sequence
 
 from asyncrl.buffer.client import BatchReply
 from asyncrl.config.teacher_rules import learns_from_teacher
 from asyncrl.learner.batch import Batch
+from asyncrl.learner.beyond_kept import BeyondKept
 from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.samples import Samples
@@ -16,6 +18,7 @@ from asyncrl.learner.step.demonstration_metrics import metrics_beside, supervise
 from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.replayed import new_trajectories, replay_metrics
 from asyncrl.learner.step.train_step import StepResult
+from asyncrl.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class StepReport:
         self._session, self._objective, self._samples = session, objective, samples
         self._tokens_trained, self._skipped = 0, 0
         self._no_signal = NoSignal(session.config.learner.steps)
+        self._beyond_kept = BeyondKept(session.config.actors.max_kept)
         self._taught = learns_from_teacher(session.config)
         self.restart_clock()
 
@@ -59,10 +63,16 @@ class StepReport:
         metrics["weights/skipped"] = self._skipped
         self._last_applied = now
         session.reporter.metrics(metrics, step=session.version)
-        judged = bool(played) and not self._taught
-        if judged and (why := self._no_signal.note(played)):
-            log.warning("%s", why)
-            session.reporter.event("no_signal", step=session.version, why=why)
+        self.judge(played, metrics)
+
+    def judge(self, played: Sequence[Trajectory], metrics: Mapping[str, float]) -> None:
+        """Says what is wrong with what was trained on: each of these once in a process."""
+        signal = self._no_signal.note(played) if played and not self._taught else ""
+        said = {"no_signal": signal, "beyond_max_kept": self._beyond_kept.note(metrics, played)}
+        for event, why in said.items():
+            if why:
+                log.warning("%s", why)
+                self._session.reporter.event(event, step=self._session.version, why=why)
 
     def close(self) -> None:
         """Waits for the last samples, for a bounded time."""

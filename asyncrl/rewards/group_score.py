@@ -28,7 +28,7 @@ class GroupAnswer:
     """One episode, as a group score receives it."""
 
     messages: Sequence[Message]
-    """The conversation, with the task's messages first."""
+    """The whole conversation, with the task's messages first; with `env.compact`, what came before a summary too."""
     reward: float
     """The reward of the environment."""
     rewards: Mapping[str, float]

@@ -41,11 +41,25 @@ def test_patience(phase: str, now: float, engine_moved: float, why: str) -> None
     ],
 )
 def test_each_finished_turn_extends_an_episode_up_to_its_hard_limit(now: float, turn_at: float, why: str) -> None:
-    progress = Progress(10.0)
-    progress.at = turn_at
+    progress = Progress(10.0, clock=lambda: turn_at)
     progress.sampled(5)
     progress.at = now
     assert Patience(1000.0, 100.0, 300.0).exhausted(now, progress, now) == why
+
+
+def test_the_time_of_a_finished_turn_does_not_count_against_the_next() -> None:
+    now = 0.0
+    progress = Progress(0.0, clock=lambda: now)
+    progress.enter("generate")
+    now = 350.0
+    progress.sampled(10)  # as in the endpoint, whose phase changes when all choices of the request are there
+    progress.enter("environment")
+    now = 360.0
+    progress.enter("generate")
+    now = 610.0
+    assert Patience(1e9, 600.0, 6000.0).exhausted(now, progress, now) == ""
+    now = 951.0
+    assert Patience(1e9, 600.0, 6000.0).exhausted(now, progress, now).startswith("it has finished no turn for 601 s")
 
 
 def keeper_of(renewed: list[list[Lease]], revoked: Sequence[Lease] = (), **options: float) -> LeaseKeeper:

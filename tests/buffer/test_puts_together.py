@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer import record
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient, BufferRefused, BufferTimeout
 from asyncrl.trajectory import TicketId, Trajectory
 from tests.buffer.fakes import trajectory
@@ -104,3 +105,38 @@ def test_without_an_answer_each_ends_as_a_timeout_and_at_close_as_cancelled(tmp_
         assert {type(o) for o in outcomes} == {asyncio.CancelledError}
 
     asyncio.run(put())
+
+
+def test_a_record_too_large_for_the_buffers_socket_is_refused_before_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would disconnect the actor at every attempt, and the put would never be answered."""
+    small, large = trajectory(TicketId(0, 0, 0), tokens=4), trajectory(TicketId(0, 0, 1), tokens=400)
+    monkeypatch.setattr(record, "MAX_RECORD_BYTES", len(record.to_record(large)) - 1)
+    asked: list[int] = []
+
+    async def fake_ask(client: AsyncBufferClient, request: Any, frames: Sequence[Any] = ()) -> Any:
+        asked.append(len(frames))
+        return ["stored"] * len(frames)
+
+    monkeypatch.setattr(AsyncBufferClient, "_ask", fake_ask)
+
+    async def put(sent: Sequence[Trajectory]) -> list[Any]:
+        client = AsyncBufferClient(f"ipc://{tmp_path}/none", identity="actor-0")
+        outcomes = await asyncio.gather(*map(client.put, sent), return_exceptions=True)
+        await client.close()
+        return outcomes
+
+    first, refused, last = asyncio.run(put([small, large, small]))
+    assert [first, last] == ["stored", "stored"]
+    assert isinstance(refused, BufferRefused)
+    assert refused.code == "too_large"
+    assert "lower actors.top_k or actors.max_kept" in str(refused)
+    asyncio.run(put([large]))
+    assert sum(asked) == 2, "nothing of it was sent"
+    client = BufferClient(f"ipc://{tmp_path}/none", identity="actor-0")
+    with pytest.raises(BufferRefused, match=r"0\.0\.1 has .* bytes, 0 of them kept ids"):
+        client.put(large)
+    client.close()
+    monkeypatch.setattr(record, "MAX_RECORD_BYTES", len(record.to_record(large)))
+    assert asyncio.run(put([large])) == ["stored"], "the bound itself is taken"

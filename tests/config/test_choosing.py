@@ -52,3 +52,12 @@ def test_the_final_set_is_not_played_during_the_run(tmp_path: Any) -> None:
 def test_what_cannot_be_is_refused_with_the_field_and_the_remedy(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=f"(?s){says}"):
         config(**fields)
+
+
+@pytest.mark.parametrize("channel", ["shm", "zmq"])
+def test_a_final_set_is_played_on_no_machine_but_that_of_the_engines(channel: str) -> None:
+    """It needs evaluations during the run, and these shared memory, which a Ray cluster does not have."""
+    given = SETS | {"keep_best": "dev", "final": "test"}
+    launch = {"backend": "ray", "host": "auto"}
+    with pytest.raises(ValidationError, match=f"weights.channel {channel}, which"):
+        Config.model_validate({"eval": given, "launch": launch, "weights": {"channel": channel}})

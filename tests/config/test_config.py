@@ -42,7 +42,7 @@ def test_a_config_is_frozen() -> None:
         ({"actors": {"min_p": 1.0}}, "min_p"),
         ({"actors": {"max_kept": 4097}}, "max_kept"),
         ({"actors": {"top_p": 0.9, "engine": "sglang"}}, "actors.engine sglang.*use hf or vllm"),
-        ({"actors": {"top_p": 0.9, "engine": "vllm"}}, "Set actors.top_k 256"),
+        ({"actors": {"top_p": 0.9, "engine": "vllm"}}, "Set actors.top_k 128, half of"),
         ({"actors": {"min_p": 0.1, "engine": "vllm_server"}}, "under top_k only"),
     ],
 )
@@ -77,6 +77,12 @@ def test_what_is_just_within_bounds_is_taken(sections: dict[str, Any]) -> None:
 def test_an_approximation_of_what_is_free_is_told() -> None:
     assert "minibatches" in warnings(config(learner={"proximal": "approximate"}))[0]
     assert warnings(config(learner={"proximal": "approximate", "minibatches": 2})) == []
+
+
+@pytest.mark.parametrize(("engine", "top_k", "warned"), [("vllm", 128, 0), ("vllm", 129, 1), ("hf", 256, 0)])
+def test_top_k_of_vllm_leaves_room_for_equal_logits(engine: str, top_k: int, warned: int) -> None:
+    said = warnings(config(actors={"engine": engine, "top_k": top_k}))
+    assert [("keeps all ids" in w, "actors.top_k 128" in w) for w in said] == [(True, True)] * warned
 
 
 def test_a_bound_too_tight_to_overlap_is_told() -> None:

@@ -37,7 +37,7 @@ def test_without_a_best_export_the_run_fails_and_says_what_is_missing(run: RunFo
     run.final.write_text("{}")
     ended = final.play(run, config, lambda: False, lambda s: None)
     assert (ended.kind, ended.exit_code) == ("failed", 1)
-    assert "no evaluation of dev gave a best export" in ended.why
+    assert "no evaluation of dev on the line of history has an export" in ended.why
     assert not run.final.exists(), "the figures of an earlier end"
     with_best(run)
     (run.exports / "step-000003" / "hf").rmdir()
@@ -73,3 +73,14 @@ def test_the_summary_says_which_sets_were_used_for_choosing(run: RunFolder) -> N
     assert said["best weights"] == "version 3, dev 50.0%: exports/step-000003/hf"
     assert said["final"] == "test with the best weights: greedy 25.0% (10.0% to 50.0%)"
     assert chosen(run, Config()) == {}
+
+
+def test_the_summary_says_why_the_final_set_was_not_played_with_better_weights(run: RunFolder) -> None:
+    with_best(run)
+    about = json.loads((run.exports / "best.json").read_text())
+    top = {"branch": 0, "version": 2, "success": 0.75}
+    (run.exports / "best.json").write_text(json.dumps(about | {"without_export": top}))
+    run.final.write_text(json.dumps({"checkpoint": "x", "set": "test"}))
+    said = dict(sentences(chosen(run, run.load_config())))
+    assert "exports/step-000003/hf; version 2 of branch 0 had 75.0% and has no export: " in said["best weights"]
+    assert said["final"].startswith("test with the best weights that have an export: ")

@@ -153,6 +153,9 @@ class _Chat:
             "messages": self.messages,
             "temperature": ticket.temperature,
             "top_p": limits.top_p,
+            # No part of OpenAI's protocol, which vLLM and SGLang take: a service that does not may refuse them.
+            **({"top_k": limits.top_k} if limits.top_k else {}),
+            **({"min_p": limits.min_p} if limits.min_p else {}),
             "seed": (ticket.seed + turn) % 2**31,
             "max_tokens": min(limits.max_new_tokens, limits.max_tokens - total),
         }

@@ -35,16 +35,17 @@ class Compaction:
     """`env.max_turns`; the summary is one of them."""
     request: str = REQUEST
 
-    def check(self, renderer: Renderer, max_tokens: int, max_new_tokens: int) -> None:
-        """Raises ConfigError if a row that has reached `from_tokens` has no room for the request and a summary."""
+    def check(self, renderer: Renderer, max_tokens: int, max_new_tokens: int, of: str = "env") -> None:
+        """Raises ConfigError if a row that has reached `from_tokens` has no room for the request and a summary. `of`:
+        where `max_tokens` stands in the configuration."""
         if math.isinf(self.from_tokens):
             return
         needed = len(renderer.render_initial([{"role": "user", "content": self.request}], [])) + max_new_tokens
         if (left := max_tokens - math.ceil(self.from_tokens)) < needed:
             raise ConfigError(
-                f"env.compact leaves {left} of env.max_tokens = {max_tokens} tokens, but the request and a summary of "
-                f"actors.max_new_tokens = {max_new_tokens} may need {needed}: lower env.compact, or give a shorter "
-                "env.compact_request."
+                f"env.compact leaves {left} of {of}.max_tokens = {max_tokens} tokens, but the request and a summary of "
+                f"max_new_tokens = {max_new_tokens} may need {needed}: lower env.compact or max_new_tokens, or give a "
+                "shorter env.compact_request."
             )
 
     def due(self, tokens: int, turns: int) -> bool:

@@ -18,9 +18,20 @@ class Conversation:
 
     def __init__(self, rendering: Rendering, progress: Progress) -> None:
         self.messages: list[Message] = []
+        """What the policy's next turn is asked with."""
+        self._before: list[Message] = []
+        """Those that summaries have replaced ..."""
+        self._from = 0
+        """... and where in `messages` those behind them begin."""
         self._rendering, self._progress = rendering, progress
         self._first: Sequence[Message] = ()
         self._tools: Sequence[Any] = ()
+
+    @property
+    def transcript(self) -> list[Message]:
+        """All messages of the episode in their order, with the requests for summaries, the summaries and what followed:
+        `messages`, where nothing was summed up."""
+        return [*self._before, *self.messages[self._from :]]
 
     async def begin(self, messages: Sequence[Message], tools: Sequence[Any]) -> OpenRow:
         """The first row: the environment's first messages, with the tools of the policy."""
@@ -47,6 +58,7 @@ class Conversation:
 
     async def compact(self, row: OpenRow, summary: Sequence[int], compaction: Compaction) -> OpenRow:
         """The row that goes on from the policy's summary, whose ids end `row`."""
+        self._before, self._from = self.transcript, len(self._first)
         self.messages = compaction.summed_up(self._first, self._rendering.parse(summary))
         begun = await self._new_row()
         self._progress.compacted(len(row.ids), len(begun.ids))

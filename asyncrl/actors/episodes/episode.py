@@ -83,7 +83,7 @@ class _Episode:
                 raise EpisodeFailed("env_error", detail, Cause("too long")) from error
             stop_reason = "max_tokens"
         rows, env = tuple(row.freeze() for row in self._rows), self._env
-        messages, earned = self._conversation.messages, env.earned.by_turn(spans(self._rows))
+        messages, earned = self._conversation.transcript, env.earned.by_turn(spans(self._rows))
         about = (self._turns, stop_reason, messages, self._records, earned)
         return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
 

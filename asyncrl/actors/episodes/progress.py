@@ -111,7 +111,7 @@ class Progress:
     def sampled(self, tokens: int) -> None:
         """Count a finished turn of the policy, of `tokens` tokens."""
         self.tokens += tokens
-        self.turn_at = self.at
+        self.turn_at = self.clock()
 
     def compacted(self, before: int, after: int) -> None:
         """Count a summary that replaced a row of `before` tokens by a prompt of `after`."""

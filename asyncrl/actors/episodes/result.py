@@ -19,7 +19,7 @@ class EpisodeResult:
     turns: int
     stop_reason: StopReason
     messages: Sequence[Message] = ()
-    """The conversation up to the policy's last message; empty for an agent, which keeps its own."""
+    """The whole conversation up to the policy's last message; empty for an agent, which keeps its own."""
     turn_records: Sequence[TurnRecord] = ()
     turn_rewards: tuple[TurnReward, ...] = ()
 

@@ -8,8 +8,9 @@ from typing import Any
 from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
-from asyncrl.buffer.evaluations.choices import Measured, on_line
+from asyncrl.buffer.evaluations.choices import Measured, on_line, voids
 from asyncrl.buffer.evaluations.choices import stops as asked_for
+from asyncrl.config.choosing import Choosing
 
 Rules = Sequence[Bounds]
 
@@ -31,7 +32,7 @@ def stops_follow_from_a_result(ledger: LedgerRows, rules: Rules) -> Iterator[str
 
 
 def stops_are_at_the_end_of_their_line(ledger: LedgerRows, _: Rules) -> Iterator[str]:
-    """A stop is at the version of its batch, which was never fixed; a later branch from there or before voids it."""
+    """A stop is at the version of its batch, which was never fixed; only a redo from its result on does not void it."""
     for row in ledger.tables["stops"]:
         before = ledger.batch_of(row["branch"], row["batch"] - 1) if row["batch"] else None
         version = 0 if not row["batch"] else None if before is None else before.version_after
@@ -46,17 +47,19 @@ def _place_among_batches(ledger: LedgerRows, row: dict[str, Any]) -> Iterator[st
     fixed = sum(batch.branch <= row["branch"] for batch in ledger.batches)
     if row["fixed"] != fixed:
         yield f"{_name(row)} is behind {row['fixed']} batches; {fixed} were fixed on its branch and before"
-    left = any(b.branch > row["branch"] and b.fork_batch <= row["batch"] for b in ledger.branches.values())
+    due = next((e["due"] for e in ledger.tables["evals"] if e["serial"] == row["eval"]), 0)
+    later = (b for b in ledger.branches.values() if b.branch > row["branch"] and b.fork_batch <= row["batch"])
+    left = any(voids(branch.why, branch.fork_version, due) for branch in later)
     if row["released"] != left:
-        yield f"{_name(row)} is {'' if row['released'] else 'not '}on a part of history that was left"
+        yield f"{_name(row)} is {'' if row['released'] else 'not '}voided; the branches behind it say otherwise"
 
 
 def no_batch_was_fixed_in_place_of_a_stop(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
     """No batch was fixed while a result asked for a stop."""
-    choices = {r.choosing for r in rules}
+    choices = {(r.choosing.stop_at, r.choosing.patience) for r in rules}
     if len(choices) != 1:
         return  # which one was in force at a batch is not recorded
-    (choosing,) = choices
+    choosing = Choosing(*next(iter(choices)))
     for place, batch in enumerate(ledger.batches):
         if not (choosing.stop_at or choosing.patience) or _again(ledger, batch, place):
             continue

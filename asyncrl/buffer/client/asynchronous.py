@@ -13,9 +13,9 @@ import zmq
 import zmq.asyncio
 
 from asyncrl.buffer.client import codec, messages, retry
-from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
+from asyncrl.buffer.client.errors import TOO_LARGE, BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Request, TicketReply
-from asyncrl.buffer.record import to_record
+from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.user_errors import Cause
@@ -100,9 +100,14 @@ class AsyncBufferClient:
 
     async def _outcomes(self, trajectories: Sequence[Trajectory]) -> Sequence[PutOutcome | Exception]:
         try:
-            outcomes = await self._ask(messages.PutRequest(), [to_record(t) for t in trajectories])
+            records = [to_record(t) for t in trajectories]
+            beyond = [too_large(t, record) for t, record in zip(trajectories, records, strict=True)]
+            sent = [record for record, why in zip(records, beyond, strict=True) if not why]
+            answered = await self._ask(messages.PutRequest(), sent) if sent else []
         except Exception as error:  # raised where these puts are awaited
             return [error] * len(trajectories)
+        answers = iter(answered)
+        outcomes = [messages.Refusal(TOO_LARGE, why) if why else next(answers) for why in beyond]
         return [BufferRefused("put", o.code, o.message) if isinstance(o, messages.Refusal) else o for o in outcomes]
 
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:

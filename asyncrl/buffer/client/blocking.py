@@ -15,10 +15,10 @@ from typing import Any, Literal, TypeVar
 import zmq
 
 from asyncrl.buffer.client import codec, messages, retry
-from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
+from asyncrl.buffer.client.errors import TOO_LARGE, BufferRefused, BufferTimeout
 from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutcome, Request, Start, TicketReply
 from asyncrl.buffer.client.pages import Page
-from asyncrl.buffer.record import to_record
+from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.user_errors import Cause
@@ -62,7 +62,10 @@ class BlockingBuffer(ABC):
     def put(self, trajectory: Trajectory) -> PutOutcome:
         """Returns when the trajectory is durable. late: another attempt came first; this one is counted and
         discarded."""
-        (outcome,) = self.ask(messages.PutRequest(), [to_record(trajectory)])
+        record = to_record(trajectory)
+        if why := too_large(trajectory, record):
+            raise BufferRefused("put", TOO_LARGE, why)
+        (outcome,) = self.ask(messages.PutRequest(), [record])
         if isinstance(outcome, messages.Refusal):
             raise BufferRefused("put", outcome.code, outcome.message)
         return outcome

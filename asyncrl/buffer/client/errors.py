@@ -14,9 +14,14 @@ class BufferTimeout(RunError):
         return cls(f"the buffer at {address} did not answer {op} within {waited_s:.1f} s: see logs/buffer.log for why.")
 
 
+TOO_LARGE = "too_large"
+"""Code of a refusal that the client itself gives: the record would not pass the buffer's socket."""
+
+
 class BufferRefused(RunError):
     """The buffer answered with an error; `code` says which: stale_incarnation, stale_branch, unknown_ticket,
-    wrong_actor, old_tokens, bad_trajectory, malformed, unknown_checkpoint, not_fixed, conflict, payload_lost ..."""
+    wrong_actor, old_tokens, too_large, bad_trajectory, malformed, unknown_checkpoint, not_fixed, conflict,
+    payload_lost ..."""
 
     def __init__(self, op: str, code: str, message: str) -> None:
         super().__init__(f"the buffer refused {op}: {message} ({code})")

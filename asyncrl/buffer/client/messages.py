@@ -191,8 +191,8 @@ class EvalReply:
     """What the open sets wait for."""
     failed: bool = False
     """They will not be done, for the reason `why`: the run ends."""
-    best: tuple[int, int, float] | None = None
-    """Branch and version of the best weights so far, and their success, by `eval.keep_best`."""
+    results: Sequence[tuple[int, int, float]] = ()
+    """Branch and version of evaluated weights, and their success, from the best on (`eval.keep_best`)."""
     undecided: Sequence[tuple[int, int]] = ()
     """Branch and version of weights that may become the best: they are being evaluated."""
 

@@ -6,10 +6,14 @@ A result acts once, and only as the latest of its set on the line of history tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.config.choosing import Choosing, Figure
+
+_REPEATS = re.compile(r"version \d+ was published with the digest .*|batch \d+ was \w+ and is now \w+")
+"""Reasons of branches that begin because redone steps, which nobody meant to change, gave something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,19 @@ def passed(version: tuple[int, int], forks: Mapping[int, int], branch: int) -> b
     return version[0] <= branch and version[1] <= left_at
 
 
+def voids(why: str, fork_version: int, due: int) -> bool:
+    """Whether a branch that begins before the batch of a stop, or at it, voids the stop. It does not if it repeats the
+    steps that it leaves, with other weights, and the result still is on its line.
+
+    why: the reason for which it begins, as the ledger has it. due: the version of the result.
+
+    >>> redone = "version 9 was published with the digest a, and was redone as b"
+    >>> [voids(redone, 8, 5), voids(redone, 4, 5), voids("a fresh start at batch 8", 8, 5)]
+    [False, True, True]
+    """
+    return due > fork_version or _REPEATS.fullmatch(why) is None
+
+
 def stops(line: Sequence[Measured], choosing: Choosing, acted: Collection[int]) -> list[Stop]:
     """`line`: as `on_line` gives it. `acted`: serials of the evaluations whose results have stopped the run before.
 
@@ -78,11 +95,11 @@ def stops(line: Sequence[Measured], choosing: Choosing, acted: Collection[int]) 
     return found
 
 
-def best(line: Sequence[Measured], choosing: Choosing) -> Measured | None:
-    """The first with the highest success, among those that the version played at which they were due: no other weights
-    were exported."""
+def ranked(line: Sequence[Measured], choosing: Choosing) -> list[Measured]:
+    """From the highest success on, the first of equal ones first; those that the version played at which they were due,
+    since no other weights were exported."""
     of_figure = (m for m in line if m.figure == choosing.keep_best and m.played == (m.branch, m.due))
-    return max(of_figure, key=lambda m: m.share, default=None)
+    return sorted(of_figure, key=lambda m: -m.share)
 
 
 def _reached(m: Measured, value: float) -> str:

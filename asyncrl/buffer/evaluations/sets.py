@@ -237,14 +237,13 @@ class EvalSets:
         sets = [each for identity in reversed(newest) for each in self._latest(identity).values()]
         failures = [each.last_failure for each in self._open.values() if each.last_failure]
         why = f"; the last failed episode: {failures[-1][:600]}" if failures else ""
-        top = self._stops.best()
-        best = None if top is None else (top.branch, top.due, top.share)
+        results = [(m.branch, m.due, m.share) for m in self._stops.ranked()]
         undecided = (
             [identity for identity in newest if self._undecided(identity)] if self._rules.choosing.keep_best else []
         )
         finished, total = (sum(getattr(each, x) for each in self._open.values()) for x in ("finished", "total"))
         at = f"{finished} of {total} episodes at version {self.pinned[1]}{why}" if self.pinned else ""
-        return EvalReply(not self._open, self.pinned, finished, total, sets, at, best=best, undecided=undecided)
+        return EvalReply(not self._open, self.pinned, finished, total, sets, at, results=results, undecided=undecided)
 
     def _undecided(self, identity: Version) -> bool:
         """Whether the version at which it was due plays it now, and so may be the best."""

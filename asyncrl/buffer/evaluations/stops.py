@@ -1,11 +1,12 @@
 """Stops of the run by results of evaluations, as the ledger records them: before which batch each acts.
 
-A redo ends there too. A branch that begins at this batch or before it voids the stop; its result does not act again.
+A redo ends there too, also where it gives other weights behind the result, so that it becomes a branch. Any other
+branch that begins at this batch or before it voids the stop; its result does not act again.
 """
 
 from __future__ import annotations
 
-from asyncrl.buffer.evaluations.choices import Measured, best, on_line, passed, stops
+from asyncrl.buffer.evaluations.choices import Measured, on_line, passed, ranked, stops, voids
 from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.records import one
 from asyncrl.buffer.rules import Rules
@@ -16,8 +17,7 @@ class Stops:
 
     def __init__(self, database: Database, rules: Rules) -> None:
         self._db, self._choosing = database, rules.choosing
-        in_force = database.read("SELECT batch, why FROM stops WHERE released = 0")
-        self._in_force: dict[int, str] = dict(in_force)
+        self._in_force = self._read()
         self._news = True
         """There may be a result on which nobody has acted."""
 
@@ -26,10 +26,14 @@ class Stops:
         self._news = True
 
     def forked(self, b: int) -> None:
-        """A branch begins at batch b."""
+        """The newest branch begins at batch b."""
         self._news = True
-        self._db.write("UPDATE stops SET released = 1 WHERE batch >= ?", (b,))
-        self._in_force = {batch: why for batch, why in self._in_force.items() if batch < b}
+        ((version, why),) = self._db.read("SELECT fork_version, why FROM branches ORDER BY branch DESC LIMIT 1")
+        left = "SELECT stops.serial, due FROM stops JOIN evals ON evals.serial = eval WHERE batch >= ?"
+        for serial, due in list(self._db.read(left, (b,))):
+            if voids(why, version, due):
+                self._db.write("UPDATE stops SET released = 1 WHERE serial = ?", (serial,))
+        self._in_force = self._read()
 
     def recorded(self, b: int) -> str:
         """Why the run stops before batch b; empty: it was not told to."""
@@ -50,13 +54,17 @@ class Stops:
         self._in_force[b] = stop.why
         return stop.why
 
-    def best(self) -> Measured | None:
-        """The result by whose weights are kept (`eval.keep_best`)."""
-        return best(self._line(), self._choosing) if self._choosing.keep_best else None
+    def ranked(self) -> list[Measured]:
+        """The results by which weights are kept (`eval.keep_best`), from the best on."""
+        return ranked(self._line(), self._choosing) if self._choosing.keep_best else []
 
     def passed(self, version: tuple[int, int]) -> bool:
         """Whether the learner's weights have passed it."""
         return passed(version, forks := self._forks(), max(forks))
+
+    def _read(self) -> dict[int, str]:
+        """Why the run stops before which batch."""
+        return dict(self._db.read("SELECT batch, why FROM stops WHERE released = 0"))
 
     def _forks(self) -> dict[int, int]:
         return dict(self._db.read("SELECT branch, fork_version FROM branches"))

@@ -221,7 +221,7 @@ CREATE TABLE stops (                -- ends of the run that a result of an evalu
     eval INTEGER NOT NULL,          -- serial of the evaluation with the result
     why TEXT NOT NULL,
     fixed INTEGER NOT NULL,         -- batches that were fixed before it
-    released INTEGER NOT NULL DEFAULT 0,    -- 1: a later branch began at this batch or before it
+    released INTEGER NOT NULL DEFAULT 0,    -- 1: a later branch voids it (evaluations/choices.py)
     at REAL NOT NULL
 );
 CREATE TABLE eval_results (

@@ -138,7 +138,7 @@ class Requests:
         """A refused record does not affect the others in the same put."""
         try:
             trajectory = from_record(record)
-            self._buffer.limits.check_rows(trajectory)
+            self._buffer.limits.check_rows(trajectory.rows, f"ticket {trajectory.id}")
             outcome = self._buffer.accept(trajectory, record)
         except WireError as error:
             self._counts["refused"] += 1
@@ -161,6 +161,8 @@ class Requests:
 
     def on_release(self, request: messages.ReleaseRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
         prefixes = codec.prefixes_at(request.prefixes, frames, len(request.leases))
+        for place, prefix in prefixes.items():
+            self._buffer.limits.check_rows([prefix], f"the prefix of ticket {request.leases[place][0]}")
         self._buffer.release(request.actor, request.leases, prefixes=prefixes)
         return Answer()
 

@@ -1,11 +1,11 @@
 """Exports of the evaluated weights, of which the best stay (`eval.keep_best`): RUN/exports/step-000010/hf, best.json.
 
     an evaluation opens ──> its weights are copied, and written in the background
-                  it ends ──> the best stay, others are removed
+                  it ends ──> the best stay (best_exports.py), others are removed
 
-Nothing resumes from an export. The buffer says which weights are the best, and which may become it; an export of these
-that is not there is written again by the redo that passes its version. It has the weights that were published, in
-`model.dtype`: `asyncrl eval` plays what the run played.
+Nothing resumes from an export. The buffer gives the results, best first, and says which weights may yet become the
+best; an export that is to stay and is not there is written again by the redo that passes its version. It has the
+weights that were published, in `model.dtype`: `asyncrl eval` plays what the run played.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import write_weights
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.checkpoints.background import Background
+from asyncrl.learner.checkpoints.best_exports import Version, best, wanted
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
 from asyncrl.model import resolve_path
@@ -31,9 +32,8 @@ from asyncrl.run_folder import BEST, export_name, replace
 
 log = logging.getLogger(__name__)
 
-Version = tuple[int, int]
-"""(branch, version)"""
 _NAME = re.compile(r"step-(\d+)(?:-br(\d+))?")
+_CHECKPOINT = re.compile(r"step-(\d+)")
 _UNFINISHED = ".unfinished-"
 _COPIED = ("config.json", "generation_config.json")
 """Files of the model that training does not change."""
@@ -47,40 +47,62 @@ class Exports:
     ) -> None:
         self._session, self._backend, self._folder, self._save_tokenizer = session, backend, folder, save_tokenizer
         self._writing = Background(session.config.learner.checkpoint_s)
-        self._best: tuple[int, int, float] | None = None
+        self._written: Version | None = None
+        """What is being written, or was last."""
+        self._last: EvalReply | None = None
+        self._about = ""
+        """What best.json says."""
 
     def take(self, reply: EvalReply) -> None:
         """Writes, keeps and removes exports as the buffer's answer says. Raises RunError when the disk is full."""
         if not self._session.config.eval.keep_best:
             return
-        wanted = {*map(tuple, reply.undecided), *((reply.best[:2],) if reply.best else ())}
-        there = self._there()
-        for branch, version in sorted(wanted - there):
-            if version == self._session.version:  # on the line of history, so that these are its weights
-                self._begin((branch, version))
-        if reply.best is not None and reply.best != self._best:
-            self._best = reply.best
-            replace(self._folder / BEST, json.dumps(self._about(reply.best)) + "\n")
-        for gone in there - wanted:
-            shutil.rmtree(self._folder / export_name(gone))
+        self._last, version = reply, self._session.version
+        there, writing = self._there()
+        # Those of the present version can be written: what the buffer names is on the line of history.
+        can_be = {*there, *writing, *(of for of in _named(reply) if of[1] == version)}
+        stay = {*reply.undecided, *wanted(reply.results, can_be, [*self._points(), version])}
+        for of in sorted(stay & can_be - there - writing):
+            self._begin(of)
+        self._name_best(reply, there)
+        for gone in there - stay:
+            self._remove(self._folder / export_name(gone))
 
     def settle(self) -> None:
         """Waits for the export that is being written: a checkpoint behind it must not be there without it."""
         self._writing.settle()
 
-    def _there(self) -> set[Version]:
-        """The exports that are complete, or being written."""
-        if not self._writing.busy:
+    def close(self) -> None:
+        """The same at the end, and does what the last answer says about the export that was being written."""
+        self.settle()
+        if self._last is not None:
+            self.take(self._last)
             self.settle()
-        found = set()
-        for path in self._folder.glob("*step-*"):
-            if (match := _NAME.fullmatch(path.name.removeprefix(_UNFINISHED))) is None:
-                continue
-            if path.name.startswith(_UNFINISHED) and not self._writing.busy:
+
+    def _points(self) -> list[int]:
+        """Versions of the checkpoints, also of one that is being written: at each of them a branch may begin."""
+        folder = self._folder.with_name("checkpoints")
+        return [int(match[1]) for path in folder.glob("*step-*") if (match := _CHECKPOINT.search(path.name))]
+
+    def _there(self) -> tuple[set[Version], set[Version]]:
+        """The exports that are complete; and the one that is being written, if any."""
+        busy = self._writing.busy
+        if not busy:
+            self.settle()
+            for path in self._folder.glob(f"{_UNFINISHED}*"):
                 shutil.rmtree(path)  # of a learner that has died
-            else:
-                found.add((int(match[2] or 0), int(match[1])))
-        return found
+        complete = {
+            (int(match[2] or 0), int(match[1]))
+            for path in self._folder.glob("step-*")
+            if (match := _NAME.fullmatch(path.name))
+        }
+        return complete, {self._written} - complete if busy and self._written else set()
+
+    def _remove(self, folder: Path) -> None:
+        """What is left of it where the learner dies is no export."""
+        unfinished = folder.with_name(f"{_UNFINISHED}{folder.name}")
+        os.rename(folder, unfinished)
+        shutil.rmtree(unfinished)
 
     def _begin(self, of: Version) -> None:
         self.settle()
@@ -104,12 +126,28 @@ class Exports:
         self._folder.mkdir(exist_ok=True)
         with _disk_errors(final, unfinished):
             unfinished.mkdir()
+        self._written = of
         self._writing.begin(write)
 
-    def _about(self, best: tuple[int, int, float]) -> dict[str, object]:
-        branch, version, share = best
-        name, keep_best = export_name((branch, version)), self._session.config.eval.keep_best
-        return {"export": name, "branch": branch, "version": version, "keep_best": keep_best, "success": share}
+    def _name_best(self, reply: EvalReply, there: set[Version]) -> None:
+        """Has best.json name the best export that is there, and the better weights that have none."""
+        file, found = self._folder / BEST, best(reply.results, there)
+        if found is None:
+            file.unlink(missing_ok=True)
+            self._about = ""
+            return
+        branch, version, share = found
+        about: dict[str, object] = {"export": export_name((branch, version)), "branch": branch, "version": version}
+        about |= {"keep_best": self._session.config.eval.keep_best, "success": share}
+        if (top := reply.results[0]) != found:
+            about["without_export"] = {"branch": top[0], "version": top[1], "success": top[2]}
+        if (text := json.dumps(about) + "\n") != self._about:
+            replace(file, text)
+            self._about = text
+
+
+def _named(reply: EvalReply) -> set[Version]:
+    return {*reply.undecided, *((branch, version) for branch, version, _ in reply.results)}
 
 
 @contextmanager

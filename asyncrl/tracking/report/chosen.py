@@ -38,11 +38,12 @@ def sentences(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         said.append(("used for choosing", f"{sets}; success on a set that chose is higher than on one that did not"))
     if best := summary.get("best"):
         share = f"{best['keep_best']} {best['success']:.1%}"
-        said.append(("best weights", f"version {best['version']}, {share}: exports/{best['export']}/hf"))
+        said.append(("best weights", f"version {best['version']}, {share}: exports/{best['export']}/hf{_better(best)}"))
     if final := summary.get("final"):
         ways = {way: by_source["all"] for way, by_source in final.items() if isinstance(by_source, dict)}
         shares = "; ".join(f"{way} {m['share']:.1%} ({m['low']:.1%} to {m['high']:.1%})" for way, m in ways.items())
-        said.append(("final", f"{final['set']} with the best weights: {shares}"))
+        which = " that have an export" * bool(best and best.get("without_export"))
+        said.append(("final", f"{final['set']} with the best weights{which}: {shares}"))
     return said
 
 
@@ -50,6 +51,16 @@ def notes(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(title, sentence) of how the run ended, and of what it chose."""
     why = [(f"run {summary.get('outcome')}", str(summary["why"]))] if summary.get("why") else []
     return why + sentences(summary)
+
+
+def _better(best: Mapping[str, Any]) -> str:
+    """Why better weights are not the ones that are named; empty: there are none."""
+    if (top := best.get("without_export")) is None:
+        return ""
+    return (
+        f"; version {top['version']} of branch {top['branch']} had {top['success']:.1%} and has no export: it was "
+        "evaluated before eval.keep_best was set or its export is gone, and only a redo of its step writes one"
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ SHOWN_EVENTS = {
     "failing",
     "eval_failed",
     "no_signal",
+    "beyond_max_kept",
     "guard",
     "poison",
     "checkpoint",

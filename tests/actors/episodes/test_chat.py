@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from asyncrl.actors.episodes import chat as chat_module
 from asyncrl.actors.episodes.chat import ChatResult, ContextFull, ServedModel, chat
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits
+from asyncrl.actors.player import chatter
+from asyncrl.config import Config
+from asyncrl.errors import ConfigError
 from asyncrl.rewards.http import ServiceFailed
 from tests.actors.fakes import FakeEnv, ticket
 
@@ -20,7 +24,9 @@ LIMITS = EpisodeLimits(max_turns=4, max_tokens=100, max_new_tokens=40, call_s=1.
 FULL = 'refused: 400 Bad Request: {"error":{"message":"This model\'s maximum context length is 100 tokens. However, ...'
 
 
-def chatted(monkeypatch: pytest.MonkeyPatch, *answers: int | str) -> tuple[ChatResult, list[Mapping[str, Any]]]:
+def chatted(
+    monkeypatch: pytest.MonkeyPatch, *answers: int | str, limits: EpisodeLimits = LIMITS
+) -> tuple[ChatResult, list[Mapping[str, Any]]]:
     """An answer is the tokens of the whole conversation, or why there is none."""
     coming, asked = iter(answers), []
 
@@ -35,7 +41,7 @@ def chatted(monkeypatch: pytest.MonkeyPatch, *answers: int | str) -> tuple[ChatR
     monkeypatch.setattr(chat_module, "post", fake_post)
     served = ServedModel("http://127.0.0.1:9/v1", "model", {}, 1.0)
     says = Turn(messages=[{"role": "user", "content": "more"}], reward=0.5)
-    return asyncio.run(chat(ticket(), lambda: FakeEnv([says] * 4), served, LIMITS)), asked
+    return asyncio.run(chat(ticket(), lambda: FakeEnv([says] * 4), served, limits)), asked
 
 
 def test_a_conversation_that_grew_too_long_counts_with_what_it_earned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +65,24 @@ def test_every_other_refusal_is_a_failure(
         chatted(monkeypatch, *answers)
     assert type(caught.value) is error
     assert caught.value.reason == "endpoint"
+
+
+def test_truncated_sampling_is_asked_for_by_its_three_names_and_only_where_it_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("top_p", "top_k", "min_p")
+    _, plain = chatted(monkeypatch, 50, 200)
+    assert {name: plain[0][name] for name in names if name in plain[0]} == {"top_p": 1.0}
+    _, asked = chatted(monkeypatch, 50, 200, limits=replace(LIMITS, top_p=0.9, top_k=20, min_p=0.05))
+    assert [[body.get(name) for name in names] for body in asked] == [[0.9, 20, 0.05]] * 2
+
+
+def test_summaries_are_refused_by_name() -> None:
+    config = Config.load(overrides={"env.compact": 0.4})
+
+    async def opened() -> None:
+        async with chatter(config, ServedModel("http://127.0.0.1:9/v1", "model", {}, 1.0)):
+            pass
+
+    with pytest.raises(ConfigError, match=r"env.compact is 0.4, and a served model .* Set env.compact 0"):
+        asyncio.run(opened())

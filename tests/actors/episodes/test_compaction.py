@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,13 +13,16 @@ import pytest
 from asyncrl.actors.counts import Counts
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episodes.compaction import Compaction
+from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import Progress
+from asyncrl.actors.episodes.result import EpisodeResult
+from asyncrl.actors.player import player
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.trajectory import Row
 from asyncrl.wire import decode_trajectory, encode_trajectory
 from tests.actors.episodes.playing import LIMITS, run, saying
-from tests.actors.fakes import FakeEnv, FakeRenderer, tool_says
+from tests.actors.fakes import FakeEnv, FakeRenderer, ticket, tool_says
 
 COMPACT = replace(LIMITS, max_turns=6, max_tokens=150, compact=0.3, compact_request="sum up")
 LONG = "x" * 20
@@ -101,9 +105,52 @@ def test_a_request_for_which_a_row_has_no_room_is_refused() -> None:
     [
         ({"env.compact": 0.9}, r"env.compact is 0.9: .* leaves 26 tokens .* actors.max_new_tokens = 128: lower"),
         ({"env.compact": 0.4, "env.max_turns": 2}, r"env.max_turns 2: a summary is a turn"),
+        ({"env.compact": 0.4, "learner.advantage": "turn_grpo"}, r"learner.advantage is turn_grpo with variant turn"),
+        (
+            {"env.compact": 0.4, "learner.advantage_by_env": {"single_turn": {"name": "turn_grpo", "gamma": 0.9}}},
+            r"learner.advantage_by_env.single_turn is turn_grpo .*, and env.compact is 0.4",
+        ),
         ({"actors.episode_max_s": 60}, r"actors.episode_max_s is 60 but actors.episode_s 1800"),
     ],
 )
-def test_limits_that_cannot_work_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Config.load(overrides=fields)
+
+
+def test_process_rewards_can_be_compared_across_summaries() -> None:
+    given = {"learner.advantage": "turn_grpo", "learner.advantage_options": {"variant": "process"}}
+    assert Config.load(overrides={"env.compact": 0.4, **given}).env.compact == 0.4
+
+
+def test_the_room_is_checked_with_the_limits_of_each_environment_of_a_mix() -> None:
+    envs = {"long": {"env": "lookup"}, "short": {"env": "lookup", "max_tokens": 150, "max_new_tokens": 60}}
+    given = {"env.name": "mix", "env.max_tokens": 4096, "env.options": {"envs": envs}, "env.compact": 0.5}
+
+    async def opened(config: Config) -> None:
+        async with player(config, saying(), FakeRenderer(), actor="actor-0"):
+            pass
+
+    config = Config.load(overrides={**given, "env.compact_request": "x" * 20})
+    with pytest.raises(ConfigError, match=r"leaves 75 of env.options.envs.short.max_tokens = 150 tokens, .* need 87"):
+        asyncio.run(opened(config))
+    asyncio.run(opened(Config.load(overrides={**given, "env.compact_request": "x"})))
+    envs["short"]["max_new_tokens"] = 80
+    with pytest.raises(ConfigError, match=r"of env.options.envs.short.max_tokens = 150 it leaves 75 tokens"):
+        Config.load(overrides=given)
+
+
+def test_a_group_score_reads_what_came_before_a_summary_too() -> None:
+    env = FakeEnv([tool_says(LONG), tool_says(LONG), tool_says(LONG), tool_says(LONG), Turn(done=True)])
+    limits = replace(COMPACT, max_turns=9)
+    said = saying("a", "b", "sum 1", "c", "sum 2", "d", "sum 3", "e")
+
+    async def episode() -> EpisodeResult:
+        return await play(ticket(2), lambda: env, said, AppendingRenderer(), limits, Progress(0.0))
+
+    result = asyncio.run(episode())
+    assert result.turns - len(env.heard) == len(result.rows) - 1 >= 2, "several summaries"
+    policy = [m["content"] for m in result.messages if m["role"] == "assistant"]
+    assert policy == ["a", "b", "sum 1", "c", "sum 2", "d", "sum 3", "e"][: result.turns]
+    assert [m["content"] for m in result.messages].count("Hello") == 1
+    assert [m["content"] for m in result.messages].count("sum up") == len(result.rows) - 1

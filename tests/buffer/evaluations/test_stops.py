@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from asyncrl.audit.checks import violations
 from asyncrl.buffer.core import Buffer
 from asyncrl.config.choosing import Choosing
 from asyncrl.config.held_out import HeldOutSet
-from tests.audit.simulated import stopped
+from tests.audit.simulated import Simulated, stopped
 from tests.buffer.fakes import learner, open_buffer, put, reopen, step, trajectory
 
 DEV = ("dev", "sampled")
@@ -107,6 +108,35 @@ def test_a_branch_from_before_the_stop_voids_it_and_its_result_acts_no_more(tmp_
     assert "100.0%" in run.asks(fork)[1]
 
 
+@pytest.mark.parametrize(("start", "ends"), [(1, True), (0, False)])
+def test_a_redo_with_other_weights_ends_where_the_stop_was_unless_it_began_before_the_result(
+    tmp_path: Path, start: int, ends: bool
+) -> None:
+    """As on a GPU: nobody asked for the branch."""
+    run = Run(tmp_path, stop_at=((DEV, 0.75),))
+    for b, solved in enumerate((0, 3)):
+        run.train(b)
+        if solved:
+            run.train(2)  # the evaluation of version 2 is open meanwhile
+        run.evaluate(solved)
+    assert run.asks(3) == ("ended", REACHED)
+    run.kill()
+    run.incarnation = learner(run.buffer, start, start, branch=0, publish=False)
+    if ends:
+        step(run.buffer, run.incarnation, 1)
+    redone = 2 if ends else 0
+    assert run.asks(redone)[0] == "ready"
+    run.buffer.finished(run.incarnation, redone, "applied")
+    assert run.buffer.published(run.incarnation, 0, redone + 1, "another") == 1
+    assert [row[0] for row in run.buffer.database.read("SELECT released FROM stops")] == [not ends]
+    if ends:
+        assert run.asks(3) == ("ended", REACHED)
+        run.kill()
+        run.incarnation = learner(run.buffer, 2, 2, branch=0, publish=False)
+        step(run.buffer, run.incarnation, 2)
+        assert run.asks(3) == ("ended", REACHED)
+
+
 def test_patience_counts_evaluations_without_a_better_success(tmp_path: Path) -> None:
     run = Run(tmp_path, patience=((DEV, 2),))
     for b, solved in enumerate((2, 3, 3)):
@@ -126,11 +156,11 @@ def test_the_best_weights_are_those_of_the_first_highest_success_on_the_line(tmp
         run.train(b)
         assert list(run.buffer.evaluation().undecided) == [(0, b + 1)]
         run.evaluate(solved)
-        seen.append(run.buffer.evaluation().best)
+        seen.append(run.buffer.evaluation().results[0])
         assert not run.buffer.evaluation().undecided
     assert seen == [(0, 1, 0.5), (0, 2, 0.75), (0, 2, 0.75), (0, 2, 0.75)]
     run.incarnation = learner(run.buffer, 1, 1, branch=0, publish=False, fresh=True)
-    assert run.buffer.evaluation().best == (0, 1, 0.5), "version 2 is of a branch that was left"
+    assert run.buffer.evaluation().results[0] == (0, 1, 0.5), "version 2 is of a branch that was left"
 
 
 def test_a_result_of_other_weights_than_those_that_were_due_cannot_be_the_best(tmp_path: Path) -> None:
@@ -141,7 +171,7 @@ def test_a_result_of_other_weights_than_those_that_were_due_cannot_be_the_best(t
     run.buffer.evaluation(lost=(0, 1))
     assert not run.buffer.evaluation().undecided
     run.evaluate(4)
-    assert run.buffer.evaluation().best is None
+    assert run.buffer.evaluation().results == []
 
 
 def test_the_audit_bears_stops_and_misses_none(tmp_path: Path) -> None:
@@ -157,3 +187,38 @@ def test_the_audit_bears_stops_and_misses_none(tmp_path: Path) -> None:
     evals.pop()
     evidence.ledger.tables["stops"].clear()
     assert "the run was to stop before it: set dev reached" in "".join(map(str, violations(evidence)))
+
+
+def redone(folder: Path) -> Simulated:
+    """A result stopped the run behind a step that was redone with other weights."""
+    run = Simulated(folder, eval_sets=SETS, eval_every=1, eval_reserved=1, choosing=Choosing(stop_at=((DEV, 0.75),)))
+    run.trained(1)
+    run.evaluated(1, success=(0.0,) * 4)
+    run.trained(1)
+    run.trained(1)
+    run.evaluated(2, success=(1.0,) * 4)
+    assert run.buffer.batch(run.now, run.incarnation, 3).state == "ended"
+    run.incarnation = learner(run.buffer, 2, 2, branch=0, publish=False)
+    assert run.buffer.batch(run.now, run.incarnation, 2).state == "ready"
+    run.buffer.finished(run.incarnation, 2, "applied")
+    assert run.buffer.published(run.incarnation, 0, 3, "another") == 1
+    run.publish(3, "another")
+    return run
+
+
+def test_the_audit_bears_a_stop_that_a_redo_keeps(tmp_path: Path) -> None:
+    run = redone(tmp_path)
+    assert run.buffer.batch(run.now, run.incarnation, 3).state == "ended"
+    evidence = run.evidence()
+    assert list(violations(evidence)) == []
+    evidence.ledger.tables["stops"][0]["released"] = 1
+    assert "voided" in "".join(map(str, violations(evidence)))
+
+
+def test_the_audit_misses_no_stop_where_only_keep_best_was_changed(tmp_path: Path) -> None:
+    evidence = stopped(tmp_path).evidence()
+    evidence.ledger.tables["stops"].clear()
+    (bounds,) = evidence.rules
+    kept = dataclasses.replace(bounds, choosing=dataclasses.replace(bounds.choosing, keep_best=DEV))
+    found = violations(dataclasses.replace(evidence, rules=(bounds, kept)))
+    assert "the run was to stop before it: set dev reached" in "".join(map(str, found))

@@ -11,9 +11,11 @@ import pytest
 
 from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.loop import Service
 from asyncrl.buffer.rules import Refused
+from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId
-from asyncrl.wire import WireError, decode_prefixes, encode_prefix
+from asyncrl.wire import WireError, decode_prefixes, encode_prefix, unpack
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 
 
@@ -192,3 +194,27 @@ def test_what_is_no_prefix_is_refused(places: list[int], change: Any, says: str)
     with pytest.raises(WireError, match=says):
         codec.prefixes_at(places, change(frames) if change else frames, 2)
     assert len(decode_prefixes(frames)) == 1
+
+
+def test_a_prefix_that_no_episode_of_the_run_has_is_refused_and_nothing_is_released(tmp_path: Path) -> None:
+    buffer = opened(tmp_path / "b", row_tokens=10, max_kept=2)
+    service = Service(buffer, f"ipc://{tmp_path}/s", 0.0)
+    (ticket,) = issue(buffer)
+    ids = np.arange(8, dtype=np.int32)
+
+    def said(kept: Row) -> dict[str, Any]:
+        places, frames = codec.encode_prefixes([kept])
+        request = messages.ReleaseRequest("actor-0", [(ticket.id, ticket.attempt)], places)
+        service._handle(b"peer", [codec.encode_request(request, 1), *frames])
+        return dict(unpack(service.outbox.replies.pop()[1][0]))
+
+    long = said(prefix((0,) * 9))["error"]
+    assert "prefix of ticket 0.0.0 has 11 tokens, expected at most 10" in long["message"]
+    many = replace(prefix((0,) * 8), kept=KeptIds(np.array([3] + [0] * 7, np.uint16), np.array([1, 2, 3], np.int32)))
+    many = replace(many, token_ids=np.concatenate([ids[:2], [2], ids[:7]]).astype(np.int32))
+    assert "has 3 kept ids, expected at most 2 (actors.max_kept)" in said(many)["error"]["message"]
+    assert counts(buffer) == {}
+    assert not said(prefix((0,) * 8)).get("error"), "the bound itself is taken"
+    assert counts(buffer) == {"kept": 1}
+    service.close()
+    buffer.database.close()

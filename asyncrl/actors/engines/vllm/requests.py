@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 DIED = "vLLM's engine ended; its log says why"
 GREEDY_WITH_MASKS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 1, "min_p": 0.0}
 """The greedy token, asked for as vLLM takes it under `return_sampling_mask`, which refuses temperature 0. The logprob
-is then 0."""
+is then 0, unless several tokens share the largest logit: one of them is sampled."""
 
 
 @dataclass(slots=True, eq=False)

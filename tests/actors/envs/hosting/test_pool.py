@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.actors.player import Play, player
+from asyncrl.actors.player import Play, for_held_out, player, players
 from asyncrl.config import Config
 from asyncrl.config.sections import EnvConfig
 from asyncrl.errors import ConfigError
@@ -190,6 +190,31 @@ def test_what_cannot_be_hosted_is_refused() -> None:
         stage(config("threads", name=f"{__name__}:agent"), scenario)
     with pytest.raises(ConfigError, match=r"env.compact is 0.4 and env.name .* an agent: it keeps its own"):
         stage(Config(env=EnvConfig(name=f"{__name__}:agent", compact=0.4)), scenario)
+
+
+def test_a_held_out_set_with_an_agent_of_its_own_is_played_in_a_run_with_compaction_and_workers() -> None:
+    """Both are for environments: the run's own."""
+    sets = {name: {"env": f"{__name__}:{name}", "tasks": 1} for name in ("agent", "HeldOut")}
+    env = EnvConfig(name=f"{__name__}:HeldOut", compact=0.4, max_tokens=1000, workers="threads")
+    c = Config.model_validate({"env": env, "eval": {"sets": sets}})
+
+    engine: Any = FakeEngine(lambda *_: [65, STOP])
+
+    async def scenario() -> None:
+        async with players(c, engine, FakeRenderer(), actor="actor-0"):  # type: ignore[arg-type]
+            pass
+
+    asyncio.run(scenario())
+    assert (for_held_out(c, "agent").env.compact, for_held_out(c, "agent").env.workers) == (0.0, "async")
+    assert (for_held_out(c, "HeldOut").env.compact, for_held_out(c, "HeldOut").env.workers) == (0.4, "threads")
+
+
+class HeldOut:
+    async def reset(self, task: Any) -> Any:
+        raise NotImplementedError
+
+    async def step(self, text: str) -> Any:
+        raise NotImplementedError
 
 
 async def agent(task: Any, client: Any) -> float:
