@@ -64,7 +64,8 @@ def fake_actor(run: RunFolder, name: str, tickets: int = sys.maxsize) -> Iterato
             played = 0
             while not over.is_set():
                 if played == tickets:
-                    over.wait()
+                    over.wait()  # all steps are done, so that this request gets no ticket; it tells the log's end
+                    assert client.tickets(name, (0, 0), 1, [], 0.0, acks.head).tickets == []
                     return
                 held = (0, int(client.status()["published"] or 0))
                 for ticket in client.tickets(name, held, min(4, tickets - played), [], 0.2, acks.head).tickets:
