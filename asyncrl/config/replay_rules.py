@@ -8,6 +8,8 @@ from asyncrl.config.tree import Tree
 
 _ROUNDING = 1e-9
 """So that 0.29 of 100 groups are 29."""
+_OF_DIFFERENCES = ("spread", "learnability")
+"""Priorities that are 0 for a group of equal rewards."""
 
 
 def most_replayed(c: Tree) -> int:
@@ -41,4 +43,21 @@ def of_replay(c: Tree) -> list[str]:
             f"buffer.replay is {b.replay:g} of learner.groups_per_step {groups}, which is less than one group: raise "
             f"buffer.replay to at least {1 / groups:.3g}, or set it to 0."
         )
+    if c.learner.group_size == 1 and b.replay_priority in _OF_DIFFERENCES:
+        problems.append(
+            f"buffer.replay_priority is {b.replay_priority} and learner.group_size 1: one reward differs from no "
+            "other, so that every priority is 0 and no group is replayed. Set buffer.replay_priority uniform."
+        )
     return problems
+
+
+def doubtful_replay(c: Tree) -> list[str]:
+    """What a replay works with although it is probably not meant."""
+    b, teacher = c.buffer, c.learner.teacher
+    rewards_unread = bool(teacher.path) and teacher.reward_weight == 0
+    if not (b.replay and rewards_unread and b.replay_priority in _OF_DIFFERENCES):
+        return []
+    return [
+        f"buffer.replay_priority is {b.replay_priority} while learner.teacher.reward_weight is 0: groups are replayed "
+        "by rewards that teach nothing, and those of equal rewards never are: replay_priority uniform goes by age."
+    ]

@@ -34,7 +34,7 @@ _REFUSED: Mapping[str, str] = {
     "launch": "name runs_dir",
 }
 _BRANCH: Mapping[str, str] = {
-    "actors": "temperature",
+    "actors": "temperature tool_calls renderer stop_token_ids",
     "buffer": "max_staleness over_age",
     "learner": "backend_options ranks activation_checkpointing compile cpu_offload steps minibatches "
     "tokens_per_micro_batch lr warmup_steps schedule weight_decay betas max_grad_norm advantage advantage_options "
@@ -48,7 +48,7 @@ _FREE: Mapping[str, str] = {
     "model": "made_with",
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
     "actors": "count eval constraints engine engine_options slots max_slots top_p top_k min_p max_kept max_new_tokens "
-    "tool_calls renderer stop_token_ids seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
+    "seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
     "buffer": "capacity requeue wait_s mask_min_kept sampler max_uses replay replay_priority replay_half_life "
     "replay_exponent replay_beta filters filter_max_ratio on_starved lease_s keep fsync "
     "fsync_interval_s commit_ms max_disk_gb",
@@ -73,7 +73,10 @@ FIELDS: Mapping[Change, frozenset[str]] = {
     "free": _named(_FREE),
 }
 """Every field of the config. `launch.seed` is free because the three seeds that it sets are compared themselves."""
+_RENDERING = ("actors.tool_calls", "actors.renderer", "actors.stop_token_ids")
+"""They decide which ids a demonstration becomes, and which of them carry loss, whenever it is rendered."""
 ONLY_IF: Mapping[str, str] = {
+    **dict.fromkeys(_RENDERING, "`data.demonstrations` is set"),
     "learner.steps": "`learner.schedule` or `learner.demonstrations.schedule` is not `constant`",
     "buffer.max_staleness": "`buffer.over_age` is `mask`",
     "buffer.over_age": "`mask` is the former value or the new one",
@@ -92,6 +95,8 @@ def settings(config: Tree) -> dict[str, Any]:
     found = {field: _at(values, field) for field, _ in fields(Tree) if field in FIELDS["branch"]}
     if config.learner.schedule == config.learner.demonstrations.schedule == "constant":
         del found["learner.steps"]
+    if not config.data.demonstrations:
+        found = {field: value for field, value in found.items() if field not in _RENDERING}
     if not config.learner.teacher.path:
         found = {field: value for field, value in found.items() if not field.startswith("learner.teacher.")}
     if config.buffer.over_age != "mask":

@@ -8,7 +8,7 @@ from asyncrl.config.episode_rules import of_episodes
 from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.mix_rules import of_environments
-from asyncrl.config.replay_rules import of_replay
+from asyncrl.config.replay_rules import doubtful_replay, of_replay
 from asyncrl.config.sampling_rules import of_sampling, without_slack
 from asyncrl.config.teacher_rules import learns_from_teacher, of_teacher
 from asyncrl.config.tree import Tree
@@ -260,4 +260,4 @@ def warnings(c: Tree) -> list[str]:
             "learner.proximal is approximate with learner.minibatches 1: the exact logprobs cost nothing then, and "
             "are used."
         )
-    return problems
+    return problems + doubtful_replay(c)

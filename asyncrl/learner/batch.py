@@ -26,6 +26,7 @@ _PER_ROW = (
     "episodes",
     "row_weights",
     "loss_weights",
+    "replayed",
     "turns",
     "truncated",
     "greedy",
@@ -72,6 +73,8 @@ class Batch:
     loss_weights: Tensor
     """[B] float32: factor of the row's loss; 1 unless its group is replayed (`buffer.replay`), or `learner.pf_ppo` drew
     the episode more or less often"""
+    replayed: Tensor
+    """[B] bool: the row's group was used before, and is drawn again (`buffer.replay`)"""
     turns: Tensor
     """[B] int64: assistant turns of the row's episode"""
     truncated: Tensor
@@ -139,8 +142,8 @@ def flatten(
 
     `groups`: the ids of the whole batch's groups, in its order. `mask_before`: tokens of an earlier version carry no
     loss. `weights`: of each trajectory, 1 where not given. `greedy_baseline`: the first trajectory of each group is a
-    greedy one, and carries none either. `loss_weights`: factors of the loss, by group id, 1 where not given.
-    Raises ValueError for a trajectory of another group, and for a row that begins with a policy token: nothing
+    greedy one, and carries none either. `loss_weights`: the factor of the loss of each replayed group, by id; of others
+    it is 1. Raises ValueError for a trajectory of another group, and for a row that begins with a policy token: nothing
     predicts that one.
     """
     ordered = _in_order(trajectories, groups, weights or [1.0] * len(trajectories))
@@ -218,6 +221,7 @@ def _row(context: _Context, episode: int, t: Trajectory, weight: float, row: Row
         "episodes": episode,
         "row_weights": float(weight),
         "loss_weights": context.loss_weights.get(t.id.group, 1.0),
+        "replayed": t.id.group in context.loss_weights,
         "turns": t.turns,
         "truncated": t.stop_reason in _TRUNCATED,
         "greedy": greedy,

@@ -74,6 +74,7 @@ def flat(rows: Sequence[tuple[int, ShownRow]]) -> Batch:
         episodes=places,
         row_weights=torch.ones(count),
         loss_weights=torch.ones(count),
+        replayed=torch.zeros(count, dtype=torch.bool),
         turns=torch.ones(count, dtype=torch.int64),
         truncated=torch.zeros(count, dtype=torch.bool),
         greedy=torch.zeros(count, dtype=torch.bool),

@@ -107,9 +107,9 @@ class Simulated:
                 self.put(ticket)
             self.step()
 
-    def fork(self, b: int, version: int) -> None:
+    def fork(self, b: int, version: int, weights: str = "other") -> None:
         self.incarnation = learner(self.buffer, version, b, branch=0, fresh=True, publish=False)
-        self.publish(version, f"other-{version}")
+        self.publish(version, f"{weights}-{version}")
         del self.done[b:]
 
     def checkpoint(self) -> None:

@@ -122,7 +122,8 @@ def test_a_run_with_replayed_groups_is_trained_again_bit_for_bit_and_drawn_again
     (tmp_path / "priorities.py").write_text(OF_A_USER)
     priority = {"replay_priority": f"{tmp_path / 'priorities.py'}:by_number"}
     buffer = SECTIONS["buffer"] | {"replay": 1.0, "max_uses": 3, "max_staleness": 3} | priority
-    run = make_run(tmp_path, sections=SECTIONS | {"learner": SECTIONS["learner"] | {"steps": 6}, "buffer": buffer})
+    learner = SECTIONS["learner"] | {"steps": 6, "minibatches": 2}
+    run = make_run(tmp_path, sections=SECTIONS | {"learner": learner, "buffer": buffer})
     # The second batch has both groups of the first, whatever the actors were up to.
     serial, group, weight = ask(run, "SELECT serial, grp, weight FROM replays ORDER BY serial, weight")[0]
     assert 0 < weight < 1

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.audit.checks import violations
 from asyncrl.buffer import batches
 from asyncrl.buffer.ledger.records import NOTHING
-from asyncrl.buffer.replaying import draw
+from asyncrl.buffer.replaying import PRIORITIES, Replaying, draw
 from asyncrl.buffer.tickets.places import Places
 from tests.audit.simulated import Simulated, replayed
 from tests.buffer.fakes import learner
@@ -80,3 +80,17 @@ def test_a_group_that_was_generated_again_is_not_judged_by_what_it_had_before(tm
     assert run.buffer.ledger.load(0).oldest == 1
     said = [str(v) for v in violations(run.evidence()) if v.check in ("replays", "drops", "uses", "equation")]
     assert said == []
+
+
+def test_the_end_of_a_batch_that_a_branch_took_over_is_not_the_former_one_s(tmp_path: Path) -> None:
+    """A branch redid batch 0, took batch 1 over, and its guard refused it: the groups ended with that. The draws of the
+    former branch, where batch 1 was applied, had them as candidates all the same."""
+    run = Simulated(tmp_path, replay=Replaying(1, PRIORITIES["uniform"]), max_uses=4, max_staleness=3)
+    run.rounds(4)
+    run.fork(0, 0, "digest")
+    run.rounds(1)
+    for ticket in run.issue(6):
+        run.put(ticket)
+    run.step("guard")
+    assert [batch.outcome for batch in run.buffer.ledger.history.line] == ["applied", "guard"]
+    assert [str(violation) for violation in violations(run.evidence())] == []

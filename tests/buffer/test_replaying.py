@@ -7,6 +7,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import permutations
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from asyncrl.buffer.replaying import PRIORITIES, Replaying, draw, drawn, loss_weights, seed_of
 from asyncrl.config import Config
+from asyncrl.config.rules import warnings
 from asyncrl.errors import ConfigError
 from tests.buffer.test_choices import group
 
@@ -141,3 +143,30 @@ def test_what_a_replay_cannot_work_with_is_a_config_error(buffer: dict[str, obje
         config(**buffer)
     if "replay_beta" not in buffer:
         config(**{**buffer, "replay": 0.0})
+
+
+@pytest.mark.parametrize("priority", ["spread", "learnability"])
+def test_one_answer_per_group_has_no_priority_by_differences(priority: str) -> None:
+    """Every group would have the priority 0, and nothing would be replayed."""
+    assert PRIORITIES[priority](group(0, (1.0,))) == 0
+    values: dict[str, Any] = {
+        "buffer": {"replay": 1.0, "replay_priority": priority, "max_uses": 2, "max_staleness": 2},
+        "learner": {"group_size": 1, "advantage": "gae", "critic": "separate"},
+    }
+    with pytest.raises(ValueError, match=rf"replay_priority is {priority} and learner\.group_size 1: .*Set .* uniform"):
+        Config.model_validate(values)
+    values["buffer"]["replay_priority"] = "uniform"
+    assert Config.model_validate(values).buffer.replay == 1
+
+
+@pytest.mark.parametrize(("priority", "reward_weight", "said"), [
+    ("spread", 0.0, 1), ("learnability", 0.0, 1), ("uniform", 0.0, 0), ("spread", 0.5, 0),
+])  # fmt: skip
+def test_a_priority_by_rewards_that_teach_nothing_is_warned_of(priority: str, reward_weight: float, said: int) -> None:
+    c = Config.model_validate(
+        {
+            "buffer": {"replay": 1.0, "replay_priority": priority, "max_uses": 2, "max_staleness": 2},
+            "learner": {"teacher": {"path": "quickstart", "reward_weight": reward_weight}},
+        }
+    )
+    assert len([text for text in warnings(c) if "replay_priority uniform goes by age" in text]) == said

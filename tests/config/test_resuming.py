@@ -21,8 +21,9 @@ def test_every_field_is_classified_once() -> None:
 
 
 def test_settings_are_the_fields_that_begin_a_branch() -> None:
-    learner = {"schedule": "linear", "teacher": {"path": "quickstart"}}
-    config = Config.model_validate({"buffer": {"over_age": "mask"}, "learner": learner})
+    learner = {"schedule": "linear", "teacher": {"path": "quickstart"}, "demonstrations": {"per_step": 4}}
+    data = {"demonstrations": ["chats.jsonl"]}
+    config = Config.model_validate({"data": data, "buffer": {"over_age": "mask"}, "learner": learner})
     assert settings(config).keys() == FIELDS["branch"]
 
 
@@ -53,3 +54,15 @@ def test_what_changes_a_redone_step_is_named(before: dict[str, object], now: dic
     found = "; ".join(differences(*(settings(Config.model_validate(values)) for values in (before, now))))
     assert named in found
     assert bool(named) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("changed", "value"), [("renderer", "package.module:Name"), ("tool_calls", "json"), ("stop_token_ids", [5])]
+)
+def test_what_renders_demonstrations_is_a_setting_where_there_are_some(changed: str, value: object) -> None:
+    """A redone batch has the same chats, which these fields make into ids."""
+    plain = {"learner": {"demonstrations": {"per_step": 4}}, "data": {"demonstrations": ["chats.jsonl"]}}
+    for sections, said in ((plain, [changed]), ({}, [])):
+        before, now = ({"actors": {}} | sections, {"actors": {changed: value}} | sections)
+        found = differences(*(settings(Config.model_validate(values)) for values in (before, now)))
+        assert [text.split()[0] for text in found] == [f"actors.{name}" for name in said]

@@ -96,13 +96,13 @@ class _Used:
         A group that is within the bound was only used in batches that are as well: nobody trains a token of the future.
         """
         ledger, (branch, b, _) = self.ledger, point
-        version, uses, refused, last = self.version(branch, b), Counter[int](), set[int](), dict[int, int]()
+        version, uses, refused, last = self.version(branch, b), Counter[int](), set[int](), dict[int, BatchRow]()
         for earlier in range(b - 1, -1, -1):
             batch = ledger.batch_of(branch, earlier)
             if batch is None or batch.version < version - r.max_staleness:
                 break
             for number in batch.groups:
-                last.setdefault(number, earlier)
+                last.setdefault(number, batch)
             (uses if batch.outcome == "applied" else refused).update(batch.groups)
         found = {}
         for number in sorted(uses):
@@ -112,10 +112,19 @@ class _Used:
                 found[number] = uses[number]
         return found
 
-    def _last_use(self, group: GroupRow, b: int) -> bool:
-        """Whether it ended with batch b, under an earlier configuration perhaps."""
+    def _last_use(self, group: GroupRow, batch: BatchRow) -> bool:
+        """Whether it ended with this batch, under an earlier configuration perhaps; a later branch may have taken the
+        batch over, and its end is then that of the other one."""
+        after = batch.b + 1
         at_once = (end for _, end, _ in self.ends.get(group.number, ()))
-        return group.state == "trained" and group.ended_batch == b + 1 and b + 1 not in at_once
+        ended = group.state == "trained" and group.ended_batch == after and after not in at_once
+        return ended and self._holds_last.get(group.number) is batch
+
+    @cached_property
+    def _holds_last(self) -> dict[int, BatchRow]:
+        """The last batch that held a group, by its number, on any branch."""
+        in_order = sorted(self.ledger.batches, key=lambda batch: batch.serial)
+        return {number: batch for batch in in_order for number in batch.groups}
 
     def _within(self, number: int, version: int, r: Bounds) -> bool:
         group, members = self.ledger.groups[number], self.ledger.members.get(number, ())

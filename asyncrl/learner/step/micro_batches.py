@@ -27,9 +27,10 @@ class Plan:
 
 
 def minibatches(batch: Batch, count: int) -> list[Tensor]:
-    """Rows of each mini-batch: an equal share of the groups, in the batch's order."""
-    groups = torch.unique(batch.groups)
-    return [torch.isin(batch.groups, share).nonzero()[:, 0] for share in groups.tensor_split(count) if len(share)]
+    """Rows of each mini-batch: an equal share of the new groups and of the replayed ones, each in the batch's order."""
+    new, used = (torch.unique(batch.groups[rows]).tensor_split(count) for rows in (~batch.replayed, batch.replayed))
+    shares = [torch.cat(pair) for pair in zip(new, used, strict=True)]
+    return [torch.isin(batch.groups, share).nonzero()[:, 0] for share in shares if len(share)]
 
 
 def plan(batch: Batch, row_ids: Tensor, limit: int, ranks: int, advantages: Tensor | None) -> Plan:
