@@ -47,6 +47,6 @@ def test_the_page_about_rewards_names_what_exists() -> None:
 
 
 def test_a_sentence_that_names_the_page_names_one_that_is_there() -> None:
-    source = (Path(__file__).parents[1] / "asyncrl" / "learner" / "no_signal.py").read_text()
+    source = (Path(__file__).parents[1] / "asyncrl" / "learner" / "reporting" / "no_signal.py").read_text()
     (name,) = set(re.findall(r"docs/[\w./-]+\.md", source))
     assert (DOCS.parent / name).is_file()

@@ -26,8 +26,8 @@ from asyncrl.kept_ids import kept_ids
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.companions import companions
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Ticket, TicketId, Trajectory

@@ -20,7 +20,7 @@ from random import Random
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.records import Draw, Drawn
 from asyncrl.config import Config
-from asyncrl.config.replay_rules import most_replayed
+from asyncrl.config.rules.replay import most_replayed
 from asyncrl.errors import ConfigError
 from asyncrl.plugins import resolve
 

@@ -28,8 +28,8 @@ from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import flatten
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.diagnostics import effective_sample_size
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import train_step
 from asyncrl.rendering.template import TemplateRenderer
 from asyncrl.success import success

@@ -22,9 +22,9 @@ from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.demonstrations import Rendered, flat
 from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.step.demonstration_metrics import metrics_beside, supervised_metrics
+from asyncrl.learner.reporting.demonstration_metrics import metrics_beside, supervised_metrics
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.demonstrations import weight_at
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_model, load_tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.actors.envs.protocol import Env, Environment, Message, Task, Turn
-from asyncrl.config.mix_rules import LIMITS
+from asyncrl.config.rules.environments import LIMITS
 from asyncrl.plugins import check_options, resolve
 
 _FIELDS = {"name", "options", "reward_weight"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from asyncrl.config import Config
-from asyncrl.config.gpu_rules import engine_gpus
+from asyncrl.config.rules.gpus import engine_gpus
 
 T = TypeVar("T")
 ON_DEVICE = ("cuda_ipc", "nccl")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config import Config
-from asyncrl.config.gpu_rules import engine_gpus
+from asyncrl.config.rules.gpus import engine_gpus
 
 VLLM_SHARE, SGLANG_SHARE = 0.9, 0.88
 """Shares of a GPU that the engines take by default."""

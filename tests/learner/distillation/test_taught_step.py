@@ -20,8 +20,8 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.demonstrations import flat
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import masked_mean
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.companions import companions
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.teacher import places
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.learner.trainer import Trainer

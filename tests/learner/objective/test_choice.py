@@ -21,7 +21,7 @@ from asyncrl.learner.objective.kl import KL, AdaptiveKL
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.objective.shaping import pf_ppo_draws
 from asyncrl.learner.ragged import masked, masked_mean
-from asyncrl.learner.step.metrics import step_metrics
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.series import check

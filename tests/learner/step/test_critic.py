@@ -19,7 +19,7 @@ from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.losses.value import explained_variance
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import spread
-from asyncrl.learner.step.metrics import step_metrics
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.series import check

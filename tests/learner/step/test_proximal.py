@@ -17,8 +17,8 @@ from asyncrl.learner.build import refuse_uncorrected
 from asyncrl.learner.losses import LOSSES, LossInputs, PolicyLoss, loss
 from asyncrl.learner.objective.functions import Functions
 from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.diagnostics import effective_sample_size, mismatch, sequence_effective_sample_size
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.proximal import approximate_proximal
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check

@@ -16,9 +16,9 @@ from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.losses import LOSSES, properties_of
 from asyncrl.learner.objective.functions import Functions
 from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.apply import refuse
 from asyncrl.learner.step.companions import companions
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Trajectory

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.learner.beyond_kept import BeyondKept
-from asyncrl.learner.step_report import StepReport
+from asyncrl.learner.reporting.beyond_kept import BeyondKept
+from asyncrl.learner.reporting.step_report import StepReport
 from tests.learner.test_no_signal import batch, episode
 from tests.learner.tiny import tiny_config
 

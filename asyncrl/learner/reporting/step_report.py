@@ -7,15 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from asyncrl.buffer.client import BatchReply
-from asyncrl.config.teacher_rules import learns_from_teacher
+from asyncrl.config.rules.teacher import learns_from_teacher
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.beyond_kept import BeyondKept
-from asyncrl.learner.no_signal import NoSignal
 from asyncrl.learner.objective.objective import Objective
+from asyncrl.learner.reporting.beyond_kept import BeyondKept
+from asyncrl.learner.reporting.demonstration_metrics import metrics_beside, supervised_metrics
+from asyncrl.learner.reporting.metrics import step_metrics
+from asyncrl.learner.reporting.no_signal import NoSignal
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
-from asyncrl.learner.step.demonstration_metrics import metrics_beside, supervised_metrics
-from asyncrl.learner.step.metrics import step_metrics
 from asyncrl.learner.step.replayed import new_trajectories, replay_metrics
 from asyncrl.learner.step.train_step import StepResult
 from asyncrl.trajectory import Trajectory

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from asyncrl.config.choosing import impossible_choices
 from asyncrl.config.demonstrations import SFT, groups_per_step, of_demonstrations, supervised
-from asyncrl.config.episode_rules import of_episodes
-from asyncrl.config.gpu_rules import KINDS, of_gpus, of_quantization, quantization
 from asyncrl.config.held_out import impossible_sets, pause
-from asyncrl.config.mix_rules import of_environments
-from asyncrl.config.replay_rules import doubtful_replay, of_replay
-from asyncrl.config.sampling_rules import of_sampling, without_slack
-from asyncrl.config.teacher_rules import learns_from_teacher, of_teacher
+from asyncrl.config.rules.environments import of_environments
+from asyncrl.config.rules.episodes import of_episodes
+from asyncrl.config.rules.gpus import KINDS, of_gpus, of_quantization, quantization
+from asyncrl.config.rules.replay import doubtful_replay, of_replay
+from asyncrl.config.rules.sampling import of_sampling, without_slack
+from asyncrl.config.rules.teacher import learns_from_teacher, of_teacher
 from asyncrl.config.tree import Tree
 from asyncrl.redaction import given_in_clear
 

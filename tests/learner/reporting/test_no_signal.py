@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncrl.learner.no_signal import NoSignal
+from asyncrl.learner.reporting.no_signal import NoSignal
 from asyncrl.trajectory import Row, StopReason, TicketId, Trajectory
 
 

@@ -1,0 +1,1 @@
+"""What a training step tells: its series, and the warnings that follow from them."""
