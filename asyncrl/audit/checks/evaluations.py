@@ -96,7 +96,7 @@ def sets_are_skipped_while_another_is_open(ledger: LedgerRows, _: Rules, __: Siz
             begun.add(at)
         if skipped or row["state"] != "restarted":
             fate[at].add(skipped)
-        if (row["ended_at"] is None) != (row["state"] in ("open", "skipped")):
+        if (row["ended_at"] is None) != (row["state"] == "open"):
             yield f"{_name(row)} is {row['state']} and ended at {row['ended_at']}"
     last = max(ledger.published, default=None)
     for at, both in fate.items():

@@ -100,7 +100,7 @@ class EvalSets:
             self._begin(missing, version)
             return
         for name in missing:
-            self._insert(name, version, version, "skipped")
+            self._end(self._insert(name, version, version, "skipped"), "skipped")
 
     def known(self, version: Version) -> bool:
         """Whether every set was opened at this version."""

@@ -210,7 +210,7 @@ CREATE TABLE evals (                -- evaluation sets (evaluations/)
     version INTEGER NOT NULL,
     state TEXT NOT NULL,            -- open, done, restarted, failed, skipped
     opened_at REAL NOT NULL,
-    ended_at REAL,                  -- NULL while open, and of skipped
+    ended_at REAL,                  -- NULL while open; of skipped at once
     fixed INTEGER                   -- batches that were fixed before it ended; NULL as ended_at
 );
 CREATE TABLE stops (                -- ends of the run that a result of an evaluation asked for (evaluations/stops.py)
