@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.learner.reporting.beyond_kept import BeyondKept
 from asyncrl.learner.reporting.step_report import StepReport
-from tests.learner.test_no_signal import batch, episode
+from tests.learner.reporting.test_no_signal import batch, episode
 from tests.learner.tiny import tiny_config
 
 HUNDRED = [episode(0, 0, 1.0, tokens=tuple(range(60))), episode(0, 1, 0.0, tokens=tuple(range(40)))]
