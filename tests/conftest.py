@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 
 
@@ -22,3 +24,13 @@ def no_sockets_or_weights_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     for run in opened:
         if (run.path / "run.json").is_file():
             run.remove_temporary()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    """The folder of a run that the test launches; processes that it left are ended."""
+    run = RunFolder(tmp_path / "run")
+    yield run
+    if (run.path / "run.json").is_file():
+        kill_all(of_run(run.id))
+        run.remove_temporary()

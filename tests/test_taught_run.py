@@ -8,14 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.model import QUICKSTART
 from asyncrl.run_folder import RunFolder
 
@@ -27,15 +25,6 @@ SMALL = {
 }  # fmt: skip
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[RunFolder]:
-    run = RunFolder(tmp_path / "run")
-    yield run
-    if (run.path / "run.json").is_file():
-        kill_all(of_run(run.id))
-        run.remove_temporary()
 
 
 def teacher_in(folder: Path) -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -31,14 +30,9 @@ def asyncrl(*words: str) -> str:
 
 @pytest.mark.system
 @pytest.mark.timeout(400)
-def test_a_run_at_top_p_is_audited_and_replayed(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    try:
-        asyncrl("launch", "--config", "configs/top-p.yaml", "--launch.runs_dir", str(tmp_path), "--launch.name", "run",
-                *SMALL.split())  # fmt: skip
-    finally:
-        if (run.path / "run.json").is_file():
-            kill_all(of_run(run.id))
+def test_a_run_at_top_p_is_audited_and_replayed(tmp_path: Path, run: RunFolder) -> None:
+    asyncrl("launch", "--config", "configs/top-p.yaml", "--launch.runs_dir", str(tmp_path), "--launch.name", "run",
+            *SMALL.split())  # fmt: skip
     found: dict[str, list[float]] = {}
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         for name, value in json.loads(line).items():

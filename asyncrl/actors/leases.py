@@ -84,6 +84,8 @@ class LeaseKeeper:
             every_s: seconds between two renewals, well below the term of a lease.
         """
         self._renew, self._generated, self._patience, self._every_s = renew, generated, patience, every_s
+        self.failed_rounds = 0
+        """Rounds that renewed nothing: the buffer did not answer, or an error, which is in the log."""
         self._watched: dict[Lease, _Watched] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -140,6 +142,7 @@ class LeaseKeeper:
         try:
             revoked = self._renew(list(watched))
         except RunError as error:
+            self.failed_rounds += 1
             log.warning("leases were not renewed: %s", error)
             return
         for lease in revoked:
@@ -160,5 +163,6 @@ class LeaseKeeper:
                 os._exit(1)
             try:
                 self.look(now)
-            except Exception:
+            except Exception:  # without renewals every episode of this actor would be lost
+                self.failed_rounds += 1
                 log.exception("renewing the leases failed; the next round tries again")

@@ -13,6 +13,7 @@ class Status:
     def __init__(self, env_name: str, components: Components, tickets: HeldTickets, concurrency: Concurrency) -> None:
         self._env_name, self._tickets, self._concurrency = env_name, tickets, concurrency
         self._engine, self._updates, self._reporter = components.engine, components.updates, components.reporter
+        self._keeper = components.keeper
         self.no_ticket = ""
         """The buffer's reason for issuing no ticket."""
         self._last_pause = (time.monotonic(), 0.0)
@@ -61,6 +62,7 @@ class Status:
             "throughput/kv_use": stats["kv_use"],
             **dict(counts.environments.series("throughput/environment_episodes", "throughput/environment_s")),
             **dict(counts.tools.series("throughput/tool_calls", "throughput/tool_s")),
+            "buffer/renewals_failed": float(self._keeper.failed_rounds),
             "weights/held_version": float(self._engine.held_version[1]),
             "weights/load_s": self._updates.load_s,
             "weights/paused_share": min(1.0, (paused_s - paused_before) / max(now - then, 1e-9)),

@@ -8,7 +8,6 @@ A group of equal rewards has no gradient under a group-relative estimator; all t
 
 from __future__ import annotations
 
-import base64
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from asyncrl.data.base import Curriculum, GroupResult
 from asyncrl.data.learnability import Learnability
 from asyncrl.data.order import EpochOrder
+from asyncrl.data.per_task import PerTask
 from asyncrl.data.sources.generated import LEVEL
 from asyncrl.errors import ConfigError
 
@@ -48,19 +48,15 @@ class BySuccess:
             success: reward from which on an episode is one.
         Raises ConfigError for an unlimited source, and for impossible bounds.
         """
-        if train_size is None:
-            raise ConfigError(
-                "data.curriculum is by_success, which measures every task, and data.source has no end: use levels."
-            )
+        self._measured = PerTask("by_success", train_size)
         if not (0 <= low <= high <= 1 and 0 <= keep <= 1 and 0 <= decay < 1):
             raise ConfigError(
                 f"data.curriculum_options: low {low}, high {high}, keep {keep}, decay {decay}: expected "
                 "0 <= low <= high <= 1, 0 <= keep <= 1 and 0 <= decay < 1."
             )
         self._low, self._high, self._keep, self._decay, self._success = low, high, keep, decay, success
-        self._seed, self._size = seed, train_size
-        self._order = EpochOrder("by_success", seed, train_size)
-        self._measured = bytearray(train_size)
+        self._seed, self._size = seed, self._measured.size
+        self._order = EpochOrder("by_success", seed, self._size)
 
     def draw(self, number: int) -> int:
         """Return an index of the first epoch, where an index is a task: the order of epochs is made here."""
@@ -74,7 +70,7 @@ class BySuccess:
 
     def success_of(self, index: int) -> float | None:
         """The success measured so far; None: never."""
-        byte = self._measured[index]
+        byte = self._measured.bytes[index]
         return None if byte == _UNSEEN else (byte - 1) / _STEPS
 
     def update(self, version: int, results: Sequence[GroupResult]) -> None:
@@ -82,20 +78,14 @@ class BySuccess:
             share = sum(reward >= self._success for reward in result.rewards) / len(result.rewards)
             before = self.success_of(result.index)
             now = share if before is None else self._decay * before + (1 - self._decay) * share
-            self._measured[result.index] = 1 + round(now * _STEPS)
+            self._measured.bytes[result.index] = 1 + round(now * _STEPS)
 
     def state(self) -> Any:
-        return base64.b64encode(self._measured).decode()
+        return self._measured.state()
 
     def restore(self, state: Any) -> None:
         """Raises ConfigError if the number of tasks has changed."""
-        measured = base64.b64decode(state)
-        if len(measured) != self._size:
-            raise ConfigError(
-                f"the ledger knows the success of {len(measured)} tasks and data.source has {self._size}: the data "
-                "changed since the run began. Restore the data, or start a new run."
-            )
-        self._measured = bytearray(measured)
+        self._measured.restore(state)
 
     def _wanted(self, index: int) -> bool:
         success = self.success_of(index)

@@ -7,13 +7,13 @@ one that is solved half of the time, little for one that is always or never solv
 
 from __future__ import annotations
 
-import base64
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from asyncrl.data.base import GroupResult
 from asyncrl.data.order import EpochOrder
+from asyncrl.data.per_task import PerTask
 from asyncrl.errors import ConfigError
 
 _UNIT = 8
@@ -54,19 +54,15 @@ class Learnability:
             success: reward from which on an episode is one.
         Raises ConfigError for an unlimited source, and for impossible numbers.
         """
-        if train_size is None:
-            raise ConfigError(
-                "data.curriculum is learnability, which counts for every task, and data.source has no end: use levels."
-            )
+        self._counts = PerTask("learnability", train_size, width=2)
         if not (0 <= power <= 10 and 0 <= explore <= 1 and 0 <= decay < 1):
             raise ConfigError(
                 f"data.curriculum_options: power {power}, explore {explore}, decay {decay}: expected "
                 "0 <= power <= 10, 0 <= explore <= 1 and 0 <= decay < 1."
             )
         self._power, self._explore, self._decay, self._success = power, explore, decay, success
-        self._seed, self._size = seed, train_size
-        self._order = EpochOrder("learnability", seed, train_size)
-        self._counts = bytearray(2 * train_size)
+        self._seed, self._size = seed, self._counts.size
+        self._order = EpochOrder("learnability", seed, self._size)
 
     def draw(self, number: int) -> int:
         """Return an index of the first epoch, where an index is a task: the order of epochs is made here."""
@@ -82,7 +78,8 @@ class Learnability:
 
     def counts(self, index: int) -> tuple[float, float]:
         """Successes and failures of a task, the older ones decayed."""
-        return self._counts[2 * index] / _UNIT, self._counts[2 * index + 1] / _UNIT
+        solved, failed = self._counts.bytes[2 * index : 2 * index + 2]
+        return solved / _UNIT, failed / _UNIT
 
     def update(self, version: int, results: Sequence[GroupResult]) -> None:
         for result in results:
@@ -90,17 +87,12 @@ class Learnability:
             before = self.counts(result.index)
             now = [self._decay * before[0] + solved, self._decay * before[1] + len(result.rewards) - solved]
             scale = min(_UNIT, _MOST / max(*now, 1.0))  # a group of more than 31 counts as less, its share stays
-            self._counts[2 * result.index : 2 * result.index + 2] = bytes(int(scale * count + 0.5) for count in now)
+            counts = bytes(int(scale * count + 0.5) for count in now)
+            self._counts.bytes[2 * result.index : 2 * result.index + 2] = counts
 
     def state(self) -> Any:
-        return base64.b64encode(self._counts).decode()
+        return self._counts.state()
 
     def restore(self, state: Any) -> None:
         """Raises ConfigError if the number of tasks has changed."""
-        counts = base64.b64decode(state)
-        if len(counts) != 2 * self._size:
-            raise ConfigError(
-                f"the ledger has counts of {len(counts) // 2} tasks and data.source has {self._size}: the data changed "
-                "since the run began. Restore the data, or start a new run."
-            )
-        self._counts = bytearray(counts)
+        self._counts.restore(state)

@@ -179,6 +179,7 @@ _TABLE: list[Series] = [
     *_total("buffer/refused", "messages", "malformed messages refused"),
     *_total("buffer/wrong_actor", "messages", "puts, failures and releases of another actor's tickets: refused"),
     *_total("buffer/old_tokens", "trajectories", "trajectories with tokens older than their ticket allows: refused"),
+    *_total("buffer/renewals_failed", "rounds", "rounds in which an actor could not renew its leases"),
     *_total("buffer/env_failures", "episodes", "episodes whose environment failed"),
     Series("buffer/env_failing", "share", "failed environments among the last env.failure_window attempts", "max"),
     Series("buffer/length/{fate}", "tokens", "policy tokens per trajectory, mean since the start", "sum"),

@@ -107,6 +107,7 @@ def test_a_silent_buffer_revokes_nothing() -> None:
     keeper.hold(A, Progress(0.0), lambda *_: pytest.fail("given up"))
     keeper.look(1.0)
     assert keeper.leased() == [A]
+    assert keeper.failed_rounds == 1
 
 
 def test_the_thread_outlives_a_round_that_fails() -> None:
@@ -126,6 +127,7 @@ def test_the_thread_outlives_a_round_that_fails() -> None:
     keeper.start()
     assert enough.wait(5.0)
     keeper.close()
+    assert keeper.failed_rounds == 1
 
 
 def test_the_thread_renews_while_the_event_loop_is_busy() -> None:

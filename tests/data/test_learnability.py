@@ -61,5 +61,5 @@ def test_what_cannot_work_is_refused() -> None:
         Learnability()
     with pytest.raises(ConfigError, match=r"explore 2, decay 0\.5"):
         Learnability(explore=2, train_size=4)
-    with pytest.raises(ConfigError, match=r"counts of 4 tasks and data\.source has 5"):
+    with pytest.raises(ConfigError, match=r"knows the success of 4 tasks and data\.source has 5"):
         Learnability(train_size=5).restore(Learnability(train_size=4).state())

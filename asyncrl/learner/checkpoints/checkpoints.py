@@ -33,8 +33,10 @@ from typing import Any
 
 from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints.background import Background
+from asyncrl.learner.checkpoints.disk import disk_errors
 
 _UNFINISHED = ".unfinished-"
+_REMEDY = "lower learner.keep_checkpoints"
 _STATE = "state.json"
 _BATCHES = "batches.jsonl"
 _BUFFER = "buffer"
@@ -109,7 +111,7 @@ class Checkpoints:
         import torch  # the audit reads lists without it
 
         unfinished = self.folder / f"{_UNFINISHED}{state.name}"
-        with self._disk_errors(final, unfinished):
+        with disk_errors(f"the checkpoint {final}", unfinished, _REMEDY):
             unfinished.mkdir()
             write = save(unfinished)
             torch.save(torch.get_rng_state(), unfinished / "rng.pt")
@@ -118,7 +120,7 @@ class Checkpoints:
             announce(unfinished)
 
         def finish() -> None:
-            with self._disk_errors(final, unfinished):
+            with disk_errors(f"the checkpoint {final}", unfinished, _REMEDY):
                 write()
                 self._finish(state, unfinished, final)
 
@@ -160,17 +162,6 @@ class Checkpoints:
         for old in complete(self.folder)[: -self._keep]:
             _remove(old)
         self._completed.append((state.version, final))
-
-    @contextmanager
-    def _disk_errors(self, final: Path, unfinished: Path) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise RunError(
-                f"the checkpoint {final} cannot be written: {error.strerror or error}. Free space there, or lower "
-                "learner.keep_checkpoints; then continue with --resume."
-            ) from error
 
 
 def complete(folder: Path) -> list[Path]:

@@ -15,16 +15,15 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.buffer.client import EvalReply
-from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import write_weights
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.checkpoints.background import Background
 from asyncrl.learner.checkpoints.best_exports import Version, best, wanted
+from asyncrl.learner.checkpoints.disk import disk_errors
 from asyncrl.learner.ranks import Order
 from asyncrl.learner.session import Session
 from asyncrl.model import resolve_path
@@ -35,6 +34,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"step-(\d+)(?:-br(\d+))?")
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _UNFINISHED = ".unfinished-"
+_REMEDY = "leave eval.keep_best empty"
 _COPIED = ("config.json", "generation_config.json")
 """Files of the model that training does not change."""
 
@@ -112,7 +112,7 @@ class Exports:
         weights = [(name, tensor.to("cpu", copy=True)) for name, tensor in self._backend.weights()]
 
         def write() -> None:
-            with _disk_errors(final, unfinished):
+            with disk_errors(f"the export {final}", unfinished, _REMEDY):
                 (unfinished / "hf").mkdir(parents=True)
                 write_weights(weights, unfinished / "hf")
                 model = resolve_path(session.config.model)
@@ -124,7 +124,7 @@ class Exports:
             log.info("export %s", final)
 
         self._folder.mkdir(exist_ok=True)
-        with _disk_errors(final, unfinished):
+        with disk_errors(f"the export {final}", unfinished, _REMEDY):
             unfinished.mkdir()
         self._written = of
         self._writing.begin(write)
@@ -148,15 +148,3 @@ class Exports:
 
 def _named(reply: EvalReply) -> set[Version]:
     return {*reply.undecided, *((branch, version) for branch, version, _ in reply.results)}
-
-
-@contextmanager
-def _disk_errors(final: Path, unfinished: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise RunError(
-            f"the export {final} cannot be written: {error.strerror or error}. Free space there, or leave "
-            "eval.keep_best empty; then continue with --resume."
-        ) from error

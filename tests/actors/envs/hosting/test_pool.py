@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.actors.envs.protocol import Environment, Message, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import Play, for_held_out, player, players
@@ -209,12 +210,12 @@ def test_a_held_out_set_with_an_agent_of_its_own_is_played_in_a_run_with_compact
     assert (for_held_out(c, "HeldOut").env.compact, for_held_out(c, "HeldOut").env.workers) == (0.4, "threads")
 
 
-class HeldOut:
-    async def reset(self, task: Any) -> Any:
-        raise NotImplementedError
+class HeldOut(Environment):
+    async def reset(self, task: Any) -> list[Message]:
+        return [{"role": "user", "content": "go"}]
 
-    async def step(self, text: str) -> Any:
-        raise NotImplementedError
+    async def step(self, message: Message) -> Turn:
+        return Turn(done=True)
 
 
 async def agent(task: Any, client: Any) -> float:
