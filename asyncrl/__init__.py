@@ -14,7 +14,7 @@ Nothing heavy is imported before it is used. The main nouns, and the files that 
     environment, turn    actors/envs/protocol.py
     ticket, trajectory   trajectory.py: permission to play one episode, and the record of it
     group                buffer/ledger/group.py: the trajectories of one prompt
-    batch                buffer/batches.py: the groups of one training step; learner/batch.py: their rows as arrays
+    batch                buffer/batches.py: the groups of one training step; learner/batch/: their rows as arrays
     staleness            buffer/staleness.py: training steps between sampling a token and consuming it
     loss                 learner/losses/, with learner/advantages/ and learner/corrections/
     weights              weights/protocol.py: (branch, version, digest)

@@ -28,7 +28,7 @@ ACTORS = [(f"{ACTOR}.tickets", 3), (f"{ACTOR}.put", 5), ("asyncrl.actors.weight_
 ACTORS += [("asyncrl.actors.engines.hf.engine:HFEngine.load", 2), ("asyncrl.actors.ack_log:AckLog.write", 5)]
 BUFFER = [(f"asyncrl.buffer.core:Buffer.{op}", nth) for op, nth in (("put", 9), ("batch", 3), ("finished", 2))]
 BUFFER += [("asyncrl.buffer.core:Buffer.published", 2), ("asyncrl.buffer.core:Buffer.checkpointed", 1)]
-BUFFER += [("asyncrl.buffer.ledger.database:Database.commit", 30)]
+BUFFER += [("asyncrl.buffer.ledger.storage.database:Database.commit", 30)]
 
 
 @pytest.mark.slow

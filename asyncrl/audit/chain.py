@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.ledger.chain import BEGIN
+from asyncrl.buffer.ledger.storage.chain import BEGIN
 from asyncrl.errors import RunError
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.chain import ChainRows, read_chain
-from asyncrl.buffer.ledger import schema
 from asyncrl.buffer.ledger.records import NOTHING, Draw, Drawn
+from asyncrl.buffer.ledger.storage import schema
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 

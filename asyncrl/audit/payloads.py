@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
 from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.ledger.group import version_counts
-from asyncrl.buffer.ledger.payloads import checksum
+from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import RunError
 from asyncrl.trajectory import Trajectory

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.ledger.database import Database
-from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.metrics import series
 from asyncrl.buffer.rules import Rules

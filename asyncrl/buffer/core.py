@@ -26,11 +26,11 @@ from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
 from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger import checkpoints
-from asyncrl.buffer.ledger.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.payloads import PayloadLost
 from asyncrl.buffer.ledger.records import furthest
-from asyncrl.buffer.ledger.snapshot import Snapshot
+from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
+from asyncrl.buffer.ledger.storage.payloads import PayloadLost
+from asyncrl.buffer.ledger.storage.snapshot import Snapshot
 from asyncrl.buffer.limits import Limits
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules

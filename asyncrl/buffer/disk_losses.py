@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.payloads import Location, PayloadLost
 from asyncrl.buffer.ledger.records import lose_payload
 from asyncrl.buffer.ledger.replays import retire
+from asyncrl.buffer.ledger.storage.payloads import Location, PayloadLost
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.tickets.leases import TicketKey
 

@@ -25,7 +25,7 @@ from asyncrl.buffer.client import codec
 from asyncrl.buffer.client.blocking import BlockingBuffer
 from asyncrl.buffer.client.messages import Request
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.requests.handlers import Answer, Requests
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tasks.sources import open_curriculum, open_held_out, open_source

@@ -8,9 +8,9 @@ is removed once nothing in it is needed. Payloads of skipped batches stay; the o
 from __future__ import annotations
 
 from asyncrl.buffer.ledger import checkpoints
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.snapshot import NEEDED
+from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.ledger.storage.snapshot import NEEDED
 from asyncrl.buffer.rules import Rules
 
 ALMOST_FULL = 0.8

@@ -81,7 +81,7 @@ def launch(words: list[str]) -> int:
         return 0
     if options.print_:
         api.prepare(sourced.config, origin, stem=stem, checks="names")
-        from asyncrl.launch.manifests import PRINTERS
+        from asyncrl.launch.placement.manifests import PRINTERS
 
         print(PRINTERS[options.print_](sourced.config, sourced.config.launch.name or stem))
         return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.buffer.ledger.database import refuse_network_filesystem
+from asyncrl.buffer.ledger.storage.database import refuse_network_filesystem
 from asyncrl.config import Config
 from asyncrl.doctor.finding import Finding
 from asyncrl.errors import ConfigError

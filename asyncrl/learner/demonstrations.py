@@ -14,7 +14,7 @@ from asyncrl.config import Config
 from asyncrl.data.demonstrations import chat
 from asyncrl.errors import RunError
 from asyncrl.learner.batch import Batch
-from asyncrl.learner.turn_fields import NO_STATE, NO_TURN
+from asyncrl.learner.batch.turn_fields import NO_STATE, NO_TURN
 from asyncrl.model import positions
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.demonstrations import CannotRender, ShownRow, rows_of

@@ -13,7 +13,7 @@ from asyncrl.buffer.client import BufferClient
 from asyncrl.buffer.client.errors import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.ledger.pages import Pages
-from asyncrl.buffer.ledger.payloads import checksum
+from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import RunError
 from asyncrl.launch.preflight import living

@@ -47,7 +47,7 @@ from buffer_report import AIM, Found, line, show, targets
 
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient, codec, messages
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.tasks.sources import open_source

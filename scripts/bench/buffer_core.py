@@ -90,7 +90,7 @@ def work(tokens: int, together: int, capacity: int) -> None:
     """Does what the lines of the standard input name, and answers each with its us of CPU per trajectory."""
     import buffer as bench  # of this folder; everything else is the tree's
     from asyncrl.buffer.core import Buffer
-    from asyncrl.buffer.ledger.database import Database
+    from asyncrl.buffer.ledger.storage.database import Database
     from asyncrl.buffer.record import from_record, to_record
     from asyncrl.buffer.rules import Rules
     from asyncrl.buffer.tasks.sources import open_source

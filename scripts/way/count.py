@@ -42,11 +42,11 @@ NEEDED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "leases": (("actors/leases.py", "buffer/leases.py"), ("actors/leases.py", "buffer/tickets/leases.py")),
     "ledger tables": (
         ("buffer/database.py", "buffer/schema.py", "buffer/bias.py"),
-        ("buffer/ledger/database.py", "buffer/ledger/schema.py", "buffer/ledger/drop_bias.py"),
+        ("buffer/ledger/storage/database.py", "buffer/ledger/storage/schema.py", "buffer/ledger/drop_bias.py"),
     ),
     "checkpoints": (
         ("learner/checkpoints.py", "learner/background.py", "buffer/snapshot.py", "buffer/retention.py"),
-        ("learner/checkpoints/", "buffer/ledger/snapshot.py", "buffer/retention.py"),
+        ("learner/checkpoints/", "buffer/ledger/storage/snapshot.py", "buffer/retention.py"),
     ),
     "start-up": (
         ("actors/__main__.py", "buffer/__main__.py", "learner/__main__.py"),

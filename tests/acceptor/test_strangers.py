@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from asyncrl.buffer.client import BufferClient
-from asyncrl.buffer.ledger.database import Database, LedgerFailed
+from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.sockets import Link, Listener

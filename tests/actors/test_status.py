@@ -15,7 +15,8 @@ def cause(*phases: str, loading: bool = False, silent: bool = False, putting: in
     playing = {i: SimpleNamespace(progress=SimpleNamespace(phase=phase)) for i, phase in enumerate(phases)}
     tickets: Any = SimpleNamespace(playing=playing, putting=range(putting), calls=SimpleNamespace(silent=silent))
     reporter = SimpleNamespace(waiting=lambda cause, on: sent.append((cause, on)))
-    components: Any = SimpleNamespace(engine=None, updates=SimpleNamespace(loading=loading), reporter=reporter)
+    updates, keeper = SimpleNamespace(loading=loading), SimpleNamespace(failed_rounds=0)
+    components: Any = SimpleNamespace(engine=None, updates=updates, reporter=reporter, keeper=keeper)
     concurrency: Any = None
     status = Status("lookup", components, tickets, concurrency)
     status.no_ticket = "admission"

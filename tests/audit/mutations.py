@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.ledger import schema
-from asyncrl.buffer.ledger.chain import Chain
+from asyncrl.buffer.ledger.storage import schema
+from asyncrl.buffer.ledger.storage.chain import Chain
 
 PER_COLUMN = 3
 """Rows of which a column is changed."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from asyncrl.audit.checks import listed
 from asyncrl.audit.command import audit
-from asyncrl.buffer.ledger.payloads import SEGMENT_BYTES, checksum
+from asyncrl.buffer.ledger.storage.payloads import SEGMENT_BYTES, checksum
 from asyncrl.buffer.record import from_record, to_record
 from asyncrl.cli import main
 from asyncrl.errors import ConfigError, RunError

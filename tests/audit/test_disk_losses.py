@@ -11,7 +11,7 @@ import yaml
 
 from asyncrl.audit.command import audit
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tasks.sources import open_source
 from asyncrl.learner.checkpoints.checkpoints import complete, read_list

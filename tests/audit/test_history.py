@@ -29,7 +29,7 @@ from asyncrl.audit.ledger import LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Bounds
-from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix

@@ -22,7 +22,7 @@ from asyncrl.audit.command import audit
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.witnesses import Evidence, gather
-from asyncrl.buffer.ledger.payloads import checksum
+from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.errors import RunError
 from asyncrl.learner.checkpoints.checkpoints import complete
 from asyncrl.run_folder import RunFolder

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from asyncrl.audit.command import audit
 from asyncrl.audit.replay import replay
-from asyncrl.buffer.ledger.payloads import checksum
+from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.buffer.record import from_record
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder

@@ -20,7 +20,7 @@ from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import Evidence, gather
-from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from asyncrl.buffer.ledger.witnessed import Witnessed, read_witnessed
 from asyncrl.errors import RunError
 from asyncrl.launch.origins import Origin, covered, inherit_logs

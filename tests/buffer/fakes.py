@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
 from asyncrl.config.held_out import HeldOutSet

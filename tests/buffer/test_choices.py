@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.buffer.ledger.group import Group, Received
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, choose, share
 from asyncrl.config import Config

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.buffer.ledger.database import LedgerFailed
-from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.buffer.ledger.storage.database import LedgerFailed
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from asyncrl.buffer.rules import Refused
 from tests.buffer.fakes import learner, open_buffer, play, step
 

@@ -13,7 +13,7 @@ import pytest
 
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger import checkpoints
-from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from asyncrl.buffer.retention import ALMOST_FULL
 from asyncrl.buffer.rules import Refused
 from tests.buffer.fakes import equation, learner, open_buffer, play, put, reopen, step, trajectory

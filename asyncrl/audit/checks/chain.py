@@ -13,8 +13,8 @@ from asyncrl.audit.chain import ChainRows, rows_of
 from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import SnapshotHead
-from asyncrl.buffer.ledger import schema
-from asyncrl.buffer.ledger.chain import BEGIN, DEFINITION, Change, head_after, shortened
+from asyncrl.buffer.ledger.storage import schema
+from asyncrl.buffer.ledger.storage.chain import BEGIN, DEFINITION, Change, head_after, shortened
 
 _SHOWN = 5
 """Rows of one table that are named."""

@@ -14,7 +14,7 @@ from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.group import Group, Received
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage.payloads import Location
 
 Rules = Sequence[Bounds]
 _SKIPPED = ("guard", "poison")

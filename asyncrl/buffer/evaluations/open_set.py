@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.buffer.client.messages import PutOutcome
 from asyncrl.buffer.evaluations.places import TASKS_PER_SET, number_of, place_of
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tasks.drawing import checked_task
 from asyncrl.buffer.tasks.sources import ticket_seed

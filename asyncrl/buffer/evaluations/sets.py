@@ -19,7 +19,7 @@ from asyncrl.buffer.evaluations.open_set import OpenSet, size_of
 from asyncrl.buffer.evaluations.places import place_of
 from asyncrl.buffer.evaluations.players import Players
 from asyncrl.buffer.evaluations.stops import Stops, fixed
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.data.base import TaskSource

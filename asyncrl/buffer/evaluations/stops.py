@@ -7,8 +7,8 @@ branch that begins at this batch or before it voids the stop; its result does no
 from __future__ import annotations
 
 from asyncrl.buffer.evaluations.choices import Measured, on_line, passed, ranked, stops, voids
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.records import one
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Rules
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group, Reason, State
+from asyncrl.buffer.ledger.storage.database import Database
 
 
 class Account:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 
 
 def record(database: Database, checkpoint: tuple[int, int, int, str], keep: int) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group, Received
+from asyncrl.buffer.ledger.storage.database import Database
 
 Fate = Literal["generated", "trained", "dropped"]
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.trajectory import CONTEXT, LogHead, Trajectory
 
 State = Literal["in_flight", "waiting", "assigned", "trained", "dropped"]

@@ -11,8 +11,8 @@ from itertools import takewhile
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.checkpoints import release_after
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.records import Batch, Incarnation, one, read_incarnations, read_line
+from asyncrl.buffer.ledger.storage.database import Database
 
 
 class IllegalTransition(RuntimeError):

@@ -18,11 +18,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.account import Account
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.drop_bias import Bias
 from asyncrl.buffer.ledger.group import Group, Reason, Received, State
 from asyncrl.buffer.ledger.history import History, IllegalTransition
 from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory, one, read_groups
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.unmeasured import Unmeasured
 
 

@@ -22,8 +22,8 @@ from asyncrl.buffer.client.pages import (
     Page,
     TrajectoryEntry,
 )
-from asyncrl.buffer.ledger import schema
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage import schema
+from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.errors import RunError
 
 _DETAIL_CHARS = 2000

@@ -8,9 +8,9 @@ from itertools import chain
 from typing import Any
 
 from asyncrl.buffer.client.messages import Outcome
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group, Received
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.trajectory import LogHead
 
 _GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured"

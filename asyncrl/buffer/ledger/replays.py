@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.records import Batch, Draw
+from asyncrl.buffer.ledger.storage.database import Database
 
 Why = Literal["stale", "yielded", "no_payload"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.group import Group
+from asyncrl.buffer.ledger.storage.database import Database
 
 
 class Unmeasured:

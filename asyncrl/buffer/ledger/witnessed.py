@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asyncrl.buffer.ledger import schema
+from asyncrl.buffer.ledger.storage import schema
 from asyncrl.errors import RunError
 
 _STORED = "SELECT g.branch, t.grp, t.idx, t.digest FROM trajectories t JOIN groups g ON g.number = t.grp"

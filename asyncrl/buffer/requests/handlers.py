@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.client.messages import Head, PutOutcome, Refusal, Request
 from asyncrl.buffer.core import Buffer
-from asyncrl.buffer.ledger.payloads import PayloadLost
+from asyncrl.buffer.ledger.storage.payloads import PayloadLost
 from asyncrl.buffer.record import from_record
 from asyncrl.buffer.requests.readers import Readers
 from asyncrl.buffer.rules import Refused

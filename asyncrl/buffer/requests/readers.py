@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from asyncrl.buffer.client.pages import BYTES, MOST_BYTES, PER_S, Page
 from asyncrl.buffer.ledger.pages import Pages
-from asyncrl.buffer.ledger.payloads import PayloadLost
+from asyncrl.buffer.ledger.storage.payloads import PayloadLost
 from asyncrl.buffer.rules import Refused
 from asyncrl.errors import RunError
 from asyncrl.wire import Frame
 
 if TYPE_CHECKING:
-    from asyncrl.buffer.ledger.database import Database
+    from asyncrl.buffer.ledger.storage.database import Database
 
 
 class Rate:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import Task
 

@@ -10,8 +10,8 @@ equation nor the bound on staleness knows them.
 from __future__ import annotations
 
 from asyncrl.buffer.client.messages import Demonstration
-from asyncrl.buffer.ledger.database import Database
 from asyncrl.buffer.ledger.records import Batch, one
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Refused
 from asyncrl.data.demonstrations import Demonstrations
 from asyncrl.errors import RunError

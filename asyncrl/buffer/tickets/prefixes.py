@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncrl.buffer.ledger.database import Database
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.record import join, split
 from asyncrl.buffer.tickets.leases import TicketKey
 from asyncrl.trajectory import Row, Trajectory

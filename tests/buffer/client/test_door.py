@@ -35,4 +35,4 @@ def test_the_door_loads_nothing_else_of_the_buffer() -> None:
 def test_the_check_would_see_the_ledger() -> None:
     assert not allowed("asyncrl.buffer.ledger.ledger")
     assert not allowed("asyncrl.buffer.ledger")
-    assert "asyncrl.buffer.ledger.database" in loaded("asyncrl.buffer.core")
+    assert "asyncrl.buffer.ledger.storage.database" in loaded("asyncrl.buffer.core")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.buffer.ledger.group import Group, Received
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage.payloads import Location
 
 SIZE = 3
 spans = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(lambda pair: (min(pair), max(pair)))

@@ -15,7 +15,7 @@ from asyncrl.audit.checks.references import rows
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.group import Received, version_counts
-from asyncrl.buffer.ledger.payloads import Location
+from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import Ticket, TicketId, Trajectory

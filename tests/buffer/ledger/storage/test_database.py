@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.ledger import read_ledger
-from asyncrl.buffer.ledger.database import Database, Fsync, LedgerFailed, refuse_network_filesystem
-from asyncrl.buffer.ledger.schema import READERS, VERSION, refusal
+from asyncrl.buffer.ledger.storage.database import Database, Fsync, LedgerFailed, refuse_network_filesystem
+from asyncrl.buffer.ledger.storage.schema import READERS, VERSION, refusal
 from asyncrl.buffer.rules import Refused
 from asyncrl.errors import ConfigError, RunError
 from tests.buffer.fakes import learner, open_buffer, play, put, step, trajectory
@@ -39,7 +39,7 @@ def test_a_read_only_folder_is_named(tmp_path: Path) -> None:
     source = f"""
 import os
 from pathlib import Path
-from asyncrl.buffer.ledger.database import Database, LedgerFailed
+from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

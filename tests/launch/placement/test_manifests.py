@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from asyncrl.config import Config
-from asyncrl.launch.manifests import kubernetes, slurm
+from asyncrl.launch.placement.manifests import kubernetes, slurm
 
 KUBERNETES = "1.30"
 STUBS = {
@@ -125,7 +125,7 @@ def _container(group: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["slurm", "k8s"])
 def test_the_command_prints_and_starts_nothing(kind: str, tmp_path: Path) -> None:
-    words = ["--config", str(Path(__file__).parents[2] / "configs" / "quickstart.yaml"), "--print", kind]
+    words = ["--config", str(Path(__file__).parents[3] / "configs" / "quickstart.yaml"), "--print", kind]
     said = subprocess.run(
         [sys.executable, "-m", "asyncrl", "launch", *words, "--launch.runs-dir", str(tmp_path)],
         capture_output=True, text=True, timeout=60,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.buffer.ledger.payloads import Location, PayloadLost, Payloads
+from asyncrl.buffer.ledger.storage.payloads import Location, PayloadLost, Payloads
 from asyncrl.buffer.record import from_record, split, to_record
 from asyncrl.trajectory import TicketId
 from asyncrl.wire import WireError

@@ -12,9 +12,9 @@ from asyncrl.audit.chain import read_head
 from asyncrl.audit.checks.chain import chain
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.witnesses import SnapshotHead
-from asyncrl.buffer.ledger.chain import LONGEST
-from asyncrl.buffer.ledger.database import Database
-from asyncrl.buffer.ledger.snapshot import restore
+from asyncrl.buffer.ledger.storage.chain import LONGEST
+from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from asyncrl.errors import RunError
 from tests.buffer.fakes import learner, open_buffer, play, reopen, step
 

@@ -19,9 +19,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncrl.buffer.ledger import schema
-from asyncrl.buffer.ledger.chain import Chain
-from asyncrl.buffer.ledger.payloads import Payloads
+from asyncrl.buffer.ledger.storage import schema
+from asyncrl.buffer.ledger.storage.chain import Chain
+from asyncrl.buffer.ledger.storage.payloads import Payloads
 from asyncrl.errors import ConfigError, RunError
 
 Fsync = Literal["commit", "interval", "off"]

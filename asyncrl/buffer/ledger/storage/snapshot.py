@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.buffer.ledger import schema
-from asyncrl.buffer.ledger.chain import Chain
-from asyncrl.buffer.ledger.database import Database, LedgerFailed
+from asyncrl.buffer.ledger.storage import schema
+from asyncrl.buffer.ledger.storage.chain import Chain
+from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
 
 log = logging.getLogger(__name__)
 

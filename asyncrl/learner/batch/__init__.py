@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed, Want
-from asyncrl.learner.kept import Kept, of_rows, recorded
+from asyncrl.learner.batch.kept import Kept, of_rows, recorded
+from asyncrl.learner.batch.turn_fields import StateNumbers, turn_fields
 from asyncrl.learner.ragged import row_of_token
-from asyncrl.learner.turn_fields import StateNumbers, turn_fields
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 
 _TRUNCATED = ("max_turns", "max_tokens", "length")
