@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,11 @@ import pytest
 
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
+
+
+def pytest_configure() -> None:
+    """A script's job in the background ignores SIGINT, and so would every process that a test starts and interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
