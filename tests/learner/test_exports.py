@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,20 @@ def test_a_redo_writes_again_what_is_missing_and_nothing_resumes_from_an_export(
 
     buffer.on_batch = die
     learner, _ = a_learner(config, tmp_path, buffer, FakeReporter())
+    dead = threading.Event()
     if how != "removed":
         written = exports_module.write_weights
 
         def dies(named: Any, folder: Path) -> None:
             if folder.parent.name == ".unfinished-step-000002":
+                dead.set()
                 raise SystemExit  # ends the thread alone: nothing behind it is written
             written(named, folder)
 
         monkeypatch.setattr(exports_module, "write_weights", dies)
     with pytest.raises(Killed):
         learner.run(resume=False)
+    assert how == "removed" or dead.wait(60.0)  # the writing may begin later than the learner's death
     monkeypatch.undo()
     assert until(lambda: (tmp_path / "checkpoints" / f"step-{last:06d}").is_dir(), 20.0)
     if how == "removed":
