@@ -10,7 +10,7 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 8
+VERSION = 9
 """Raised with every change of the tables; a ledger of another version is refused."""
 
 READERS = {
@@ -18,6 +18,7 @@ READERS = {
     5: "0.1.0 at commit 47ec003",
     6: "0.1.0 at commit cdb86a9",
     7: "0.1.0 at commit db09328",
+    8: "0.1.0 at commit 88a19f8",
 }
 """By version of the tables: the last asyncrl that reads them."""
 
@@ -26,7 +27,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 8: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 9: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -63,6 +64,7 @@ CREATE TABLE groups (
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
 CREATE INDEX groups_payload ON groups(ended_batch) WHERE payload = 1;
+CREATE INDEX groups_stale ON groups(ended_batch) WHERE reason = 'stale';
 CREATE INDEX groups_measured ON groups(measured);
 CREATE INDEX groups_put_back ON groups(number) WHERE put_back = 1;
 CREATE TABLE attempts (
@@ -124,7 +126,13 @@ CREATE TABLE batches (
     candidates INTEGER NOT NULL DEFAULT 0,  -- used groups among which those in `replays` were drawn
     released INTEGER NOT NULL DEFAULT 0,    -- 1: on a part of history that was left
     fixed_at REAL NOT NULL,
-    finished_at REAL                -- NULL while open
+    finished_at REAL,               -- NULL while open
+    bound INTEGER NOT NULL DEFAULT 0,       -- S_b: the most steps that a token with loss may be old
+    measures TEXT,                  -- JSON: what is known of it when it ends; NULL: the bound was fixed, or poison
+    target INTEGER,                 -- under which groups are admitted from its end on; NULL: the bound was fixed
+    next_bound INTEGER,             -- of the next batch, as all below
+    since INTEGER,                  -- the first group admitted after the target was last lowered
+    why TEXT                        -- the target was changed; empty: it was not
 );
 CREATE UNIQUE INDEX batches_line ON batches(b) WHERE released = 0;
 CREATE TABLE uses (
