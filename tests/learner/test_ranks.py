@@ -32,6 +32,7 @@ from tests.learner.ranks import on_ranks
 from tests.learner.test_loop import Killed, checkpointed
 from tests.learner.test_loop import played as alone
 from tests.learner.tiny import tiny_config, tiny_model
+from tests.waiting import until
 
 
 def a_config(ranks: int, **learner: Any) -> Config:
@@ -197,11 +198,13 @@ def test_each_rank_takes_its_share_of_a_gpu_of_its_own(monkeypatch: pytest.Monke
 def silent(number: int, rendezvous: Path, config: Config) -> float:
     ranks = DistributedRanks(config, number, rendezvous)
     began = time.monotonic()
+    given_up = rendezvous.with_name("given-up")
     if number == 0:
-        time.sleep(5)
+        assert until(given_up.exists, 60.0), "the other rank still waits"
         return 0.0
     with pytest.raises(RuntimeError):
         ranks.next()
+    given_up.touch()
     return time.monotonic() - began
 
 
@@ -209,7 +212,7 @@ def test_a_rank_that_hears_nothing_gives_up(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("asyncrl.learner.ranks.SPARE_S", 0.0)
     config = in_a_hurry(checkpoint_s=1.0)
     waited = on_ranks(2, tmp_path / "meet", silent, config, joined=False)
-    assert 1.5 < waited[1] < 4.5
+    assert waited[1] > 1.5, "the exchange and the checkpoint may take their time"
 
 
 def in_a_hurry(**learner: Any) -> Config:

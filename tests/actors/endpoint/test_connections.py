@@ -15,7 +15,8 @@ import pytest
 
 from tests.strangers import strangers
 
-HEAD_S, BODY_S = 2.0, 2.0
+HEAD_S, BODY_S = 2.0, 5.0
+"""A body may come behind a thousand connections of others, on a busy machine."""
 HEAD = b"POST %s/chat/completions HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -85,7 +86,7 @@ def test_a_head_has_a_deadline_also_on_a_connection_that_was_served_before(serve
         for _ in range(requests):
             peer.sendall(b"GET %s/models HTTP/1.1\r\nHost: x\r\n\r\n" % served.path.encode())
             assert b"200" in peer.recv(4096)
-        closed_within(HEAD_S + 8.0, peer, b"POST / HTTP/1.1\r\n" + b"X: " + b"a" * 1000)
+        closed_within(HEAD_S + 40.0, peer, b"POST / HTTP/1.1\r\n" + b"X: " + b"a" * 1000)
         peer.close()
 
 
@@ -93,7 +94,7 @@ def test_a_body_has_a_deadline(served: Served) -> None:
     """Before, it had none."""
     peer = served.connect()
     peer.sendall(HEAD % served.path.encode() + b"Content-Length: 1000\r\n\r\n")
-    said = closed_within(BODY_S + HEAD_S + 8.0, peer, b" " * 1000)
+    said = closed_within(BODY_S + HEAD_S + 40.0, peer, b" " * 1000)
     assert b"408" in said.split(b"\r\n")[0]
     assert b"within" in said
     peer.close()
