@@ -178,7 +178,12 @@ def test_a_killed_guardian_is_replaced(run: RunFolder, launch: Launch) -> None:
     assert launcher.poll() is None
 
 
-@pytest.mark.parametrize("role", ["buffer", "learner", "actor-0"])
+SYSTEM = pytest.mark.system
+
+
+@pytest.mark.parametrize(
+    "role", [pytest.param("buffer", marks=SYSTEM), "learner", pytest.param("actor-0", marks=SYSTEM)]
+)
 def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, role: str) -> None:
     launcher = launch(buffer="stay", learner="done", actor_0="stay")
     assert all_started(run, "buffer", "learner", "actor-0")
@@ -246,7 +251,10 @@ def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> Non
     assert gone(run) == []
 
 
-@pytest.mark.parametrize(("behaviour", "code", "words"), [("config", 2, "learner.loss"), ("fatal", 1, "disk is full")])
+@pytest.mark.parametrize(
+    ("behaviour", "code", "words"),
+    [("config", 2, "learner.loss"), pytest.param("fatal", 1, "disk is full", marks=SYSTEM)],
+)
 def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, code: int, words: str) -> None:
     launcher = launch(buffer="stay", learner=behaviour)
     out, _ = launcher.communicate(timeout=100)
@@ -256,7 +264,7 @@ def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, cod
     assert gone(run) == []
 
 
-@pytest.mark.parametrize("full", ["run", "ledger"])
+@pytest.mark.parametrize("full", [pytest.param("run", marks=SYSTEM), "ledger"])
 def test_what_dies_beside_a_full_disk_is_not_started_again(
     run: RunFolder, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:

@@ -52,7 +52,12 @@ def served() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(
-    "says", [b"", b"POST /r/x/v1/chat/completions HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
+    "says",
+    [
+        b"POST /r/x/v1/chat/completions HTTP/1.1\r\n",
+        pytest.param(b"", marks=pytest.mark.system),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", marks=pytest.mark.system),
+    ],
 )
 def test_2000_connections_that_ask_for_nothing_use_up_no_files(served: Served, says: bytes) -> None:
     """Before, some 1,010 left the actor without a file, and no agent was served any more."""

@@ -41,7 +41,7 @@ def served() -> Iterator[Served]:
     made.process.communicate("", timeout=20.0)
 
 
-@pytest.mark.parametrize("says", [b"", b"POST /run_code HTTP/1.1\r\n"])
+@pytest.mark.parametrize("says", [b"", pytest.param(b"POST /run_code HTTP/1.1\r\n", marks=pytest.mark.system)])
 def test_2000_connections_that_ask_for_nothing_keep_nobody_away(served: Served, says: bytes) -> None:
     """Before, some 1,010 did for as long as they lasted."""
     with strangers(served.port, 2000, says):
