@@ -214,7 +214,7 @@ def test_what_a_role_said_last_is_handed_over(run: RunFolder) -> None:
     peer, _ = listener.socket.recv_multipart()
     listener.socket.send_multipart([peer, b"x" * (8 << 20)])
     listener.close()
-    assert friend.socket.poll(5_000)
+    assert friend.socket.poll(20_000)
     assert len(friend.socket.recv()) == 8 << 20
     friend.close()
 
