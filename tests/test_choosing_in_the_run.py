@@ -1,4 +1,4 @@
-"""A run that ends by the results of its evaluations, with the real processes: stopped by patience, also after a death,
+"""A run that ends by the results of its evaluations, with the real processes: killed during one, stopped by patience,
 its best weights kept, and a set played with these behind the end."""
 
 from __future__ import annotations
@@ -29,19 +29,13 @@ from tests.test_evaluation_in_the_run import CONFIG, RESTART_S, newest_open, pid
 from tests.waiting import until
 
 
+@pytest.mark.system
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("killed", "patience"),
-    [pytest.param(False, 1, marks=pytest.mark.system), pytest.param(True, 2, marks=pytest.mark.slow)],
-    ids=["in one life", "killed during an evaluation"],
-)
-def test_a_run_stops_by_its_results_keeps_its_best_weights_and_plays_the_final_set(
-    tmp_path: Path, killed: bool, patience: int
-) -> None:
+def test_a_run_killed_during_an_evaluation_stops_keeps_its_best_weights_and_plays_the_final_set(tmp_path: Path) -> None:
     sections = {name: dict(values) for name, values in CONFIG.items()}
     sections["learner"] |= {"steps": 1000, "keep_checkpoints": 2}
     sections["eval"] = {
-        "every": 1, "patience": {"dev": patience}, "keep_best": "dev", "final": "test",
+        "every": 1, "patience": {"dev": 2}, "keep_best": "dev", "final": "test",
         "sets": {"dev": {"tasks": 3}, "test": {"tasks": 2, "samples": 2}},
     }  # fmt: skip
     sections["launch"] |= {"runs_dir": str(tmp_path), "restarts": 10}
@@ -51,9 +45,8 @@ def test_a_run_stops_by_its_results_keeps_its_best_weights_and_plays_the_final_s
     with (tmp_path / "out").open("w") as out:
         launcher = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[1])
     try:
-        if killed:
-            assert until(lambda: newest_open(run) > 1, RESTART_S), (tmp_path / "out").read_text()[-3000:]
-            os.kill(pid(run, "learner"), signal.SIGKILL)
+        assert until(lambda: newest_open(run) > 1, RESTART_S), (tmp_path / "out").read_text()[-3000:]
+        os.kill(pid(run, "learner"), signal.SIGKILL)
         assert launcher.wait(600) == 0, (tmp_path / "out").read_text()[-3000:]
     finally:
         launcher.kill()
