@@ -82,6 +82,7 @@ def to_a_server_of_weights(limits: Limits) -> Iterator[Message]:
     for value in (-2, -1, 0, 2**31 - 1, 2**31, 2**53, 2**53 + 1, *HUGE):
         yield [pack(good | {"held": [value, -1, ""]})]
         yield [pack(good | {"held": [-1, value, ""]})]
+        yield [pack(good | {"kept": [value, value, ""]})]
         yield [pack(good | {"n": value})]
     for value in (-1, 0, 0.1, 60, 60.1, *HUGE):
         yield [pack(good | {"wait_s": value})]
@@ -92,7 +93,8 @@ def to_a_server_of_weights(limits: Limits) -> Iterator[Message]:
         yield [pack({"op": "join", "n": 1, "relay": "ipc://" + "x" * length, "lost": ""})]
     for size in SIZES:
         yield [bytes(size)]
-        yield [pack(good | {"held": [-1, -1, "d" * min(size, MAX_REQUEST_BYTES)]})]
+        for field in ("held", "kept"):
+            yield [pack(good | {field: [-1, -1, "d" * min(size, MAX_REQUEST_BYTES)]})]
         yield [pack(good), *[b""] * min(size, 10_000)]
 
 
