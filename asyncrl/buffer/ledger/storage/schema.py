@@ -10,14 +10,15 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 8
-"""Raised with every change of the tables; a ledger of another version is refused."""
+VERSION = 9
+"""Raised with every change of the tables, and of what a digest covers; a ledger of another version is refused."""
 
 READERS = {
     4: "0.1.0 at commit e37eb93",
     5: "0.1.0 at commit 47ec003",
     6: "0.1.0 at commit cdb86a9",
     7: "0.1.0 at commit db09328",
+    8: "0.1.0 at commit 88a19f8",
 }
 """By version of the tables: the last asyncrl that reads them."""
 
