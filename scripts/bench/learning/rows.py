@@ -21,8 +21,11 @@ PACKAGES = ("torch", "transformers", "numpy")
 
 
 def key(config: Config, lag: int) -> str:
-    """What a run follows from, as a digest: its config, its lag and the weights that it starts from."""
-    settings = config.model_dump_json(exclude={"model"}).replace(f"{ROOT}/", "")
+    """What a run follows from, as a digest: its config, its lag and the weights that it starts from.
+
+    Fields at their defaults are left out, so that a later version's new field leaves the rows valid.
+    """
+    settings = config.model_dump_json(exclude={"model"}, exclude_defaults=True).replace(f"{ROOT}/", "")
     digest = hashlib.blake2b(settings.encode(), digest_size=8)
     digest.update(f"/{lag}/".encode())
     digest.update((resolve_path(config.model) / "model.safetensors").read_bytes())
