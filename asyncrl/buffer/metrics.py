@@ -43,6 +43,10 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "throughput/tokens_wasted/prefix": buffer.tickets.prefixes.wasted,
         **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},
     }
+    if buffer.scoring.wanted:
+        values["buffer/unscored"] = len(buffer.scoring.waiting())
+        values["buffer/scored"] = counts.get("scored", 0)
+        values["buffer/scores_late"] = counts.get("scores_late", 0) + counts.get("scores_duplicate", 0)
     for fate, tally in ledger.bias.fates.items():
         if tally.count:
             values[f"buffer/length/{fate}"] = tally.tokens / tally.count
