@@ -30,7 +30,7 @@ test-slow: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
 
 # vLLM's own tests, with real vLLM on a CPU, in an environment of its own. Any other tests: make test-vllm ARGS=tests
-test-vllm: ARGS := tests/actors/engines/test_engine_vllm.py tests/actors/engines/test_engine_vllm_server.py tests/actors/engines/test_vllm_transfer.py tests/actors/engines/test_evaluation_vllm.py tests/test_served_model.py
+test-vllm: ARGS := tests/actors/engines/test_engine_vllm.py tests/actors/engines/test_engine_vllm_server.py tests/actors/engines/test_vllm_transfer.py tests/actors/engines/test_evaluation_vllm.py tests/test_served_model.py tests/scorer/test_real_vllm.py
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(ARGS)
 

@@ -145,8 +145,15 @@ class RunFolder:
         return self.path / "acks"
 
     @property
+    def score_logs(self) -> Path:
+        """`<scorer>.jsonl`: the scores that each scorer put, and was told are stored; a witness for the audit. Absent
+        unless a teacher on servers gives scores."""
+        return self.path / "scores"
+
+    @property
     def teacher(self) -> Path:
-        """Path and digest of the teacher that the run learns from, JSON; absent without one."""
+        """Path and digest of the teacher that the run learns from, JSON; absent without one. Of one on servers, with
+        what it said of a few tokens, by which it is known again."""
         return self.path / "teacher.json"
 
     @property

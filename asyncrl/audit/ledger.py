@@ -23,7 +23,7 @@ from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "replays", "retired", "stops", "uses",
+    "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 
@@ -202,6 +202,8 @@ class LedgerRows:
     """Those that a batch takes, by its serial, in order."""
     demonstrations_digest: str | None = None
     """Of all rows of data.demonstrations when the run began."""
+    teacher: str = ""
+    """Digest of the teacher on servers whose scores it holds; empty: none."""
     restored: bool = False
     """Whether it was copied from a checkpoint, and no learner has started since, which would open a new branch."""
 
@@ -226,6 +228,11 @@ class LedgerRows:
         for key in sorted(self.trajectories):
             members[key[0]].append(self.trajectories[key])
         return members
+
+    @cached_property
+    def scores_used(self) -> dict[tuple[int, int], tuple[str, ...]]:
+        """Digest of the scores with which a batch took a group, by serial and group."""
+        return {(row["serial"], row["grp"]): (row["digest"],) for row in self.tables["score_uses"]}
 
     @cached_property
     def _by_place(self) -> dict[tuple[int, int], BatchRow]:
@@ -291,6 +298,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
     shown: defaultdict[int, list[DemonstrationRow]] = defaultdict(list)
     for serial, *rest in read("SELECT serial, place, draw, line, digest FROM demonstrations ORDER BY serial, place"):
         shown[serial].append(DemonstrationRow(*rest))
+    taught_by = read("SELECT value FROM kv WHERE key = 'teacher'")
     began_with = read("SELECT value FROM kv WHERE key = 'demonstrations'")
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
@@ -338,6 +346,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         ],
         demonstrations=dict(shown),
         demonstrations_digest=str(began_with[0][0]) if began_with else None,
+        teacher=str(taught_by[0][0]) if taught_by else "",
         restored=bool(read("SELECT 1 FROM kv WHERE key = 'restored'")),
         tables={name: [dict(row) for row in read(f"SELECT * FROM {name} ORDER BY 1, 2, 3")] for name in TABLES},
         chain=read_chain(db),

@@ -20,10 +20,12 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from asyncrl.audit.checks.scores import read_scores
 from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
 from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config, resuming
+from asyncrl.config.teacher import scored_by_servers, words_scored
 from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.__main__ import compute_alike
@@ -36,7 +38,9 @@ from asyncrl.learner.distillation.identity import recorded, refuse_another
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.run_folder import RunFolder
+from asyncrl.teacher_scores import GroupScores
 from asyncrl.weights.local.shm import ShmPublisher
+from asyncrl.wire import WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def replay(run: RunFolder, *, from_step: int = 0, to_step: int | None = None) ->
     batches = [b for b in ledger.line if b.outcome == "applied" and b.version >= from_step]
     batches = [b for b in batches if to_step is None or b.version < to_step]
     with closing(PayloadFiles(folder / "payloads")) as payloads:
-        available = _available(ledger, batches, payloads.read)
+        available = _available(config, ledger, batches, payloads.read)
         print(_described(available, batches))
         taught = partial(_trainer, teacher=recorded(run.teacher))
         steps = replayed(config, ledger, available.batches, payloads.read, checkpoints, from_step, taught)
@@ -220,7 +224,28 @@ def rebuilt(
         [group.weight for group, _ in members],
         greedy_baseline=config.learner.greedy_baseline,
         loss_weights={one.group: one.weight for one in batch.replay.drawn},
+        scores=rescored(config, ledger, batch, read_payload),
+        words=words_scored(config),
     )
+
+
+def rescored(
+    config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: Callable[[TrajectoryRow], bytes]
+) -> list[GroupScores]:
+    """The scores of a teacher on servers with which the batch took its groups. Raises PayloadDiffers."""
+    if not scored_by_servers(config):
+        return []
+    rows = {row["grp"]: row for row in ledger.tables["scores"]}
+    found = []
+    for number in batch.groups:
+        try:
+            scores = read_scores(rows[number], read_payload)
+        except (KeyError, WireError, FileNotFoundError) as error:
+            raise PayloadDiffers(f"the scores of group {number} are not there: {error}") from error
+        if ledger.scores_used.get((batch.serial, number)) != (scores.digest(),):
+            raise PayloadDiffers(f"batch {batch.b} took group {number} with other scores than are stored")
+        found.append(scores)
+    return found
 
 
 def on_the_line(run: RunFolder, ledger: LedgerRows) -> dict[int, Path]:
@@ -240,18 +265,20 @@ def _check_step(checkpoints: Mapping[int, Path], from_step: int) -> None:
 
 
 def _available(
-    ledger: LedgerRows, batches: list[BatchRow], read_payload: Callable[[TrajectoryRow], bytes]
+    config: Config, ledger: LedgerRows, batches: list[BatchRow], read_payload: Callable[[TrajectoryRow], bytes]
 ) -> Available:
     for i, batch in enumerate(batches):
-        for group in (ledger.groups[number] for number in batch.groups):
-            if not group.payload:
-                why = f"the payload of group {group.number} was reclaimed (buffer.keep: all would have kept it)"
-                return Available(batches[:i], why, damaged=False)
-            try:
+        reclaimed = [number for number in batch.groups if not ledger.groups[number].payload]
+        if reclaimed:
+            why = f"the payload of group {reclaimed[0]} was reclaimed (buffer.keep: all would have kept it)"
+            return Available(batches[:i], why, damaged=False)
+        try:
+            for group in (ledger.groups[number] for number in batch.groups):
                 for row in ledger.members.get(group.number, ()):
                     decoded(group, row, read_payload)
-            except PayloadDiffers as error:
-                return Available(batches[:i], str(error), damaged=True)
+            rescored(config, ledger, batch, read_payload)
+        except PayloadDiffers as error:
+            return Available(batches[:i], str(error), damaged=True)
     return Available(batches, "", damaged=False)
 
 

@@ -3,6 +3,7 @@
 the data seed          which task every draw must have been        buffer/tasks/sources.py, the task source
                        which demonstration                         data/demonstrations, the files
 the actors' logs       what each put, and was told is stored       acks/<actor>.jsonl
+the scorers' logs      the same of scores                          scores/<scorer>.jsonl
 the learner's lists    which groups, of which digest, it trained   checkpoints/*/batches.jsonl
 the learner's reports  what it published                           events.jsonl
 the payloads           what was stored, byte by byte               buffer/payloads/*.segment
@@ -22,6 +23,7 @@ from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.scorer_logs import ScorerLines, read_score_logs
 from asyncrl.buffer.bounds.automatic import Auto, in_force
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.buffer.replaying import Replaying
@@ -32,12 +34,14 @@ from asyncrl.config import Config, resuming
 from asyncrl.config.choosing import Choosing
 from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
+from asyncrl.config.teacher import scored_by_servers
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
 from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.checkpoints.checkpoints import Done, changed_files, complete, read_list
+from asyncrl.learner.distillation.identity import recorded
 from asyncrl.plugins import resolve
 from asyncrl.run_folder import RunFolder
 
@@ -109,6 +113,9 @@ class Bounds:
             return self.max_staleness
         return batch.bound if batch is not None and batch.outcome is None else in_force(self.auto, batch).bound
 
+    scored: bool = False
+    """Groups need the scores of a teacher on servers."""
+
     @classmethod
     def of(cls, c: Config) -> Bounds:
         """Raises ConfigError for an unknown filter or priority."""
@@ -136,6 +143,7 @@ class Bounds:
             demonstrations_per_step=demonstrations_per_step(c),
             choosing=Choosing.of(c),
             auto=Auto.of(c),
+            scored=scored_by_servers(c),
         )
 
 
@@ -161,6 +169,10 @@ class Evidence:
     """How many held-out tasks the source of each held-out set has, by its name."""
     demonstrations: Demonstrations | None = None
     """Those of the files, in the order that the data seed gives."""
+    scorers: Mapping[str, ScorerLines] = field(default_factory=dict)
+    """The scorers' logs."""
+    teacher: str = ""
+    """Digest of the teacher in teacher.json."""
     completed: tuple[str, ...] = ()
     """Names of the checkpoints that the learner reported as complete, in that order."""
 
@@ -171,6 +183,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     The ledger is read behind what follows it: on a live run it then holds everything that the others recorded. What
     actors announce is read behind the ledger.
     """
+    scored = read_score_logs(run.score_logs)
     told, completed = read_logs(run.acks), read_completed(run.path / "events.jsonl")
     lists = [done for path in complete(run.checkpoints) if (done := _list(path)) is not None]
     snapshots = tuple(head for path in complete(run.checkpoints) if (head := _head(path)) is not None)
@@ -204,6 +217,11 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
         snapshots=snapshots,
         held_out=_held_out(configs, source),
         demonstrations=open_demonstrations(config),
+        scorers={
+            name: replace(log, stored=scored[name].stored if name in scored else [])
+            for name, log in read_score_logs(run.score_logs).items()
+        },
+        teacher=recorded(run.teacher),
         completed=completed,
     )
 

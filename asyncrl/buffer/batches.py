@@ -20,6 +20,7 @@ from asyncrl.buffer.ledger.replays import record
 from asyncrl.buffer.redone import changed_since, first_in_doubt
 from asyncrl.buffer.replaying import draw, seed_of
 from asyncrl.buffer.rules import Refused, Rules
+from asyncrl.buffer.scoring.scoring import Scoring
 from asyncrl.buffer.selection import choose
 from asyncrl.buffer.staleness import verdict
 from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
@@ -46,8 +47,10 @@ class Batches:
         losses: DiskLosses,
         stops: Stops,
         demonstrations: DemonstrationDraws,
+        scoring: Scoring,
     ) -> None:
         self._ledger = ledger
+        self._scoring = scoring
         self._demonstrations = demonstrations
         self._draws = draws
         self._losses, self._stops = losses, stops
@@ -82,6 +85,7 @@ class Batches:
         self._losses.check(b, fresh or self.restored is not None)
         for key in self._losses.record(b):
             self._tickets.queue.add(key)
+        self._scoring.reload()
         first = history.current is None
         if not first and (caused or not self._served):
             history.caused()
@@ -185,7 +189,9 @@ class Batches:
     def _choose(self, now: float, b: int, version: int) -> tuple[list[Group] | None, str]:
         """The groups of batch b; or None, and what is missing."""
         rules = self._rules
-        missing = self._tickets.missing(now, version, lambda group: self._usable(group, version))
+        missing = self._tickets.missing(
+            self._scoring.wait_clock(now), version, lambda group: self._usable(group, version)
+        )
         if missing:
             return None, f"{len(missing)} groups would be over age without this batch: {_names(missing)}"
         must = [group for group in self._tickets.queue.due(version) if self._usable(group, version)]
@@ -203,9 +209,10 @@ class Batches:
         return sorted([*must, *chosen], key=lambda g: g.number), ""
 
     def _complete(self) -> int:
-        """Complete groups; under replay the new ones only, since used ones come on top."""
+        """Complete groups, with scores where servers give them; under replay the new ones only, since used ones come on
+        top."""
         used = 0 if self._rules.replay is None else sum(g.uses > 0 for g in self._ledger.live.values())
-        return self._ledger.account.count("waiting") - used
+        return self._ledger.account.count("waiting") - used - len(self._scoring.waiting())
 
     def _replayed(self, b: int, version: int) -> Draw:
         """The used groups that batch b gets beside its new ones."""
@@ -223,12 +230,15 @@ class Batches:
         record(self._ledger.db, batch, replay)
         self._tickets.bound.fixed(batch, bound)
         self._demonstrations.fix(batch)
+        self._scoring.fix(batch)
         return batch
 
     def _usable(self, group: Group, version: int) -> bool:
         rules = self._rules
-        return group.state == "waiting" and (
-            verdict(group, version, self._tickets.bound.holds, rules.over_age, rules.mask_min_kept) == "eligible"
+        return (
+            group.state == "waiting"
+            and self._scoring.ready(group)
+            and verdict(group, version, self._tickets.bound.holds, rules.over_age, rules.mask_min_kept) == "eligible"
         )
 
     def _why_fewer(self, version: int) -> str:
@@ -237,6 +247,8 @@ class Batches:
         if ledger.history.recorded_version > version:
             ahead = sum(g.state == "waiting" and (g.newest or 0) > version for g in ledger.live.values())
             parts.append(f"{ahead} are ahead of version {version}")
+        if unscored := self._scoring.why_fewer():
+            parts.append(unscored)
         if ledger.history.published is None:
             parts.append("no weights are published on this branch yet, so no ticket is issued")
         return "; " + "; ".join(parts)
@@ -323,6 +335,7 @@ class Batches:
         self._draws.forked(b)
         self._stops.forked(b)
         self._tickets.forked()
+        self._scoring.reload()
 
     # The disk
 

@@ -2,6 +2,7 @@
 
     tickets/        which tickets are issued (queue.py: in what order), what becomes of a trajectory
     batches.py      which groups make batch b, what its outcome means
+    scoring/        which scorer has which group, what becomes of its scores
     evaluations/    the evaluation sets
     retention.py    which payloads stay
     ledger/         what is remembered, durable with `commit`; snapshot.py puts it into a checkpoint
@@ -13,20 +14,21 @@ the folder again continues from the last commit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches
 from asyncrl.buffer.bounds.idle_slots import IdleSlots
-from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start, Told
+from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, ScoreOutcome, ScoringReply, Start, Told
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
 from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger import checkpoints
+from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.records import Batch, furthest
 from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
@@ -35,6 +37,7 @@ from asyncrl.buffer.ledger.storage.snapshot import Snapshot
 from asyncrl.buffer.limits import Limits
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
+from asyncrl.buffer.scoring.scoring import Scoring
 from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
@@ -45,6 +48,7 @@ from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
 from asyncrl.data.demonstrations import Demonstrations
+from asyncrl.teacher_scores import GroupScores
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
 from asyncrl.user_errors import Cause
@@ -77,9 +81,10 @@ class Buffer:
         self.leases = Leases(rules.lease_s)
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
+        self.scoring = Scoring(self.ledger, rules, self.tickets.queue, now)
         stops = Stops(database, rules)
         self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
-        parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations)
+        parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations, self.scoring)
         self.batches = Batches(*parts)
         sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
         self.evals = EvalSets(database, rules, sources, self.leases, stops, self._made(), answers)
@@ -106,6 +111,7 @@ class Buffer:
         self.tickets.failures.all_fail.look(now)
         for lease in self.leases.expired(now):
             self._release(lease, "lapsed")
+        self.scoring.tick(now)
 
     # Actors
 
@@ -223,6 +229,23 @@ class Buffer:
         else:
             self.tickets.release(lease, how, prefix)
 
+    # Scorers
+
+    def issue_groups(self, now: float, scorer: str, credits: int) -> ScoringReply:
+        """At most `credits` complete groups for a scorer; with fewer, why there are no more. Raises Refused."""
+        if self.stopping or self.batches.not_begun:
+            return ScoringReply((), self.batches.not_begun or "the run is stopping")
+        return self.scoring.issue(now, scorer, credits)
+
+    def records_of(self, number: int) -> list[Frame]:
+        """The stored trajectories of a group, by index. Raises PayloadLost."""
+        group = self.ledger.load(number)
+        return [self.database.payloads.read(r.location) for r in group.trajectories] if group else []
+
+    def accept_scores(self, scores: GroupScores, record: Frame) -> ScoreOutcome:
+        """The first valid scores of a group win. Raises Refused."""
+        return "late" if self.batches.not_begun else self.scoring.accept(scores, record)
+
     # The learner
 
     def start(self, b: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False) -> Start:
@@ -233,14 +256,21 @@ class Buffer:
 
     def share(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[Frame, str, float]]:
         """(record, digest, weight) of each trajectory in one rank's share, group by group. Raises PayloadLost."""
+        mine = self._share_of(answer, dp_rank, dp_size)
+        with _handed_out_again(answer):
+            return [(self.database.payloads.read(r.location), r.digest, g.weight) for g in mine for r in g.trajectories]
+
+    def scores(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[Frame, str]]:
+        """(record, digest) of the scores of each group in one rank's share. Raises PayloadLost."""
+        scored = [self.scoring.of(group.number) for group in self._share_of(answer, dp_rank, dp_size)]
+        with _handed_out_again(answer):
+            return [(self.database.payloads.read(each.location), each.digest) for each in scored if each is not None]
+
+    def _share_of(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[Group]:
         if answer.batch is None or answer.state != "ready":
             return []
         groups = [group for group in map(self.ledger.load, answer.batch.groups) if group is not None]
-        mine = [groups[place] for place in share([group.tokens for group in groups], dp_rank, dp_size)]
-        try:
-            return [(self.database.payloads.read(r.location), r.digest, g.weight) for g in mine for r in g.trajectories]
-        except PayloadLost as error:
-            raise PayloadLost(f"batch {answer.batch.b} cannot be handed out again: {error}") from error
+        return [groups[place] for place in share([group.tokens for group in groups], dp_rank, dp_size)]
 
     def mask_before(self, batch: Batch) -> int | None:
         """Under `mask`: tokens of an older version than this carry no loss in the batch."""
@@ -386,12 +416,24 @@ class Buffer:
             "places": {"taken": self.tickets.places.taken(), "capacity": self.rules.capacity},
             "disk_bytes": self.database.payloads.disk_bytes,
             "demonstrations": self.demonstrations.drawn,
+            "unscored": len(self.scoring.waiting()),
+            "scoring": self.scoring.leases,
+            "teacher_silent": "" if not self.scoring.wanted or self.scoring.answering else self.scoring.silence,
             "lost_to_disk": self.lost_to_disk,
             "evaluating": self.evals.is_open,
             "players": self.evals.players.names(self.evals.everyone),
             "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }
+
+
+@contextmanager
+def _handed_out_again(answer: BatchAnswer) -> Iterator[None]:
+    try:
+        yield
+    except PayloadLost as error:
+        b = "?" if answer.batch is None else answer.batch.b
+        raise PayloadLost(f"batch {b} cannot be handed out again: {error}") from error
 
 
 def _sorted(histogram: Counter[int]) -> dict[str, int]:

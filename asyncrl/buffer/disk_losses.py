@@ -14,14 +14,27 @@ from asyncrl.buffer.ledger.records import lose_payload
 from asyncrl.buffer.ledger.replays import retire
 from asyncrl.buffer.ledger.storage.payloads import Location, PayloadLost
 from asyncrl.buffer.rules import Refused
+from asyncrl.buffer.scoring import rows as score_rows
 from asyncrl.buffer.tickets.leases import TicketKey
+
+SCORES = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     group: int
     index: int
+    """`SCORES`: the scores of the group."""
     segment: int
+
+
+_STORED = (
+    "SELECT t.grp, t.idx, t.segment, t.start, t.bytes, t.checksum FROM groups g JOIN trajectories t "
+    "ON t.grp = g.number WHERE g.payload = 1 UNION ALL "
+    f"SELECT s.grp, {SCORES}, s.segment, s.start, s.bytes, s.checksum FROM groups g JOIN scores s "
+    "ON s.grp = g.number WHERE g.payload = 1"
+)
+"""Every record that is to be there: trajectories, and scores."""
 
 
 class DiskLosses:
@@ -34,25 +47,19 @@ class DiskLosses:
     @property
     def again(self) -> int:
         """How many will be generated again."""
-        return sum(self._comes_again(lost.group) for lost in self.pending)
+        return sum(lost.index != SCORES and self._comes_again(lost.group) for lost in self.pending)
 
     def _find(self) -> list[Lost]:
         """Only the end can be missing: sizes are checked everywhere, contents in the last two segments."""
-        ends = self._db.read(
-            "SELECT t.segment, max(t.start + t.bytes) FROM groups g JOIN trajectories t ON t.grp = g.number "
-            "WHERE g.payload = 1 GROUP BY t.segment"
-        )
+        ends = self._db.read(f"SELECT segment, max(start + bytes) FROM ({_STORED}) GROUP BY segment")
         written = dict(ends)
         cut = {segment for segment, end in written.items() if self._db.payloads.size(segment) < end}
         return [lost for segment in sorted(cut | set(sorted(written)[-2:])) for lost in self._missing(segment)]
 
     def _missing(self, segment: int) -> list[Lost]:
         missing = []
-        rows = self._db.read(
-            "SELECT t.grp, t.idx, t.start, t.bytes, t.checksum FROM trajectories t "
-            "JOIN groups g ON g.number = t.grp WHERE t.segment = ? AND g.payload = 1",
-            (segment,),
-        )
+        columns = "grp, idx, start, bytes, checksum"
+        rows = self._db.read(f"SELECT {columns} FROM ({_STORED}) WHERE segment = ?", (segment,))
         for number, index, start, size, checksum in list(rows):
             try:
                 self._db.payloads.read(Location(segment, start, size, checksum))
@@ -96,6 +103,9 @@ class DiskLosses:
         again = []
         for lost in self.pending:
             if self._comes_again(lost.group):
+                score_rows.lose(self._db, lost.group)  # of other trajectories than those that come
+                if lost.index == SCORES:
+                    continue
                 self._ledger.lose(self._ledger.live[lost.group], lost.index)
                 again.append((lost.group, lost.index))
             elif lost.segment > self._covered or lost.group in redone:

@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 
 from asyncrl.buffer.client import codec
-from asyncrl.buffer.client.messages import MAX_PUTS, MOST, REQUESTS, PutRequest, ReleaseRequest, Request
+from asyncrl.buffer.client.messages import (
+    MAX_PUTS,
+    MAX_SCORED,
+    MOST,
+    REQUESTS,
+    PutRequest,
+    ReleaseRequest,
+    Request,
+    ScoredRequest,
+)
 from asyncrl.buffer.rules import Rules
 from asyncrl.trajectory import Row
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
@@ -42,6 +51,8 @@ class Limits:
     """`learner.ranks`."""
     leases: int
     """Leases in one message: the tickets that an actor holds, and those of which it has not learned the end."""
+    scoring: int
+    """Groups that one scorer may hold, or give back at once."""
     row_tokens: int
     """Tokens of one row: `env.max_tokens`, and one answer that ran over it."""
     kept: int
@@ -58,6 +69,7 @@ class Limits:
             credits=credits,
             ranks=rules.ranks,
             leases=4 * credits,
+            scoring=MAX_SCORED,
             row_tokens=rules.row_tokens,
             kept=rules.max_kept,
         )
@@ -105,6 +117,8 @@ class Limits:
     def _frames_of(self, request: Request[Any]) -> int:
         if isinstance(request, PutRequest):
             return MAX_PUTS
+        if isinstance(request, ScoredRequest):
+            return 1
         return FRAMES_OF_A_PREFIX * len(request.leases) if isinstance(request, ReleaseRequest) else 0
 
 

@@ -45,6 +45,10 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
     }
     if buffer.rules.auto is not None:
         values["staleness/target"] = buffer.tickets.bound.admits
+    if buffer.scoring.wanted:
+        values["buffer/unscored"] = len(buffer.scoring.waiting())
+        values["buffer/scored"] = counts.get("scored", 0)
+        values["buffer/scores_late"] = counts.get("scores_late", 0) + counts.get("scores_duplicate", 0)
     for fate, tally in ledger.bias.fates.items():
         if tally.count:
             values[f"buffer/length/{fate}"] = tally.tokens / tally.count

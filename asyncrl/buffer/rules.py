@@ -12,6 +12,7 @@ from asyncrl.config import Config, resuming
 from asyncrl.config.choosing import Choosing
 from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_step
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
+from asyncrl.config.teacher import scored_by_servers, words_scored
 from asyncrl.errors import ConfigError
 from asyncrl.kept_ids import MAX_KEPT
 from asyncrl.plugins import resolve
@@ -44,6 +45,10 @@ class Rules:
     sampler: Sampler = fifo
     max_uses: int = 1
     replay: Replaying | None = None
+    scored: bool = False
+    """Groups need the scores of a teacher on servers (`learner.teacher.scored_by`)."""
+    score_k: int = 0
+    """Least number of words of each token in them."""
     filters: tuple[Filter, ...] = ()
     filter_max_ratio: float = 4.0
     end_when_starved: bool = False
@@ -104,6 +109,8 @@ class Rules:
             sampler=sampler,
             max_uses=c.buffer.max_uses,
             replay=Replaying.of(c),
+            scored=scored_by_servers(c),
+            score_k=words_scored(c),
             filters=filters,
             filter_max_ratio=c.buffer.filter_max_ratio,
             end_when_starved=c.buffer.on_starved == "end",

@@ -15,6 +15,7 @@ KINDS = {
     "learner": "killed",
     "buffer": "killed",
     "weights": "killed",
+    "scorer": "killed",
     "stop": "halted",
     "node": "lost with its host",
     "env": "of every episode under way lost",
@@ -24,7 +25,7 @@ KINDS = {
     "clock": "off",
 }
 """Kinds of faults, and what each does to its target."""
-PROCESSES = ("actor", "learner", "buffer", "weights", "stop", "node")
+PROCESSES = ("actor", "learner", "buffer", "weights", "scorer", "stop", "node")
 LASTS_S = {"stop": (1.0, 15.0), "net": (1.0, 30.0), "disk-full": (1.0, 8.0), "disk-slow": (2.0, 20.0)}
 """Range of the duration of faults that pass, drawn log-uniformly. Past 20 s the peers give up a cut connection."""
 NET = ("cut", "silent", "slow")

@@ -42,6 +42,19 @@ class TeacherConfig(Section):
     path: str = ""
     """A model that the policy learns from (docs/how-to/distillation.md): a Hugging Face folder or hub name, or a
     checkpoint of a run, with the policy's vocabulary and chat template. Empty: no teacher."""
+    scored_by: Literal["learner", "servers"] = "learner"
+    """Where the teacher computes. learner: in the learner's process. servers: behind HTTP (`servers`), asked by
+    processes of the run (`scorers`) before a group is trained on; `path` then only names its tokenizer."""
+    servers: tuple[str, ...] = ()
+    """URLs of the teacher's servers, which all serve the same model, such as http://gpu-7:8000."""
+    dialect: Literal["vllm", "sglang"] = "vllm"
+    """How these are asked: vLLM's completions with prompt_logprobs, or SGLang's generate with return_logprob."""
+    server_s: float = Field(120.0, gt=0, le=86_400)
+    """Seconds that a server has for the tokens of one row."""
+    scorers: int = Field(1, ge=1, le=1024)
+    """Processes that ask the servers."""
+    score_slots: int = Field(8, ge=1, le=256)
+    """Groups that one of them has in work at the same time."""
     divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
     """What is minimised: KL(policy || teacher), KL(teacher || policy), or a divergence between them."""
     jsd_beta: float = Field(0.5, gt=0, lt=1)

@@ -30,7 +30,7 @@ _REFUSED: Mapping[str, str] = {
     "learner": "backend groups_per_step group_size greedy_baseline",
     "learner.demonstrations": "per_step",
     "learner.lora": "r lora_alpha use_rslora lora_dropout target_modules exclude_modules",
-    "learner.teacher": "path",
+    "learner.teacher": "path scored_by",
     "launch": "name runs_dir",
 }
 _BRANCH: Mapping[str, str] = {
@@ -54,6 +54,7 @@ _FREE: Mapping[str, str] = {
     "fsync fsync_interval_s commit_ms max_disk_gb",
     "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints "
     "gpu_memory",
+    "learner.teacher": "servers dialect server_s scorers score_slots",
     "weights": "every kv drain channel full_every fanout",
     "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
     "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",

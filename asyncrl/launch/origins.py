@@ -193,13 +193,17 @@ def inherit(run: RunFolder, source: RunFolder, checkpoint: Path) -> None:
     held = read_witnessed(checkpoint)
     run.inherit_configs(source)
     inherit_logs(source.acks, run.acks, held)
+    if source.score_logs.is_dir():
+        run.score_logs.mkdir()
+        inherit_logs(source.score_logs, run.score_logs, held)
+        shutil.copyfile(source.teacher, run.teacher)
     unfinished = run.checkpoints / f".unfinished-{checkpoint.name}"
     shutil.copytree(checkpoint, unfinished)
     unfinished.rename(run.checkpoints / checkpoint.name)
 
 
 def inherit_logs(source: Path, target: Path, held: Witnessed) -> None:
-    """Copies the actors' logs, each up to the last line that the checkpoint's ledger has something of."""
+    """Copies the logs of actors or scorers, each up to the last line that the checkpoint's ledger has something of."""
     for log in sorted(source.glob("*.jsonl")):
         whole = [line + b"\n" for line in log.read_bytes().split(b"\n")[:-1]]
         if lines := covered(whole, held, log.stem):
@@ -219,11 +223,16 @@ def _is_held(line: bytes, held: Witnessed, named: int) -> bool:
         fields: dict[str, Any] = json.loads(line)
         if fields["n"] <= named:
             return True
+        if "stored" in fields:
+            said = fields["stored"]
+            return (said["group"], said["attempt"], said["digest"]) in held.scores
         if "prefix" in fields:
             said = fields["prefix"]
             return (said["group"], said["index"], said["attempt"], said["digest"]) in held.prefixes
-        if "put" in fields:  # of a trajectory, the ledger names the line
+        if "put" in fields:  # of a trajectory and of scores, the ledger names the line
             said = fields["put"]
+            if "trajectories" in said:
+                return False
             return (*place_of(said["group"]), said["index"], said["digest"]) in held.results
         return (fields["branch"], fields["group"], fields["index"], fields["digest"]) in held.trajectories
     except (ValueError, KeyError, TypeError):

@@ -118,9 +118,9 @@ def check_cpus(config: Config) -> None:
     """Raises ConfigError when `launch.cpus` names an unknown role or a core that this process may not use."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     for role, cpus in config.launch.cpus.items():
-        if role.partition("-")[0] not in ("actor", "learner", "buffer", "weights"):
+        if role.partition("-")[0] not in ("actor", "learner", "buffer", "weights", "scorer"):
             raise ConfigError(
-                f"launch.cpus names {role!r}: expected actor, learner, buffer, weights, or one such as actor-0."
+                f"launch.cpus names {role!r}: expected actor, learner, buffer, weights, scorer, or one such as actor-0."
             )
         if missing := set(cpus) - cores:
             raise ConfigError(

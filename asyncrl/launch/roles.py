@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from asyncrl.config import Config
+from asyncrl.config.teacher import scorer_names
 from asyncrl.launch.placement.demand import reserved, setting
 from asyncrl.launch.placement.resources import interfaces
 from asyncrl.launch.processes import Role, python, threads
@@ -19,6 +20,7 @@ def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
     started = [
         Role("buffer", python("asyncrl.buffer", folder), environment=threads(1)),
         *(_learner(folder, config, rank, resume=resume) for rank in range(config.learner.ranks)),
+        *(_scorer(folder, config, name) for name in scorer_names(config)),
         *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
     ]
     if (server := channel(config).server) is not None:
@@ -30,6 +32,10 @@ def actor(run: RunFolder, config: Config, name: str) -> Role:
     command = python("asyncrl.actors", str(run.path), "--name", name)
     environment = threads(config.actors.threads) | _given(config, name)
     return Role(name, command, (), environment, setting(config.launch.cpus, name) or ())
+
+
+def _scorer(folder: str, config: Config, name: str) -> Role:
+    return Role(name, python("asyncrl.scorer", folder, "--name", name), environment=threads(1) | _given(config, name))
 
 
 def _learner(folder: str, config: Config, rank: int, *, resume: bool) -> Role:

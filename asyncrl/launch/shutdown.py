@@ -1,6 +1,6 @@
 """Plans how the roles of a run are stopped, one kind after the other. Pure: time is an argument.
 
-actors ──> learner ──> buffer ──> weights        the next kind follows when no process of the former runs
+actors ──> learner ──> scorers ──> buffer ──> weights        the next kind follows when no process of the former runs
   │
   └─ Stop ──within its time──> ended
        └─ its time is up, its leader has ended, or a second Ctrl-C ──> Kill ──after KILL_S──> GiveUp
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-ORDER = ("actor", "learner", "buffer", "weights")
+ORDER = ("actor", "learner", "scorer", "buffer", "weights")
 """The kinds in the order in which they are stopped: nothing is generated for a buffer or learner that has ended."""
 KILL_S = 10.0
 """If a process still exists so many seconds after SIGKILL, it is stuck in a system call; the launcher stops waiting for

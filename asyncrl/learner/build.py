@@ -31,7 +31,8 @@ def megatron(config: Config) -> Backend:
 
 def refuse_without_teacher(config: Config, backend: Backend) -> None:
     """Raises ConfigError where the config has a teacher and the backend, one of the user's own, has none."""
-    if config.learner.teacher.path and not getattr(backend, "teacher_digest", ""):
+    taught = config.learner.teacher.path and config.learner.teacher.scored_by == "learner"
+    if taught and not getattr(backend, "teacher_digest", ""):
         raise ConfigError(
             f"learner.teacher.path is {config.learner.teacher.path!r}, and learner.backend {config.learner.backend} "
             "has no teacher (`teacher_digest`): use learner.backend torch or fsdp2."

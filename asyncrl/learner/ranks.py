@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from asyncrl.buffer.client import BatchReply
 from asyncrl.config import Config
+from asyncrl.teacher_scores import GroupScores, from_record, to_record
 from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
 
 SPARE_S = 60.0
@@ -88,6 +89,7 @@ class DistributedRanks(Ranks):
             trajectories=[t for share in shares for t in share.trajectories],
             digests=tuple(d for share in shares for d in share.digests),
             weights=tuple(w for share in shares for w in share.weights),
+            scores=[scores for share in shares for scores in share.scores],
         )
 
     def leave(self) -> None:
@@ -118,14 +120,18 @@ class _Share:
     trajectories: Sequence[Any]
     digests: Sequence[str]
     weights: Sequence[float]
+    scores: Sequence[GroupScores]
 
 
 def _encode(reply: BatchReply) -> bytes:
     frames = [[bytes(frame) for frame in encode_trajectory(t)] for t in reply.trajectories]
-    return pack({"trajectories": frames, "digests": list(reply.digests), "weights": list(reply.weights)})
+    scores = [to_record(each) for each in reply.scores]
+    of_each = {"digests": list(reply.digests), "weights": list(reply.weights), "scores": scores}
+    return pack({"trajectories": frames, **of_each})
 
 
 def _decode(share: bytes) -> _Share:
     fields = msgpack.unpackb(share, raw=False)  # from a process of the same run, and of any size
     trajectories = [decode_trajectory(frames) for frames in fields["trajectories"]]
-    return _Share(trajectories, fields["digests"], fields["weights"])
+    scores = [from_record(record) for record in fields["scores"]]
+    return _Share(trajectories, fields["digests"], fields["weights"], scores)

@@ -9,6 +9,7 @@ from pathlib import Path
 from asyncrl.buffer.client import BatchReply
 from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config
+from asyncrl.config.teacher import words_scored
 from asyncrl.learner.backends.protocol import Backend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.demonstrations import Rendered
@@ -32,9 +33,10 @@ class Trainer:
         a batch. Raises ConfigError."""
         self.backend, self.objective = backend, objective
         self._learner, self._demonstrations = config.learner, demonstrations
+        self._words = words_scored(config)
         self._companions = companions(config, backend, another)
         self.teacher = backend.teacher_digest if self._learner.teacher.path else ""
-        """Digest of the teacher; empty without one."""
+        """Digest of the teacher in this process; empty without one."""
 
     def step(self, reply: BatchReply, version: int) -> tuple[Batch, StepResult]:
         """`reply` holds the whole batch."""
@@ -52,6 +54,8 @@ class Trainer:
                 reply.weights,
                 greedy_baseline=self._learner.greedy_baseline,
                 loss_weights=dict(reply.replayed),
+                scores=reply.scores,
+                words=self._words,
             )
 
         return self.combined(groups, reply.demonstrations)

@@ -92,7 +92,7 @@ def rules_of(config: Config, setting: Setting) -> Rules:
     return replace(
         rules, steps=1 << 30, slots=max(rules.slots, setting.slots), eval_sets=(), eval_every=0, eval_reserved=0,
         lease_s=1e12, max_disk_bytes=float("inf"), stop_on_failures=False, stop_if_all_fail=False,
-        batch_retries=1 << 30, group_scored=False,
+        batch_retries=1 << 30, group_scored=False, scored=False,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "attempts.ended": (None, "stored", "late", "lapsed", "released", "handed_back", "failed", "revoked", "lost"),
     "prefixes.ended": (None, "continued", "anew", "longer", "stale", "failed", "dropped"),
     "retired.why": ("stale", "yielded", "no_payload"),
+    "scorings.ended": (None, "scored", "late", "lapsed", "returned", "revoked", "lost"),
     "batches.outcome": (None, "applied", "guard", "poison"),
     "evals.state": ("open", "done", "restarted", "failed"),
     "counters.name": ("duplicate", "late", "lost"),

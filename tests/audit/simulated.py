@@ -13,9 +13,10 @@ from asyncrl.audit.actor_logs import read_logs
 from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.scorer_logs import read_score_logs
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.bounds.automatic import Auto
-from asyncrl.buffer.client.messages import Told
+from asyncrl.buffer.client.messages import GroupLease, Told
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.replaying import PRIORITIES, Replaying
 from asyncrl.buffer.selection import zero_variance
@@ -25,6 +26,8 @@ from asyncrl.config.held_out import HeldOutSet
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
+from asyncrl.scorer.score_log import ScoreLog
+from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Ticket, TicketId
 from tests.buffer.fakes import (
     RULES,
@@ -37,6 +40,8 @@ from tests.buffer.fakes import (
     rules,
     trajectory,
 )
+from tests.buffer.scoring.fakes import SCORED, lease, scores
+from tests.buffer.scoring.fakes import bring as put_scores
 from tests.buffer.tickets.test_prefixes import prefix
 
 
@@ -51,6 +56,7 @@ class Simulated:
     def __init__(self, folder: Path, on_step_end: Any = None, **rules: Any) -> None:
         self.folder, self.rules, self.on_step_end = folder, rules, on_step_end
         self.shown = demonstrations(7) if "demonstrations_per_step" in rules else None
+        self.scored: dict[str, ScoreLog] = {}
         self.log = AckLog(folder / "acks" / "actor-0.jsonl")
         self.done: list[Done] = []
         self.lists: list[LearnerList] = []
@@ -92,17 +98,34 @@ class Simulated:
         answer = self.buffer.batch(self.now, self.incarnation, b)
         assert answer.batch is not None, answer.why
         groups = self.buffer.share(answer, 0, 1)
-        digests = group_digests([n for n in answer.batch.groups for _ in range(2)], tuple(d for _, d, _ in groups))
+        members = [n for n in answer.batch.groups for _ in range(2)]
+        taught = [scores_from_record(record) for record, _ in self.buffer.scores(answer, 0, 1)]
+        members += [each.group for each in taught]
+        digests = group_digests(members, (*(d for _, d, _ in groups), *(each.digest() for each in taught)))
         version = self.buffer.finished(self.incarnation, b, outcome, self.told, self.now)
         self.publish(version, f"digest-{version}")
         shown = [each.digest for each in self.buffer.demonstrations.of(answer.batch)]
-        self.done.append(Done(b, outcome, digests, demonstrations=shown))
+        teacher = taught[0].teacher if taught else ""
+        self.done.append(Done(b, outcome, digests, teacher=teacher, demonstrations=shown))
 
     def publish(self, version: int, digest: str) -> None:
         branch = self.buffer.ledger.history.branch
         self.buffer.published(self.incarnation, branch, version, digest)
         if (branch, version) not in [(p.branch, p.version) for p in self.published]:
             self.published.append(Publication(branch, version, digest))
+
+    def score(self, credits: int = 99, scorer: str = "scorer-0", *, bring: bool = True) -> list[GroupLease]:
+        """A scorer takes groups, and brings their scores."""
+        given = lease(self.buffer, credits, self.now, scorer)
+        log = self.scored.setdefault(scorer, ScoreLog(self.folder / "scores" / f"{scorer}.jsonl"))
+        for each in given if bring else ():
+            made = log.announced(scores(self.buffer, each, scorer))
+            if put_scores(self.buffer, made) == "stored":
+                log.write(made)
+            head = log.head
+            assert head is not None
+            self.buffer.scoring.logged(scorer, head)
+        return given
 
     def rounds(self, count: int) -> None:
         for _ in range(count):
@@ -166,7 +189,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
-            "demonstrations_per_step", "auto",
+            "demonstrations_per_step", "auto", "scored",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -191,6 +214,7 @@ class Simulated:
             (bounds,),
             tuple(self.published),
             snapshots=tuple(self.snapshots),
+            scorers=read_score_logs(self.folder / "scores"),
             demonstrations=self.shown,
             held_out={each.name: FakeSource().held_out_size for each in rules(**self.rules).eval_sets},
         )
@@ -390,6 +414,48 @@ def automatic(folder: Path) -> Simulated:
     return run
 
 
+def taught(folder: Path) -> Simulated:
+    """A teacher on a server: a scorer was killed, leases lapsed and came back late, a branch began."""
+    run = Simulated(folder, filters=(zero_variance,), max_staleness=2, **SCORED)
+    run.log.flush_now()
+    for ticket in run.issue(8):
+        run.put(ticket)
+    for ticket in run.issue(2):
+        run.put(ticket, 1.0)  # which a filter drops
+    run.score(1)
+    (late,) = run.score(1, "scorer-1", bring=False)
+    run.now += 100.0
+    run.buffer.tick(run.now)
+    run.score(2)
+    put_scores(run.buffer, scores(run.buffer, late, "scorer-1", salt=9))
+    run.step()
+    run.checkpoint()
+    (again,) = run.score(1, bring=False)
+    run.buffer.scoring.joined("scorer-0")
+    (back,) = run.score(1, bring=False)
+    assert (back.group, back.attempt) == (again.group, 1)
+    run.buffer.scoring.renew(run.now, "scorer-0", (), [(back.group, back.attempt)], "")
+    run.score()
+    run.kill()
+    run.step("guard")
+    run.checkpoint()
+    for _ in range(2):
+        for ticket in run.issue(6):
+            run.put(ticket)
+        run.score()
+        run.step()
+    run.fork(2, 1)
+    for ticket in run.issue(6):
+        run.put(ticket)
+    run.score()
+    run.step()
+    run.checkpoint()
+    for ticket in run.issue(4):
+        run.put(ticket)
+    run.score(1, bring=False)
+    return run
+
+
 KINDS: dict[str, Callable[[Path], Simulated]] = {
     "interrupted": interrupted,
     "forked": forked,
@@ -401,4 +467,5 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "sft": supervised,
     "stopped": stopped,
     "auto": automatic,
+    "taught": taught,
 }

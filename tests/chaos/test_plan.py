@@ -10,7 +10,7 @@ from asyncrl.chaos.plan import CLOCK_S, KINDS, LASTS_S, NET, plan
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 
-ROLES = ("buffer", "weights", "learner", "actor-0", "actor-1")
+ROLES = ("buffer", "weights", "learner", "scorer-0", "actor-0", "actor-1")
 
 
 def test_the_same_seed_gives_the_same_faults_and_another_others() -> None:
@@ -31,13 +31,13 @@ def test_every_kind_has_its_turn_and_befalls_what_it_can() -> None:
         assert abs(fault.offset_s) <= CLOCK_S
     seen = {kind: {fault.target for fault in faults if fault.kind == kind} for kind in KINDS}
     assert seen["actor"] == {"actor-0", "actor-1"}
-    assert seen["node"] <= {"buffer", "weights+learner", "actor-0", "actor-1"}
+    assert seen["node"] <= {"buffer", "weights+learner", "scorer-0", "actor-0", "actor-1"}
     assert seen["net"] <= {f"connections to {name}" for name in ("buffer", "weights", "launcher")}
     assert {fault.mode for fault in faults if fault.kind == "net"} == set(NET)
 
 
 def test_a_fault_says_what_it_is() -> None:
-    said = [str(fault) for fault in plan(3, tuple(KINDS), ROLES, 1.0, 10.0 * len(KINDS))]
+    said = [str(fault) for fault in plan(3, tuple(KINDS), ROLES, 1.0, 30.0 * len(KINDS))]
     assert "weights+learner lost with its host" in said
     assert "environment of every episode under way lost" in said
     assert any(line.startswith("connections to buffer silent for ") for line in said)

@@ -19,6 +19,7 @@ from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgement
 from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.checks.replays import REPLAYS, replays
+from asyncrl.audit.checks.scores import SCORES, Told, scores
 from asyncrl.audit.checks.settings import SETTINGS, settings
 from asyncrl.audit.checks.stops import STOPS, stops
 from asyncrl.audit.payloads import PAYLOADS, payloads
@@ -57,6 +58,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),
+    "scores": (SCORES, lambda e: scores(e.ledger, _told(e))),
     "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
     "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),
     "evaluations": (EVALUATIONS, lambda e: evaluations(e.ledger, e.rules, e.held_out)),
@@ -64,6 +66,11 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "chain": (CHAIN, lambda e: chain(e.ledger, e.snapshots)),
 }
 """By name: the checks, and how they are applied to the evidence."""
+
+
+def _told(e: Evidence) -> Told:
+    trained = [done.teacher for each in e.lists for done in each.done if done.teacher]
+    return Told(e.bounds.scored, e.payload, e.scorers, e.teacher, trained)
 
 
 def violations(evidence: Evidence) -> Iterator[Violation]:

@@ -115,6 +115,7 @@ def groups_have_the_same_digests(ledger: LedgerRows, done_list: LearnerList) -> 
             continue
         for number, digest in done.groups.items():
             digests = tuple(row.digest for row in ledger.members.get(number, ()))
+            digests += ledger.scores_used.get((batch.serial, number), ())
             if group_digests([number] * len(digests), digests).get(number) != digest:
                 yield f"group {number} of {where} is of another digest than the ledger's trajectories"
 

@@ -16,10 +16,21 @@ import zmq
 
 from asyncrl.buffer.client import codec, messages, retry
 from asyncrl.buffer.client.errors import TOO_LARGE, BufferRefused, BufferTimeout
-from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutcome, Request, Start, TicketReply
+from asyncrl.buffer.client.messages import (
+    BatchReply,
+    EvalReply,
+    Head,
+    PutOutcome,
+    Request,
+    ScoringReply,
+    Start,
+    TicketReply,
+)
 from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
+from asyncrl.teacher_scores import GroupScores
+from asyncrl.teacher_scores import to_record as scores_to_record
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
@@ -79,6 +90,25 @@ class BlockingBuffer(ABC):
         the next attempt at the ticket continues from there."""
         places, frames = codec.encode_prefixes(prefixes)
         self.ask(messages.ReleaseRequest(actor, leases, places), frames)
+
+    def scoring(
+        self,
+        credits: int,
+        leased: Sequence[tuple[int, int]],
+        wait_s: float,
+        *,
+        returned: Sequence[tuple[int, int]] = (),
+        silent: str = "",
+        logged: LogHead | None = None,
+    ) -> ScoringReply:
+        """At most `credits` complete groups for this client's scorer, after at most `wait_s`. The leases in `leased`,
+        (group, attempt), are renewed, those in `returned` end. `silent`: why the teacher does not answer."""
+        request = messages.ScoringRequest(self.identity, credits, leased, returned, silent[:4000], wait_s, logged)
+        return self.ask(request)
+
+    def scored(self, scores: GroupScores) -> PutOutcome:
+        """Returns when the scores are durable. late: others came first, or the group needs none any more."""
+        return self.ask(messages.ScoredRequest(), [scores_to_record(scores)])
 
     def start(
         self, resume_batch: int, version: int, branch: int | None, fresh: bool = False, caused: bool = False

@@ -9,8 +9,18 @@ from typing import Any, TypeVar, Union, cast, get_args
 import msgspec
 
 from asyncrl.buffer.client.errors import BufferRefused, LedgerRestored
-from asyncrl.buffer.client.messages import REQUESTS, BatchReply, RecordReply, Refusal, ReplyHeader, Request, TicketReply
+from asyncrl.buffer.client.messages import (
+    REQUESTS,
+    BatchReply,
+    RecordReply,
+    Refusal,
+    ReplyHeader,
+    Request,
+    ScoringReply,
+    TicketReply,
+)
 from asyncrl.buffer.record import from_record
+from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Count, Row, Ticket
 from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_prefix
 
@@ -77,6 +87,8 @@ def decode_reply(request: Request[T], header: ReplyHeader, frames: Sequence[Fram
         reply = RecordReply(from_record(frames[0]))
     elif isinstance(reply, BatchReply):
         reply = _with_frames(reply, frames)
+    elif isinstance(reply, ScoringReply):
+        reply = _with_trajectories(reply, frames)
     return cast(T, reply)
 
 
@@ -118,18 +130,27 @@ def prefixes_at(places: Sequence[int], frames: Sequence[Frame], count: int) -> d
 
 
 def _with_frames(reply: BatchReply, frames: Sequence[Frame]) -> BatchReply:
-    """The reply with its trajectories, and with the chats of its demonstrations, which come behind them."""
-    records, chats = frames[: len(reply.digests)], [bytes(frame) for frame in frames[len(reply.digests) :]]
-    if len(records) != len(reply.digests) or len(chats) != len(reply.demonstrations):
+    """The reply with its trajectories, the chats of its demonstrations, and the scores, in this order."""
+    of_each = len(reply.digests), len(reply.demonstrations), len(reply.score_digests)
+    if len(frames) != sum(of_each):
         raise WireError(
-            f"{len(frames)} frames came for {len(reply.digests)} trajectories and {len(reply.demonstrations)} "
-            "demonstrations"
+            f"{len(frames)} frames came for {of_each[0]} trajectories, {of_each[1]} demonstrations and the scores of "
+            f"{of_each[2]} groups"
         )
+    records, rest = frames[: of_each[0]], frames[of_each[0] :]
+    chats, scores = [bytes(frame) for frame in rest[: of_each[1]]], rest[of_each[1] :]
     return replace(
         reply,
         trajectories=[from_record(record) for record in records],
         demonstrations=tuple(replace(d, chat=c) for d, c in zip(reply.demonstrations, chats, strict=True)),
+        scores=[scores_from_record(record) for record in scores],
     )
+
+
+def _with_trajectories(reply: ScoringReply, frames: Sequence[Frame]) -> ScoringReply:
+    if len(frames) != sum(len(lease.digests) for lease in reply.groups):
+        raise WireError(f"{len(frames)} frames came for the trajectories of {len(reply.groups)} groups")
+    return replace(reply, trajectories=[from_record(record) for record in frames])
 
 
 def _with_prefixes(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:

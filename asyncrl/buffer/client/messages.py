@@ -9,6 +9,7 @@ Every request may be sent again: the buffer answers a repeat as it answered the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
@@ -17,6 +18,7 @@ import msgspec
 
 from asyncrl.buffer.client.pages import Page, Serial
 from asyncrl.success import Success
+from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import (
     Attempt,
     Branch,
@@ -37,6 +39,9 @@ MAX_PUTS = 64
 """Trajectories in one put."""
 
 PutOutcome = Literal["stored", "duplicate", "late"]
+ScoreOutcome = PutOutcome
+MAX_SCORED = 256
+"""Groups that one scorer may hold."""
 Outcome = Literal["applied", "guard", "poison"]
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
 
@@ -116,6 +121,27 @@ class Demonstration:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLease:
+    """A complete group that a scorer is to score."""
+
+    branch: int
+    group: int
+    attempt: int
+    digests: tuple[str, ...]
+    """Of its trajectories, by index. The trajectories travel as frames, group by group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringReply:
+    groups: tuple[GroupLease, ...]
+    why: str
+    """If there are fewer groups than credits: what the buffer is waiting for."""
+    revoked: tuple[tuple[int, int], ...] = ()
+    """(group, attempt) of leases that the scorer holds no longer."""
+    trajectories: list[Trajectory] = dataclasses.field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class BatchReply:
     state: BatchState
     """ready; waiting: ask again; skipped: go on with b + 1; ended: there will be no batch b."""
@@ -144,6 +170,10 @@ class BatchReply:
     """No token that carries loss is more training steps old."""
     demonstrations: tuple[Demonstration, ...] = ()
     """All of the batch, whatever the rank. Their chats travel as frames behind the trajectories'."""
+    score_digests: tuple[str, ...] = ()
+    """Of the scores of each group in this rank's share (`learner.teacher.scored_by: servers`)."""
+    scores: list[GroupScores] = dataclasses.field(default_factory=list)
+    """The scores. They travel as frames behind the chats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +315,30 @@ class ReleaseRequest(Request[None], frozen=True):
     leases: _Leases
     prefixes: Annotated[Sequence[Annotated[int, _up_to("leases")]], msgspec.Meta(extra={MOST: "leases"})] = ()
     """Places in `leases` of those whose prefixes travel as frames, in this order."""
+
+
+_ScoringLeases = Annotated[
+    Sequence[tuple[GroupNumber, Attempt]], msgspec.Meta(max_length=1 << 20, extra={MOST: "scoring"})
+]
+
+
+class ScoringRequest(Request[ScoringReply], frozen=True):
+    """A scorer asks for complete groups, and renews the leases of those that it holds."""
+
+    scorer: _Name
+    credits: Annotated[int, _up_to("scoring")]
+    leased: _ScoringLeases
+    returned: _ScoringLeases
+    """Given back unscored."""
+    silent: _Text
+    """Why the teacher's servers do not answer; empty: they do."""
+    wait_s: _Seconds
+    logged: LogHead | None = None
+    """How far the scorer's log is."""
+
+
+class ScoredRequest(Request[ScoreOutcome], frozen=True):
+    """Carries the record of one group's scores as a frame."""
 
 
 class StartRequest(Request[Start], frozen=True):

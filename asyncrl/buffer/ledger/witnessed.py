@@ -1,4 +1,4 @@
-"""What the ledger in a checkpoint holds of that which actors wrote down themselves (`acks/<actor>.jsonl`)."""
+"""What the ledger in a checkpoint holds of that which actors and scorers wrote down themselves."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from asyncrl.errors import RunError
 _STORED = "SELECT g.branch, t.grp, t.idx, t.digest FROM trajectories t JOIN groups g ON g.number = t.grp"
 _RESULTS = "SELECT serial, task, idx, digest FROM eval_results"
 _PREFIXES = "SELECT grp, idx, attempt, digest FROM prefixes"
+_SCORES = "SELECT grp, attempt, digest FROM scores"
 _LINES = (
-    "SELECT actor, max(line) FROM (SELECT actor, line FROM logs UNION ALL SELECT actor, line FROM trajectories) "
+    "SELECT actor, max(line) FROM (SELECT actor, line FROM logs UNION ALL SELECT actor, line FROM trajectories "
+    "UNION ALL SELECT scorer, line FROM score_logs UNION ALL SELECT scorer, line FROM scores) "
     "WHERE line IS NOT NULL GROUP BY actor"
 )
 
@@ -28,9 +30,11 @@ class Witnessed:
     """(serial of the evaluation, task, index, digest)."""
     prefixes: Collection[tuple[int, int, int, str]] = frozenset()
     """(group, index, attempt, digest)."""
+    scores: Collection[tuple[int, int, str]] = frozenset()
+    """(group, attempt, digest)."""
     lines: Mapping[str, int] = field(default_factory=dict)
-    """By actor: the number of the last line of its log that the ledger names, as the line of a trajectory or as how far
-    the log was."""
+    """By actor or scorer: the number of the last line of its log that the ledger names, as the line of a trajectory or
+    of scores, or as how far the log was."""
 
 
 def read_witnessed(checkpoint: Path) -> Witnessed:
@@ -47,6 +51,7 @@ def read_witnessed(checkpoint: Path) -> Witnessed:
                 frozenset(db.execute(_STORED)),
                 frozenset(db.execute(_RESULTS)),
                 frozenset(db.execute(_PREFIXES)),
+                frozenset(db.execute(_SCORES)),
                 dict(db.execute(_LINES)),
             )
     except sqlite3.Error as error:

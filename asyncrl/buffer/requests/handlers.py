@@ -12,14 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.client.messages import Head, PutOutcome, Refusal, Request
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.storage.payloads import PayloadLost
 from asyncrl.buffer.record import from_record
+from asyncrl.buffer.requests.answer import Answer as Answer
 from asyncrl.buffer.requests.readers import Readers
+from asyncrl.buffer.requests.scoring import ScoringRequests
 from asyncrl.buffer.rules import Refused
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame, WireError
@@ -29,11 +31,6 @@ R = TypeVar("R", bound=Request[Any])
 
 MAX_WAIT_S = 60.0
 """How long a request for tickets or a batch may be held, whatever it asks for."""
-
-
-class Answer(NamedTuple):
-    reply: Any = None
-    frames: Sequence[Frame] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,7 @@ class Requests:
         self._counts = counts
         self._clock = clock
         self._readers = Readers(buffer.database, clock)
+        scoring = ScoringRequests(buffer, counts, clock)
         self.handlers: Mapping[type[Request[Any]], Handler[Any]] = {
             messages.HelloRequest: Handler(self.on_hello),
             messages.TicketsRequest: Handler(
@@ -82,6 +80,15 @@ class Requests:
             messages.PutRequest: Handler(self.on_put, urgent=False),
             messages.FailRequest: Handler(self.on_fail),
             messages.ReleaseRequest: Handler(self.on_release),
+            messages.ScoringRequest: Handler(
+                scoring.on_scoring,
+                check=scoring.renew,
+                may_wait=_wait_s,
+                alike=lambda request: ("scoring", request.scorer),
+                urgent=False,
+                once=True,
+            ),
+            messages.ScoredRequest: Handler(scoring.on_scored, urgent=False),
             messages.StartRequest: Handler(self.on_start, once=True),
             messages.BatchRequest: Handler(
                 self.on_batch, check=self._check_incarnation, may_wait=_wait_s, alike=_batch_of
@@ -109,6 +116,8 @@ class Requests:
     def on_hello(self, request: messages.HelloRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         if request.role == "actor":
             self._buffer.joined(request.who)
+        elif request.role == "scorer":
+            self._buffer.scoring.joined(request.who)
         log.info("%s joined as %s", request.who, request.role)
         history = self._buffer.ledger.history
         return Answer(Head(history.branch, history.version, history.published))
@@ -184,6 +193,7 @@ class Requests:
             return None
         try:
             share = buffer.share(answer, request.dp_rank, request.dp_size)
+            scores = buffer.scores(answer, request.dp_rank, request.dp_size)
         except PayloadLost as error:
             raise Refused("payload_lost", str(error)) from error
         batch, history = answer.batch, buffer.ledger.history
@@ -203,8 +213,10 @@ class Requests:
             failed=answer.failed,
             bound=batch.bound if batch else 0,
             demonstrations=tuple(replace(each, chat=b"") for each in shown),
+            score_digests=tuple(digest for _, digest in scores),
         )
-        return Answer(reply, [*(record for record, _, _ in share), *(each.chat for each in shown)])
+        frames = [*(record for record, _, _ in share), *(each.chat for each in shown), *(each for each, _ in scores)]
+        return Answer(reply, frames)
 
     def on_finished(self, request: messages.FinishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         about = request.incarnation, request.b, request.outcome, request.told
@@ -254,7 +266,7 @@ class Requests:
         return Answer()
 
 
-def _wait_s(request: messages.TicketsRequest | messages.BatchRequest) -> float:
+def _wait_s(request: messages.TicketsRequest | messages.BatchRequest | messages.ScoringRequest) -> float:
     return min(request.wait_s, MAX_WAIT_S)
 
 

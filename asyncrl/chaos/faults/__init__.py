@@ -12,6 +12,7 @@ INJECTORS = {
     "learner": _PROCESSES,
     "buffer": _PROCESSES,
     "weights": _PROCESSES,
+    "scorer": _PROCESSES,
     "stop": _PROCESSES,
     "node": _PROCESSES,
     "env": "asyncrl.chaos.faults.environment:Environments",

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncrl.config.tree import Tree
 
-KINDS = ("actor", "learner", "buffer", "weights")
+KINDS = ("actor", "learner", "buffer", "weights", "scorer")
 """Kinds of roles."""
 SGLANG_SPLIT = ("tp_size", "tensor_parallel_size", "tp")
 """Names of one option of a SGLang server."""

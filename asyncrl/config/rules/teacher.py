@@ -5,6 +5,9 @@ from __future__ import annotations
 from asyncrl.config.learner import TeacherConfig
 from asyncrl.config.tree import Tree
 
+MAX_K = 1024
+"""Most words of a token that a record of scores holds."""
+
 
 def learns_from_teacher(c: Tree) -> bool:
     """Whether there is something to learn where rewards are equal."""
@@ -36,6 +39,7 @@ def of_teacher(c: Tree) -> list[str]:
             f"{c.actors.min_p}: the policy's logprobs are then over the ids that each token was drawn from, and the "
             "teacher's over all. Set learner.teacher.over vocabulary, or top_p 1, top_k 0 and min_p 0."
         )
+    problems += _on_servers(c)
     if teacher.coef == 0 and teacher.reward_weight == 0:
         problems.append(
             "learner.teacher.coef and learner.teacher.reward_weight are both 0, so that nothing is learned: set one "
@@ -43,6 +47,47 @@ def of_teacher(c: Tree) -> list[str]:
         )
     if learns_from_teacher(c) and teacher.reward_weight == 0:
         problems += _without_reward(c)
+    return problems
+
+
+def _on_servers(c: Tree) -> list[str]:
+    """What servers cannot give, and where their fields would have no effect."""
+    teacher, problems = c.learner.teacher, []
+    if teacher.scored_by == "learner":
+        if teacher.servers:
+            problems.append(
+                "learner.teacher.servers is set and learner.teacher.scored_by is learner: set scored_by servers, or "
+                "leave servers out."
+            )
+        return problems
+    if not teacher.servers:
+        problems.append(
+            "learner.teacher.scored_by is servers and learner.teacher.servers is empty: name the URLs of the servers "
+            "that serve the teacher."
+        )
+    problems += [
+        f"learner.teacher.servers names {url!r}, expected http://host:port."
+        for url in teacher.servers
+        if not url.startswith(("http://", "https://"))
+    ]
+    if teacher.over == "vocabulary":
+        problems.append(
+            "learner.teacher.over is vocabulary and learner.teacher.scored_by servers, which give the logprobs of "
+            "single words: set over top_k, a lower bound of the divergence, or over token; or load the teacher in "
+            "the learner (scored_by learner)."
+        )
+    if teacher.over == "top_k" and teacher.top_k_of == "student":
+        problems.append(
+            "learner.teacher.top_k_of is student and learner.teacher.scored_by servers, which give the teacher's own "
+            "most likely words: set top_k_of teacher, or scored_by learner."
+        )
+    if teacher.over == "top_k" and teacher.k > MAX_K:
+        problems.append(f"learner.teacher.k is {teacher.k}, expected at most {MAX_K} with scored_by servers.")
+    if c.actors.temperature != 1:
+        problems.append(
+            f"actors.temperature is {c.actors.temperature} and learner.teacher.scored_by servers, which give prompt "
+            "logprobs at temperature 1: set actors.temperature 1, or scored_by learner."
+        )
     return problems
 
 

@@ -7,6 +7,7 @@ import importlib.util
 from asyncrl.actors.engines import ENGINES
 from asyncrl.actors.engines.vllm.settings import INSTALL
 from asyncrl.config import Config, ModelConfig
+from asyncrl.config.teacher import scored_by_servers
 from asyncrl.errors import ConfigError
 from asyncrl.model import local_path, teacher_folder
 
@@ -33,6 +34,10 @@ def check_engine(config: Config) -> None:
 def check_teacher(config: Config) -> None:
     """Raises ConfigError for a teacher's folder that holds no model; a hub name is left to the learner."""
     path = config.learner.teacher.path
+    if scored_by_servers(config) and importlib.util.find_spec("httpx") is None:
+        raise ConfigError(
+            "learner.teacher.scored_by is servers, which needs httpx: pip install 'asyncrl[vllm-server]'."
+        )
     if not path or config.launch.backend == "ray":
         return
     if path == "quickstart" or local_path(ModelConfig(path=path), "learner.teacher.path") is not None:

@@ -13,6 +13,10 @@ LEARNER_TICKETS = ("admission", "capacity", "disk", "no weights", "all ", "no ev
 """How the buffer's reasons to issue no ticket begin that the learner ends, by training or publishing."""
 
 
+_UNSCORED = "not scored yet"
+"""In the buffer's reason to give no batch: complete groups wait for a teacher's scores."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleState:
     name: str
@@ -62,7 +66,11 @@ def _awaited(role: RoleState, roles: Sequence[RoleState]) -> tuple[str, ...]:
 def _awaited_kind(role: RoleState) -> str:
     """The kind of role that could end this wait; empty: none."""
     match role.cause:
+        case "batch" if _UNSCORED in role.on:
+            return "scorer"
         case "batch" | "evaluation":
+            return "actor"
+        case "groups":
             return "actor"
         case "ticket":
             return _ticket_giver(role.on.removeprefix("buffer: "))

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config import Config
+from asyncrl.config.teacher import scorer_names
 from asyncrl.launch.placement.resources import resources_of, sharing_a_host
 
 NODE_GPUS = 8
@@ -147,7 +148,7 @@ def _groups(config: Config) -> dict[tuple[str, ...], dict[str, float]]:
     """The resources of each group of roles that share a host."""
     names = ["buffer", "weights", "learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
     groups = {}
-    for group in sharing_a_host([*names, *(f"actor-{i}" for i in range(config.actors.count))]):
+    for group in sharing_a_host([*names, *scorer_names(config), *(f"actor-{i}" for i in range(config.actors.count))]):
         each = [resources_of(name, config) for name in group]
         groups[group] = {kind: sum(n.get(kind, 0.0) for n in each) for kind in ("CPU", "GPU")}
     return groups

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from asyncrl.config import Config
+from asyncrl.config.teacher import scorer_names
 from asyncrl.launch.placement.demand import reserved, setting
 from asyncrl.weights.channels import channel
 
@@ -26,7 +27,13 @@ def role_names(config: Config) -> list[str]:
     """The names of the roles, in the order in which they start."""
     ranks = ["learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
     actors = [f"actor-{i}" for i in range(config.actors.count)]
-    return ["buffer", *(["weights"] if channel(config).server is not None else []), *ranks, *actors]
+    return [
+        "buffer",
+        *(["weights"] if channel(config).server is not None else []),
+        *ranks,
+        *scorer_names(config),
+        *actors,
+    ]
 
 
 def resources_of(role: str, config: Config) -> dict[str, float]:

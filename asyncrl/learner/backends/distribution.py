@@ -10,13 +10,14 @@ A rank that has none in the last round computes a token without loss, because a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from asyncrl.learner.backends.comparison import ROWS
-from asyncrl.learner.backends.protocol import Packed, Scores, Want
+from asyncrl.learner.backends.protocol import Packed, Scores, TeacherWords, Want
 from asyncrl.learner.packing import rounds, row_cost
 
 Score = Callable[[Packed], Scores]
@@ -54,7 +55,8 @@ class Rounds:
         """The part that this rank computes in a round."""
         if self._rank < len(in_round):
             return parts[in_round[self._rank]]
-        return _smallest(parts[in_round[0]].wants)
+        first = parts[in_round[0]]
+        return replace(_smallest(first.wants), recorded=_of_one(first.recorded))
 
     def gathered(self, parts: Sequence[Packed], in_round: Sequence[int], own: Scores) -> list[Scores]:
         """Scores of each part of the round, without gradient, on every rank; `own`: those that this rank computed."""
@@ -109,6 +111,17 @@ def broadcast(
 def _smallest(wants: frozenset[Want]) -> Packed:
     """The smallest part that can be computed."""
     return Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), wants)
+
+
+def _of_one(recorded: TeacherWords | None) -> TeacherWords | None:
+    """What a server said of a token, for the smallest part; only shapes matter."""
+    if recorded is None:
+        return None
+    ids, logprobs = (
+        torch.zeros(1, recorded.ids.shape[1], dtype=torch.int32),
+        torch.full((1, recorded.ids.shape[1]), -9.0),
+    )
+    return TeacherWords(ids, logprobs, torch.full((1,), -9.0))
 
 
 def _fields(scores: Scores) -> list[Tensor]:

@@ -22,7 +22,20 @@ from torch import Tensor
 
 Want = Literal["logprobs", "entropy", "hidden", "sum_pi_sq", "teacher"]
 """entropy: beside logprobs, a quarter more work in the head. hidden: the state that a critic reads. sum_pi_sq: over the
-whole vocabulary. teacher: compared with the teacher of `learner.teacher`, which computes the part too."""
+whole vocabulary. teacher: compared with the teacher of `learner.teacher`, which computes the part too unless servers
+have said what is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherWords:
+    """What a teacher on a server said of n tokens, at temperature 1."""
+
+    ids: Tensor
+    """[n, k] int32: its most likely words, the most likely one first; k is 0 where only the sampled one is known"""
+    logprobs: Tensor
+    """[n, k] float32, nats"""
+    sampled: Tensor
+    """[n] float32, nats: of the sampled token"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,8 @@ class Packed:
     kept: Tensor | None = None
     """[n, K] int32, of the n tokens of the mask: the ids that the token was drawn from, over which its scores are
     taken, -1 behind them; the whole vocabulary where there are none. None: for all n"""
+    recorded: TeacherWords | None = None
+    """Of the n tokens of the mask, where a teacher on a server said it"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from asyncrl.learner.backends.protocol import Packed, Want
 from asyncrl.learner.batch.kept import Kept, of_rows, recorded
+from asyncrl.learner.batch.taught import Taught, of_groups
 from asyncrl.learner.batch.turn_fields import StateNumbers, turn_fields
 from asyncrl.learner.ragged import row_of_token
+from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
 
 _TRUNCATED = ("max_turns", "max_tokens", "length")
@@ -88,6 +90,8 @@ class Batch:
     """Rows of demonstrations beside the groups, with a loss of their own (step/demonstrations.py)"""
     kept: Kept | None = None
     """Of the T tokens; None: all were drawn from the whole vocabulary"""
+    taught: Taught | None = None
+    """Of the T tokens, what a teacher on a server said; None: there is none"""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -120,13 +124,15 @@ class Batch:
             self,
             reward_components=self.reward_components[:, t],
             kept=None if self.kept is None else self.kept.take(t),
+            taught=None if self.taught is None else self.taught.take(t),
             **{name: getattr(self, name)[t] for name in _PER_TOKEN},
             **{name: getattr(self, name)[row_ids] for name in _PER_ROW},
         )
 
     def packed(self, wants: frozenset[Want] = frozenset(("logprobs", "entropy"))) -> Packed:
         kept = None if self.kept is None else self.kept.padded(self.sampled)
-        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants, kept)
+        recorded = None if self.taught is None or "teacher" not in wants else self.taught.of(self.sampled)
+        return Packed(self.token_ids, self.sampled, tuple(self.lengths.tolist()), wants, kept, recorded)
 
 
 def flatten(
@@ -137,14 +143,16 @@ def flatten(
     *,
     greedy_baseline: bool = False,
     loss_weights: Mapping[int, float] | None = None,
+    scores: Sequence[GroupScores] = (),
+    words: int = 0,
 ) -> Batch:
     """One rank's share of a batch, in an order that depends on nothing but the batch.
 
     `groups`: the ids of the whole batch's groups, in its order. `mask_before`: tokens of an earlier version carry no
     loss. `weights`: of each trajectory, 1 where not given. `greedy_baseline`: the first trajectory of each group is a
     greedy one, and carries none either. `loss_weights`: the factor of the loss of each replayed group, by id; of others
-    it is 1. Raises ValueError for a trajectory of another group, and for a row that begins with a policy token: nothing
-    predicts that one.
+    it is 1. `scores`: of a teacher on servers, with the `words` most likely of each token. Raises ValueError for a
+    trajectory of another group, and for a row that begins with a policy token: nothing predicts that one.
     """
     ordered = _in_order(trajectories, groups, weights or [1.0] * len(trajectories))
     context = _Context(
@@ -171,6 +179,7 @@ def flatten(
         reward_names=context.reward_names,
         env_names=context.env_names,
         kept=of_rows([row for t, _ in ordered for row in t.rows]),
+        taught=of_groups([t for t, _ in ordered], scores, words),
         **fields,
     )
 

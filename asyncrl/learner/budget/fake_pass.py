@@ -83,7 +83,8 @@ def _teacher(
     config: Config, model: PretrainedConfig, part: Packed, present: list[torch.Tensor]
 ) -> tuple[TeacherStates, Comparison] | tuple[()]:
     """A teacher of the policy's shapes, if the update compares with one; its head is not the pass's."""
-    if not config.learner.teacher.path or config.learner.teacher.into != "loss":
+    given = config.learner.teacher
+    if not given.path or given.into != "loss" or given.scored_by == "servers":
         return ()
     head = next(x for x in present if x.shape[-1] == model.hidden_size and x.shape[0] == model.vocab_size)
     return TeacherStates(torch.empty(int(part.mask.sum()), model.hidden_size), head.detach()), Comparison()

@@ -79,7 +79,7 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
         shares["gathered layers"] = float(_gathered(cost, HALF if half else MASTER))
     if learner.kl_coef > 0 and not learner.lora.r:
         shares["reference model"] = weights * MASTER * here
-    if learner.teacher.path:
+    if learner.teacher.path and learner.teacher.scored_by == "learner":
         shares["teacher"] = teacher_parameters(config) * MASTER * here
     if learner.critic == "separate":
         shares["critic"] = weights * (2 * MASTER + ADAMW) * here

@@ -50,7 +50,7 @@ class Done:
     outcome: str
     """applied, guard, or skipped: this learner did not see it"""
     groups: dict[int, str]
-    """Digest of each group: over the digests of its trajectories in order."""
+    """Digest of each group: over the digests of its trajectories, and of its scores (`learner.teacher.scored_by`)."""
     weights: dict[int, list[float]] = field(default_factory=dict)
     """Mean importance weight of each trajectory over tokens that carry loss, by group, then by index in it"""
     teacher: str = ""

@@ -59,10 +59,12 @@ class Saving:
 
     def record(self, b: int, reply: BatchReply, batch: Batch, result: StepResult) -> None:
         """Adds batch `b` to the list that the next checkpoint holds."""
-        groups = group_digests([t.id.group for t in reply.trajectories], reply.digests)
+        members = [*(t.id.group for t in reply.trajectories), *(scores.group for scores in reply.scores)]
+        groups = group_digests(members, (*reply.digests, *(scores.digest() for scores in reply.scores)))
         weights = trajectory_weights(result.record.weights, batch, reply.groups) if groups else {}
+        teacher = reply.scores[0].teacher if reply.scores else self._trainer.teacher
         shown = [each.digest for each in reply.demonstrations]
-        self.done.append(Done(b, result.outcome, groups, weights, self._trainer.teacher, shown))
+        self.done.append(Done(b, result.outcome, groups, weights, teacher, shown))
 
     def save(self, *, wait: bool = False) -> None:
         """Begins a checkpoint, unless the newest is of this batch; `wait`: until it is complete."""

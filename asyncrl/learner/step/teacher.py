@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -73,6 +73,8 @@ def teacher_metrics(record: Record, batch: Batch, over: str) -> dict[str, float]
     if record.teacher is None:
         return {}
     seen = dict(zip(ROWS, record.teacher, strict=True))
+    if batch.taught is not None:
+        return _of_recorded(record, batch, seen)
     values = {f"teacher/{name}": float(masked_mean(seen[row], batch.mask)) for row, name in _SHOWN.items()}
     of_objective = "teacher/lower_bound" if over == "top_k" else "teacher/divergence"
     values |= {of_objective: float(masked_mean(seen["divergence"], batch.mask)), "teacher/loss": record.teacher_loss}
@@ -82,6 +84,16 @@ def teacher_metrics(record: Record, batch: Batch, over: str) -> dict[str, float]
             if (part := inside & batch.mask).any():
                 values[f"teacher/reverse_kl_by_{family}/{name}"] = float(masked_mean(seen["reverse_kl"], part))
     return values
+
+
+def _of_recorded(record: Record, batch: Batch, seen: Mapping[str, Tensor]) -> dict[str, float]:
+    """What can be said of a teacher of which a server gave a few words: bounds, not the whole vocabulary."""
+    apart = record.current - seen["logprobs"]
+    values = {"teacher/loss": record.teacher_loss, "teacher/log_ratio": float(masked_mean(apart, batch.mask))}
+    if batch.taught is None or not batch.taught.ids.shape[1]:
+        return values
+    of_words = {"divergence": "lower_bound", "agrees": "agreement"}
+    return values | {f"teacher/{name}": float(masked_mean(seen[row], batch.mask)) for row, name in of_words.items()}
 
 
 def places(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,10 @@ UPDATE = (
 
 TEACHER = (
     Panel("teacher_kl", "From the teacher", "nats per token",
-          ("teacher/reverse_kl", "teacher/forward_kl", "teacher/divergence", "teacher/lower_bound")),
+          ("teacher/reverse_kl", "teacher/forward_kl", "teacher/divergence", "teacher/lower_bound",
+           "teacher/log_ratio")),
+    Panel("teacher_unscored", "Complete groups that wait for the teacher's scores", "groups", ("buffer/unscored",)),
+    Panel("teacher_score_s", "Seconds from a group's lease to its stored scores", "s", ("teacher/score_s",)),
     Panel("teacher_turns", "KL(policy || teacher) by turn", "nats per token", ("teacher/reverse_kl_by_turn/{turn}",)),
     Panel("teacher_positions", "KL(policy || teacher) by position in the turn", "nats per token",
           ("teacher/reverse_kl_by_position/{position}",)),

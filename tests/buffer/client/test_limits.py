@@ -37,6 +37,16 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "put": {},
     "fail": {"id": LEASE[0], "attempt": 0, "reason": "x", "detail": "x"},
     "release": {"leases": []},
+    "scoring": {
+        "scorer": "scorer-0",
+        "credits": 1,
+        "leased": [[0, 0]],
+        "returned": [[0, 0]],
+        "silent": "",
+        "wait_s": 0.0,
+        "logged": [0, "d"],
+    },
+    "scored": {},
     "start": {"batch": 0, "version": 0},
     "batch": {"incarnation": 1, "b": 0, "dp_rank": 0, "dp_size": 1, "wait_s": 0.0},
     "finished": {"incarnation": 1, "b": 0, "outcome": "applied"},
@@ -157,13 +167,17 @@ def test_a_list_is_taken_up_to_its_limit_and_a_header_up_to_its_size() -> None:
             LIMITS.decode([header(op, **{name: [LEASE] * (LIMITS.leases + 1)})])
         with pytest.raises(WireError, match="bytes, at most"):
             LIMITS.decode([header(op, **{name: [LEASE] * 100_000})])
+    for name in ("leased", "returned"):
+        LIMITS.decode([header("scoring", **{name: [[2**41 - 1, 2**31 - 1]] * LIMITS.scoring})])
+        with pytest.raises(WireError, match=f"{name} has .* at most {LIMITS.scoring}"):
+            LIMITS.decode([header("scoring", **{name: [[0, 0]] * (LIMITS.scoring + 1)})])
     largest = [{"branch": 2**31 - 1, "group": 2**41 - 1, "index": 2**20 - 1}, 2**31 - 1]
     assert len(header("renew", leases=[largest] * LIMITS.leases)) <= LIMITS.header_bytes
 
 
 @pytest.mark.parametrize("op", sorted(REQUIRED))
 def test_frames_that_no_request_has_are_refused(op: str) -> None:
-    most = {"put": messages.MAX_PUTS, "release": 0}.get(op, 0)
+    most = {"put": messages.MAX_PUTS, "release": 0, "scored": 1}.get(op, 0)
     LIMITS.decode([header(op), *[b""] * most])
     with pytest.raises(WireError, match="frames behind its header"):
         LIMITS.decode([header(op), *[b""] * (most + 1)])

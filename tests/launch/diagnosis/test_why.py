@@ -109,3 +109,15 @@ def asked(run: RunFolder) -> list[str]:
     with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
         cli.main(["why", str(run.path)])
     return said.getvalue().splitlines()
+
+
+def test_a_learner_without_scores_waits_for_the_scorer_which_names_the_server() -> None:
+    unscored = "1 of 4 groups are complete; 0 are in flight; 3 are not scored yet (http://gpu-7:8000: refused)"
+    roles = [state("learner", "batch", unscored), state("scorer-0"), state("actor-0", "ticket", ADMISSION)]
+    assert explain(roles, None).blamed == ("scorer-0",)
+    roles[1] = state("scorer-0", "teacher", "http://gpu-7:8000: ConnectError")
+    found = explain(roles, None)
+    assert "scorer-0 waits for teacher (http://gpu-7:8000: ConnectError) since 130 s" in found.lines
+    assert found.blamed == (), "no restart of a role would help"
+    roles[1] = state("scorer-0", "groups", "buffer: every complete group is scored")
+    assert explain([state("learner", "batch"), roles[1], state("actor-0")], None).blamed == ("actor-0",)

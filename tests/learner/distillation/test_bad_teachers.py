@@ -17,9 +17,9 @@ from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.checks.installed import check_teacher
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.build import refuse_without_teacher
-from asyncrl.learner.distillation import same_words
 from asyncrl.learner.distillation.identity import recorded, remember
 from asyncrl.model import QUICKSTART, teacher_folder
+from asyncrl.rendering import same_words
 from tests.learner.distillation.teachers import a_trainer, taught_config, teacher_in
 from tests.learner.fake_buffer import FakeBuffer
 from tests.learner.test_loop import played

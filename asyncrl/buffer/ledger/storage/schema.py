@@ -164,6 +164,41 @@ CREATE TABLE demonstrations (       -- what each batch takes of data.demonstrati
     digest TEXT NOT NULL,           -- of the chat
     PRIMARY KEY (serial, place)
 ) WITHOUT ROWID;
+CREATE TABLE scores (               -- what a teacher's server said of a group (scoring/)
+    grp INTEGER PRIMARY KEY,
+    attempt INTEGER NOT NULL,       -- the lease that brought them
+    scorer TEXT NOT NULL,
+    teacher TEXT NOT NULL,          -- its digest
+    digest TEXT NOT NULL,           -- of the scores, with those of the trajectories that they are of
+    segment INTEGER NOT NULL,       -- as in `trajectories`, beside whose records they are stored
+    start INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    line INTEGER,                   -- its number in the scorer's log
+    head TEXT,
+    received_at REAL NOT NULL
+);
+CREATE TABLE scorings (             -- leases of groups to scorers
+    grp INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,       -- 0, 1, 2 ... of the group
+    scorer TEXT NOT NULL,
+    ended TEXT,                     -- NULL while leased; scored, late, lapsed, returned, revoked; lost: by the disk
+    serial INTEGER NOT NULL,        -- 0, 1, 2 ... in the order of issue
+    issued_at REAL NOT NULL,
+    ended_at REAL,                  -- NULL while leased
+    PRIMARY KEY (grp, attempt)
+) WITHOUT ROWID;
+CREATE TABLE score_uses (           -- the scores with which a batch takes its groups
+    serial INTEGER NOT NULL,        -- of the batch
+    grp INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (serial, grp)
+) WITHOUT ROWID;
+CREATE TABLE score_logs (           -- how far each scorer's log was when it last asked for groups
+    scorer TEXT PRIMARY KEY,
+    line INTEGER NOT NULL,
+    head TEXT NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE incarnations (
     incarnation INTEGER PRIMARY KEY,
     branch INTEGER NOT NULL,        -- it started on

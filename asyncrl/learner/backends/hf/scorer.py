@@ -18,6 +18,7 @@ from asyncrl.learner.backends.hf.row_attention import Kernel, ends_of, layout_of
 from asyncrl.learner.backends.hf.varlen_attention import NAME as PACKED_ATTENTION
 from asyncrl.learner.backends.logprobs import selected_logprobs, sum_of_squared_probabilities
 from asyncrl.learner.backends.protocol import Packed, Scores
+from asyncrl.learner.backends.recorded import compared_with_recorded
 from asyncrl.learner.backends.shared_prefixes import share_prefixes
 from asyncrl.learner.distillation.divergence import Comparison
 from asyncrl.model import load_model
@@ -56,7 +57,8 @@ class Scorer(nn.Module):
     def forward(self, part: Packed, teacher: TeacherStates | None = None, how: Comparison | None = None) -> Scores:
         """Scores on the device of the weights, from which nothing is read here: the host never waits for it.
 
-        `teacher`, `how`: what the policy is compared with, at the same tokens.
+        `teacher`, `how`: what the policy is compared with, at the same tokens. With `how` alone it is what a server
+        said of them (`part.recorded`).
         """
         device = self.model.get_input_embeddings().weight.device
         token_ids, mask = part.token_ids.cpu(), part.mask.cpu()
@@ -94,6 +96,11 @@ class Scorer(nn.Module):
         rows = None
         if teacher is not None and how is not None:
             found = compared(predicting, weight, targets, teacher, how, temperature=self._temperature)
+            rows = torch.stack([on_tokens(x.float()) for x in found])
+        elif part.recorded is not None and how is not None:
+            found = compared_with_recorded(
+                predicting, weight, part.recorded, how.divergence, temperature=self._temperature
+            )
             rows = torch.stack([on_tokens(x.float()) for x in found])
         return Scores(logprobs, entropy, predicting if "hidden" in part.wants else None, squares, rows)
 

@@ -23,8 +23,8 @@ from asyncrl.learner.backends.hf.lora import digest_of
 from asyncrl.learner.backends.hf.scorer import Scorer
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.distillation.divergence import Comparison, Divergence
-from asyncrl.learner.distillation.same_words import refuse_other_words
 from asyncrl.model import load_folder, load_tokenizer, teacher_folder
+from asyncrl.rendering.same_words import refuse_other_words
 
 FIELD = "learner.teacher.path"
 Build = Callable[[Config, PreTrainedModel], Scorer]
@@ -54,22 +54,25 @@ class Teacher:
 class Taught:
     """The policy's scorer, which compares with the teacher where that is wanted."""
 
-    def __init__(self, policy: Scorer, teacher: Teacher, how: Comparison) -> None:
+    def __init__(self, policy: Scorer, teacher: Teacher | None, how: Comparison) -> None:
+        """`teacher` None: it is on servers, and parts bring what these said of their tokens."""
         self._policy, self._teacher, self._how = policy, teacher, how
 
     def __call__(self, part: Packed) -> Scores:
         if "teacher" not in part.wants:
             scores: Scores = self._policy(part)
             return scores
-        taught: Scores = self._policy(part, self._teacher.states(part), self._how)
+        states = None if self._teacher is None else self._teacher.states(part)
+        taught: Scores = self._policy(part, states, self._how)
         return taught
 
 
 def teacher_of(config: Config, build: Build) -> Teacher | None:
-    """The teacher of `learner.teacher`; None without one. Raises ConfigError, naming the field, for a folder that holds
-    no model, for other words or another chat template than the policy's, and for a context shorter than the rows."""
+    """The teacher of `learner.teacher`; None without one, and for one on servers. Raises ConfigError, naming the field,
+    for a folder that holds no model, for other words or another chat template than the policy's, and for a context
+    shorter than the rows."""
     given = config.learner.teacher
-    if not given.path:
+    if not given.path or given.scored_by == "servers":
         return None
     folder = teacher_folder(given.path)
     model = ModelConfig(path=str(folder), dtype=config.model.dtype)

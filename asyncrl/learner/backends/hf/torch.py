@@ -52,7 +52,7 @@ class TorchBackend:
         self.teacher_digest = self._teacher.digest if self._teacher else ""
         self._policy = (
             Taught(self._scorer, self._teacher, comparison_of(config.learner.teacher))
-            if self._teacher
+            if config.learner.teacher.path
             else self._scorer
         )
         self._optimizer = adamw(self._scorer, config)

@@ -1,0 +1,1 @@
+"""Scores complete groups with a teacher on servers (`learner.teacher.scored_by: servers`)."""

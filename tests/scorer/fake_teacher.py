@@ -1,0 +1,136 @@
+"""A fake teacher server: it speaks vLLM's and SGLang's requests for prompt logprobs, of a made-up bigram model.
+
+In this process (`serving`), or in one of its own that a test may kill:
+`python -m tests.scorer.fake_teacher PORT WORDS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Fake:
+    """What the server serves, and how it misbehaves; a test may change it while it serves."""
+
+    words: int = 50
+    seed: int = 1
+    context: int = 4096
+    most_words: int = 1000
+    fault: str = ""
+    """truncate, renormalise, infinite, nameless, form, delay, 500, 400."""
+    asked: list[int] = field(default_factory=list)
+    """Tokens of each row, the probe's too."""
+
+    def table(self) -> Any:
+        """[words, words] logprobs of the next word behind each."""
+        logits = np.random.default_rng(self.seed).normal(size=(self.words, self.words)) * 2
+        return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+    def said(self, tokens: list[int], k: int) -> list[tuple[float, list[tuple[float, int]]]]:
+        """(logprob of the token, the most likely words) of each token but the first."""
+        table, found = self.table(), []
+        for before, token in itertools.pairwise(tokens):
+            row = table[before]
+            best = [(float(row[w]), int(w)) for w in np.argsort(-row, kind="stable")[:k]]
+            if self.fault == "truncate":
+                best = best[: max(0, k - 1)]
+            if self.fault == "renormalise" and best:
+                total = math.log(sum(math.exp(lp) for lp, _ in best))
+                best = [(lp - total, w) for lp, w in best]
+            own = float(row[token])
+            if self.fault == "infinite":
+                own = -9999.0
+            found.append((own, best))
+        return found
+
+
+def _reply(fake: Fake, path: str, body: dict[str, Any]) -> Any:
+    if path == "/v1/completions":
+        tokens, k = body["prompt"], body["prompt_logprobs"]
+        fake.asked.append(len(tokens))
+        entries: list[Any] = [None]
+        for token, (own, best) in zip(tokens[1:], fake.said(tokens, k), strict=True):
+            words = {str(w): {"logprob": lp, "rank": rank} for rank, (lp, w) in enumerate(best, 1)}
+            if fake.fault != "nameless":
+                words.setdefault(str(token), {"logprob": own, "rank": 99})
+            if fake.fault == "infinite":
+                words[str(token)] = {"logprob": own, "rank": 99}
+            entries.append(words)
+        return {"choices": [{"text": "", "prompt_logprobs": entries}]}
+    tokens, k = body["input_ids"], body["top_logprobs_num"]
+    fake.asked.append(len(tokens))
+    said = fake.said(tokens, k)
+    behind = zip(tokens[1:], said, strict=True)
+    of_tokens: list[Any] = [[None, tokens[0], None], *([lp, token, None] for token, (lp, _) in behind)]
+    top = [None, *([[lp, w, None] for lp, w in best] for _, best in said)]
+    return {"output_ids": [0], "meta_info": {"input_token_logprobs": of_tokens, "input_top_logprobs": top}}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    fake: Fake
+
+    def do_GET(self) -> None:
+        self._send(200, {"data": [{"id": f"fake-{self.fake.seed}", "max_model_len": self.fake.context}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fake = self.fake
+        if fake.fault == "delay":
+            time.sleep(1.0)
+        if fake.fault in ("500", "400"):
+            self._send(int(fake.fault), {"error": "as the test wants it"})
+        elif max(body.get("prompt_logprobs", 0), body.get("top_logprobs_num", 0)) > fake.most_words:
+            self._send(400, {"error": {"message": f"Requested prompt logprobs, max allowed: {fake.most_words}"}})
+        elif fake.fault == "form":
+            self._send(200, {"choices": []})
+        else:
+            self._send(200, _reply(fake, self.path, body))
+
+    def _send(self, code: int, reply: Any) -> None:
+        content = json.dumps(reply).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        return None
+
+
+def server_of(fake: Fake, port: int = 0) -> ThreadingHTTPServer:
+    handler = type("Handler", (_Handler,), {"fake": fake})
+    ThreadingHTTPServer.daemon_threads = True
+    return ThreadingHTTPServer(("127.0.0.1", port), handler)
+
+
+@contextlib.contextmanager
+def serving(fake: Fake, port: int = 0) -> Iterator[str]:
+    """Its URL."""
+    server = server_of(fake, port)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5.0)
+
+
+if __name__ == "__main__":
+    server_of(Fake(words=int(sys.argv[2])), int(sys.argv[1])).serve_forever()

@@ -1,0 +1,143 @@
+"""The teacher's servers, asked over HTTP: a fake one that speaks both dialects, and everything that it may do wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl.errors import AsyncRLError, ConfigError, RunError
+from asyncrl.scorer.dialects import DIALECTS, TeacherUnusable
+from asyncrl.scorer.identity import Probe, of_run
+from asyncrl.scorer.servers import TeacherServers, TeacherSilent, remembered
+from asyncrl.teacher_scores import unlikely
+from asyncrl.trajectory import TicketId
+from tests.buffer.fakes import trajectory
+from tests.scorer.fake_teacher import Fake, serving
+
+PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
+
+
+@contextlib.contextmanager
+def asked(urls: list[str], file: Path, dialect: str = "vllm", k: int = 3, **given: Any) -> Iterator[TeacherServers]:
+    options: dict[str, Any] = {"server_s": 60.0, "longest": 100} | given
+    servers = TeacherServers(
+        urls, DIALECTS[dialect](), k=k, probe=PROBE, remember=remembered(file, "teacher"), **options
+    )
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_the_scores_are_those_of_the_model(tmp_path: Path, dialect: str, k: int) -> None:
+    fake, t = Fake(), trajectory(TicketId(0, 0, 0), (0, 0, 0, 0))
+    with serving(fake) as url, asked([url], tmp_path / "teacher.json", dialect, k) as servers:
+        servers.look(0.0)
+        assert servers.silence == ""
+        scores = servers.score(t)
+        servers.verify()
+    tokens = t.rows[0].token_ids.tolist()
+    table = fake.table()
+    assert np.allclose(scores.sampled, [table[tokens[i - 1], tokens[i]] for i in (2, 3, 4, 5)], atol=1e-6)
+    assert scores.ids.shape == scores.logprobs.shape == (4, k)
+    for row, place in enumerate((2, 3, 4, 5)):
+        expected = np.sort(table[tokens[place - 1]])[::-1][:k]
+        assert np.allclose(scores.logprobs[row], expected, atol=1e-6)
+        assert np.allclose(table[tokens[place - 1]][scores.ids[row]], expected, atol=1e-6)
+    assert unlikely([scores]) == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("truncate", r"gave 2 words for token 1 of a row, learner\.teacher\.k asks for 3.*lower learner\.teacher\.k"),
+        ("renormalise", r"another logprob when it is asked for 1 word than for 3.*renormalises"),
+        ("infinite", r"gave the logprob -9999\.0 at token 1 of a row.*weights are damaged"),
+        ("form", r"answered in another form than expected .*learner\.teacher\.dialect"),
+        ("400", r"refused a request: 400 .*--max-logprobs 3, or lower learner\.teacher\.k"),
+    ],
+)
+def test_a_server_that_cannot_be_learned_from_is_refused_with_the_remedy(tmp_path: Path, fault: str, why: str) -> None:
+    with serving(Fake(fault=fault)) as url, asked([url], tmp_path / "teacher.json") as servers:
+        with pytest.raises(TeacherUnusable, match=f"(?s){url}.*{why}"):
+            servers.look(0.0)
+        with pytest.raises(TeacherSilent):
+            servers.score(trajectory(TicketId(0, 0, 0)))
+
+
+def test_a_token_that_the_server_does_not_name_is_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(TeacherUnusable, match=r"gave no logprob of token \d of a row itself")
+    with serving(Fake(fault="nameless")) as url, asked([url], tmp_path / "teacher.json", k=1) as servers, refused:
+        servers.look(0.0)
+
+
+def test_rows_beyond_the_context(tmp_path: Path) -> None:
+    too_long = pytest.raises(ConfigError, match=r"env\.max_tokens is 100, and the teacher .* at most 99 tokens")
+    with serving(Fake(context=100)) as url, asked([url], tmp_path / "teacher.json") as servers, too_long:
+        servers.look(0.0)
+    with serving(Fake(context=8)) as url, asked([url], tmp_path / "teacher.json", longest=7) as servers:
+        servers.look(0.0)
+        with pytest.raises(TeacherUnusable, match=r"a row has 10 tokens, and the teacher at .* reads at most 7: lower"):
+            servers.score(trajectory(TicketId(0, 0, 0), (0,) * 8))
+
+
+def test_another_teacher_is_noticed_at_the_start_and_after_a_group(tmp_path: Path) -> None:
+    fake, file = Fake(), tmp_path / "teacher.json"
+    with serving(fake) as url:
+        with asked([url], file) as servers:
+            servers.look(0.0)
+            identity = servers.identity
+            fake.seed = 2
+            with pytest.raises(TeacherUnusable, match="serves another teacher than the one that this run learns from"):
+                servers.verify()
+        with asked([url], file) as servers, pytest.raises(TeacherUnusable, match="Serve the first one again"):
+            servers.look(0.0)
+        fake.seed = 1
+        with asked([url], file) as servers:
+            servers.look(0.0)
+            assert servers.identity == identity, "the first start of the run decides"
+
+
+def test_a_silent_server_is_asked_again_and_the_others_meanwhile(tmp_path: Path) -> None:
+    fake, other, t = Fake(), Fake(), trajectory(TicketId(0, 0, 0))
+    with serving(fake) as one, serving(other) as two, asked([one, two], tmp_path / "t.json") as servers:
+        servers.look(0.0)
+        fake.fault = "500"
+        assert len(servers.score(t)) == 3
+        assert servers.silence == ""
+        assert servers.failures == 1
+        fake.fault = other.fault = "500"
+        with pytest.raises(TeacherSilent, match="answered 500"):
+            servers.score(t)
+        assert "answered 500" in servers.silence
+        fake.fault = other.fault = ""
+        servers.look(time.monotonic() + 5.0)
+        assert len(servers.score(t)) == 3
+
+
+def test_a_server_that_is_not_there_is_silent(tmp_path: Path) -> None:
+    with asked(["http://127.0.0.1:1"], tmp_path / "teacher.json") as servers:
+        servers.look(0.0)
+        assert "Connect" in servers.silence
+        assert servers.identity is None
+
+
+def test_the_first_of_two_scorers_names_the_teacher(tmp_path: Path) -> None:
+    file = tmp_path / "teacher.json"
+    first, second = Probe((1, 2), (-1.0,)), Probe((1, 2), (-1.01,))
+    assert of_run(file, "t", first) == of_run(file, "t", second)
+    with pytest.raises(RunError, match="of another tokenizer than model"):
+        of_run(file, "t", replace(second, tokens=(1, 3)))
+    file.write_text("{")
+    with pytest.raises(AsyncRLError, match="is damaged"):
+        of_run(file, "t", first)
+    assert list(tmp_path.iterdir()) == [file]
