@@ -16,11 +16,22 @@ import zmq
 
 from asyncrl.buffer.client import codec, messages, retry
 from asyncrl.buffer.client.errors import TOO_LARGE, BufferRefused, BufferTimeout
-from asyncrl.buffer.client.messages import BatchReply, EvalReply, Head, PutOutcome, Request, Start, TicketReply
+from asyncrl.buffer.client.messages import (
+    BatchReply,
+    EvalReply,
+    Head,
+    PutOutcome,
+    Request,
+    Start,
+    TicketReply,
+    TurnOutcome,
+)
 from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
+from asyncrl.turn_codec import encode_turn
+from asyncrl.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -68,6 +79,14 @@ class BlockingBuffer(ABC):
         (outcome,) = self.ask(messages.PutRequest(), [record])
         if isinstance(outcome, messages.Refusal):
             raise BufferRefused("put", outcome.code, outcome.message)
+        return outcome
+
+    def turn(self, id: TicketId, attempt: int, record: Recorded) -> TurnOutcome:
+        """Returns when the recorded turn is durable, or revoked: another attempt may have the ticket by now, so that
+        the environment must not be stepped. Raises Unrecordable."""
+        (outcome,) = self.ask(messages.TurnRequest(self.identity), [encode_turn(id, attempt, record)])
+        if isinstance(outcome, messages.Refusal):
+            raise BufferRefused("turn", outcome.code, outcome.message)
         return outcome
 
     def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:

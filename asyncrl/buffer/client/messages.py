@@ -2,7 +2,7 @@
 
 A request is [header, *frames]; its header is one of the structures below, with its `op` and its number `n`. The reply
 is [header, *frames]; its header is a ReplyHeader. Arrays travel as frames: a put and a batch carry one record per
-trajectory, tickets and leases six frames per prefix. client/codec.py encodes and decodes them.
+trajectory, tickets and leases six frames per prefix, recorded turns one each. client/codec.py encodes and decodes them.
 
 Every request may be sent again: the buffer answers a repeat as it answered the first.
 """
@@ -37,6 +37,8 @@ MAX_PUTS = 64
 """Trajectories in one put."""
 
 PutOutcome = Literal["stored", "duplicate", "late"]
+TurnOutcome = Literal["stored", "revoked"]
+"""revoked: the attempt is not the one that holds the ticket: nothing is stored, and its episode ends before it steps."""
 Outcome = Literal["applied", "guard", "poison"]
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
 
@@ -100,6 +102,8 @@ class TicketReply:
     else to do. None: the newest."""
     prefixes: Sequence[Count] = ()
     """Indices into `tickets`: these tickets have a prefix. The frames come in the same order."""
+    turns: Sequence[tuple[Count, Count]] = ()
+    """Indices into `tickets`, each with the number of its recorded turns, whose frames come behind the prefixes'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +247,13 @@ class RenewRequest(Request[list[Lease]], frozen=True):
 
 class PutRequest(Request[list[PutOutcome | Refusal]], frozen=True):
     """Several records in one request cost the buffer less than one by one; each has its own outcome."""
+
+
+class TurnRequest(Request[list[TurnOutcome | Refusal]], frozen=True):
+    """Recorded turns, one per frame, of any of the actor's attempts; each has its own outcome. Those of one attempt come
+    in their order, and one behind a refused one of its attempt is refused too. At most MAX_PUTS."""
+
+    actor: _Name
 
 
 class FailRequest(Request[None], frozen=True):
