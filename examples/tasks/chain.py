@@ -55,6 +55,8 @@ class Tasks(DrawnTasks):
 class Game(asyncrl.Environment):
     """Reward 1 for the number at the end of the right way, else 0; a word that was not shown ends the episode."""
 
+    replayable = True
+
     async def reset(self, task: Any) -> list[dict[str, Any]]:
         self._task, self._at, self._right = task, 0, True
         return [{"role": "user", "content": task["prompt"]}]

@@ -30,6 +30,6 @@ def keeping(ticket: Ticket, buffer: Buffer, calls: Calls) -> Keep | None:
             # An invalid turn counts as a failure of its environment: retried, but not for ever.
             raise EpisodeFailed("" if refused.code in OVER else "env_error", str(refused)) from refused
         if outcome == "revoked":
-            raise Revoked(f"{record.kind} {record.number} of {ticket.id}, attempt {ticket.attempt},")
+            raise Revoked(f"{record.named} of {ticket.id}, attempt {ticket.attempt},")
 
     return keep

@@ -50,17 +50,17 @@ class Samples:
         if recorded is not None and not recorded.partial:
             return self._given(recorded)
         progress, request = self._progress, f"{self._ticket.id}-{self._ticket.attempt}/{number}"
-        if number == 0 or self._recording.durable and self._recording.goes_on:
-            progress.interruptible = request
+        continued = number == 0 or self._recording.goes_on
+        progress.interruptible = request if continued else ""
         try:
             turn = await self._sampled(request, row, number, recorded)
-            if self._is_kept(number, turn.generation):
+            if self._is_kept(turn.generation, continued=continued):
                 await self._recording.add(_record_of(turn, number, digest, summary=summary))
                 progress.prefix_tokens = progress.tokens + len(turn.generation.token_ids)
         finally:
             progress.interruptible = ""
         if turn.generation.stop_reason == "abort":
-            if not progress.interrupted:
+            if not (progress.interrupted and continued):
                 raise EpisodeFailed("aborted", f"{self._ticket.id} in turn {number}")
             if not self._recording.durable:
                 progress.prefix = row_of(row.ids, turn.generation)
@@ -68,12 +68,10 @@ class Samples:
             raise Interrupted
         return turn
 
-    def _is_kept(self, number: int, generation: Generation) -> bool:
-        """Whether a sample is recorded: of an environment that cannot go on behind it, only the first tokens of the
-        first turn."""
+    def _is_kept(self, generation: Generation, *, continued: bool) -> bool:
+        """Whether a sample is recorded. `continued`: whether another actor could continue a part of it."""
         if generation.stop_reason == "abort":
-            usable = self._recording.goes_on or number == 0
-            return self._progress.interrupted and usable and bool(len(generation.token_ids))
+            return self._progress.interrupted and continued and bool(len(generation.token_ids))
         return self._recording.recorded
 
     def _given(self, recorded: RecordedSample) -> SampledTurn:
@@ -82,6 +80,7 @@ class Samples:
         if tokens and (recorded.kept is None) != (sampling.max_kept == 0):
             raise PlaysOtherwise(f"turn {recorded.number} was sampled under other actors.top_p, top_k or min_p")
         self._progress.prefix_tokens += tokens
+        self._progress.enter("environment")
         prefilled = recorded.prefilled or 0
         cost = TurnRecord(recorded.queue_s, recorded.generate_s, None, prefilled, tokens)
         return SampledTurn(_generation(recorded), cost)
