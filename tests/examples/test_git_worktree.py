@@ -53,10 +53,6 @@ def test_a_worktree_goes_on_from_its_commit(repository):
         assert (turn.reward, turn.metrics["turns"]) == (1.0, 4.0), "one turn came with the snapshot"
         await second.close()
         assert kept == await third(kept)
-        worktrees = subprocess.run(
-            ["git", "-C", str(repository), "worktree", "list"], capture_output=True, text=True, check=True, timeout=20
-        )
-        assert len(worktrees.stdout.splitlines()) == 1, "every worktree is removed"
 
     async def third(kept):
         """The reference names the same state for good, whatever was done since."""
@@ -68,6 +64,9 @@ def test_a_worktree_goes_on_from_its_commit(repository):
         return kept
 
     asyncio.run(scenario())
+    listing = ["git", "-C", str(repository), "worktree", "list"]
+    worktrees = subprocess.run(listing, capture_output=True, text=True, check=True, timeout=20)
+    assert len(worktrees.stdout.splitlines()) == 1, "every worktree is removed"
 
 
 @pytest.mark.parametrize("path", ["../a.txt", "/etc/passwd", ".git", "b/../../a"])

@@ -1,9 +1,9 @@
 """How an environment goes on with an episode that another process began (docs/how-to/long-episodes.md).
 
-    snapshot   it has `snapshot` and `restore`: the state behind an answer is stored with it, and restored
-    replay     `replayable = True`: the recorded actions are stepped again, and the answers compared
-    told       `reset` takes `interrupted`: the episode begins again, and reset is told the action that was interrupted
-    none       the episode begins again
+snapshot   it has `snapshot` and `restore`: the state behind an answer is stored with it, and restored
+replay     `replayable = True`: the recorded actions are stepped again, and the answers compared
+told       `reset` takes `interrupted`: the episode begins again, and reset is told the action that was interrupted
+none       the episode begins again
 """
 
 from __future__ import annotations

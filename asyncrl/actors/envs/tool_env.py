@@ -33,8 +33,9 @@ class ToolEnvironment(Environment):
     """
 
     state_fields: ClassVar[tuple[str, ...] | None] = None
-    """Attributes of a subclass that hold what it keeps between turns, as plain data; `()`: it keeps nothing. An episode
-    that was interrupted then goes on with them (`buffer.turns`). None: it is not known, and the episode begins again."""
+    """Attributes of a subclass that hold what it keeps between turns, as plain data; `()`: it keeps nothing. An
+    interrupted episode then goes on with them (`buffer.turns`). None, or not set by the class itself: it is not known,
+    and the episode begins again."""
 
     def __init__(
         self,
@@ -89,7 +90,11 @@ class ToolEnvironment(Environment):
     def resumed_by(self) -> Way:
         """Functions that are tools keep nothing for an episode, so that this class itself has a snapshot."""
         cls = type(self)
-        if cls is ToolEnvironment or vars(cls).get("state_fields") is not None or cls.snapshot is not ToolEnvironment.snapshot:
+        if (
+            cls is ToolEnvironment
+            or vars(cls).get("state_fields") is not None
+            or cls.snapshot is not ToolEnvironment.snapshot
+        ):
             return "snapshot"
         return "replay" if self.replayable else "told" if takes_interrupted(self) else "none"
 

@@ -30,7 +30,7 @@ from asyncrl.actors.episodes.conversation import Conversation
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.recorded.environment import RecordedEnv
-from asyncrl.actors.episodes.recorded.recording import PlaysOtherwise, Recording
+from asyncrl.actors.episodes.recorded.recording import Recording
 from asyncrl.actors.episodes.recorded.samples import Samples
 from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
@@ -54,14 +54,7 @@ async def play(
     every trajectory.
     """
     recording = Recording(ticket.turns, progress)
-    try:
-        while True:
-            try:
-                return await _played(ticket, make_env, engine, renderer, limits, recording)
-            except PlaysOtherwise as why:
-                recording.begin_again(f"{ticket.id}: {why}")
-    finally:
-        await recording.close()
+    return await recording.played(lambda: _played(ticket, make_env, engine, renderer, limits, recording))
 
 
 async def _played(

@@ -44,9 +44,7 @@ def of_prefix(prefix: Row | None, prompt: Sequence[int], sampling: Sampling) -> 
     at = int(prefix.mask.argmax())
     if prefix.token_ids[:at].tolist() != list(prompt):
         return None
-    begun = Generation(
-        prefix.token_ids[at:], prefix.logprobs[at:], prefix.versions[at:], "abort", kept=prefix.kept
-    )
+    begun = Generation(prefix.token_ids[at:], prefix.logprobs[at:], prefix.versions[at:], "abort", kept=prefix.kept)
     return begun if continues(begun, sampling) else None
 
 

@@ -42,7 +42,7 @@ class McpToolEnv(ToolEnvironment):
     connects again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a configuration
         self,
         servers: list[dict[str, Any]],
         score: ScoreSpec,

@@ -27,7 +27,7 @@ _numbers = itertools.count()
 class TextGymEnv(Environment):
     """A game of gem, textarena or skyrl-gym (pip install gem-llm, textarena or skyrl-gym, in any Python)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a configuration
         self,
         gym: str,
         game: str = "",

@@ -47,7 +47,8 @@ class RecordedEnv:
         if not recording.durable:
             return await self.env.reset(task)
         intent = recording.interrupted
-        messages = await self.env.reset(task, intent and self._parse(intent.token_ids.tolist()))
+        interrupted = None if intent is None else self._parse(intent.token_ids.tolist())
+        messages = await self.env.reset(task, interrupted)
         way = self.env.way
         recording.goes_on, recording.recorded = way in ("snapshot", "replay"), way != "none"
         if way == "told" or (way == "none" and (recording.answers or recording.reset)):

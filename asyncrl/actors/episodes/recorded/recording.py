@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Keep, Progress
 from asyncrl.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
 
-
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Revoked(EpisodeFailed):
-    """Another attempt may have the ticket by now: the episode ends before it steps, and the buffer expects no answer."""
+    """Another attempt may have the ticket by now: the episode ends before it steps, and no failure is reported."""
 
     def __init__(self, where: str) -> None:
         super().__init__("", f"{where} is of an attempt that has ended")
@@ -46,7 +48,7 @@ class Recording:
                 self.reset = record
             elif isinstance(record, RecordedSample):
                 self.samples[record.number] = record  # the whole one comes behind an interrupted one
-            else:
+            elif isinstance(record, RecordedAnswer):
                 self.answers[record.number] = record
 
     @property
@@ -97,8 +99,19 @@ class Recording:
         if self._keep is not None:
             self._sending = asyncio.ensure_future(self._after(self._sending, self._keep, record))
 
-    async def close(self) -> None:
-        """End what is being sent. Raises nothing."""
+    async def played(self, episode: Callable[[], Awaitable[T]]) -> T:
+        """What `episode` gives, from what is carried or, where that does not fit, from its beginning."""
+        try:
+            while True:
+                try:
+                    return await episode()
+                except PlaysOtherwise as why:
+                    self.begin_again(str(why))
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        """End what is being sent."""
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)

@@ -85,9 +85,7 @@ class Samples:
         cost = TurnRecord(recorded.queue_s, recorded.generate_s, None, prefilled, tokens)
         return SampledTurn(_generation(recorded), cost)
 
-    async def _sampled(
-        self, request: str, row: OpenRow, number: int, recorded: RecordedSample | None
-    ) -> SampledTurn:
+    async def _sampled(self, request: str, row: OpenRow, number: int, recorded: RecordedSample | None) -> SampledTurn:
         """A turn of the engine, behind what `recorded` holds of it."""
         ticket, progress = self._ticket, self._progress
         sampling = self._limits.sampling(ticket, number, self._stop_token_ids)

@@ -128,7 +128,7 @@ async def playing(
     return result.trajectory(begun, progress, actor="actor-0", env_name="fake"), engine, progress
 
 
-def played(make_env: Callable[[], Any], recorder: Recorder | None, carried: Sequence[Recorded] = (), **options: Any) -> (
-    tuple[Trajectory, PureEngine, Progress]
-):  # fmt: skip
+def played(
+    make_env: Callable[[], Any], recorder: Recorder | None, carried: Sequence[Recorded] = (), **options: Any
+) -> tuple[Trajectory, PureEngine, Progress]:
     return asyncio.run(asyncio.wait_for(playing(make_env, recorder, carried, **options), 20))

@@ -35,7 +35,12 @@ COMPACTING = replace(LIMITS, compact=0.15, compact_request="sum up")
 
 def same(a: Trajectory, b: Trajectory) -> None:
     assert a.digest() == b.digest()
-    assert (a.turn_records, a.turn_rewards, a.rewards, a.metrics) == (b.turn_records, b.turn_rewards, b.rewards, b.metrics)
+    assert (a.turn_records, a.turn_rewards, a.rewards, a.metrics) == (
+        b.turn_records,
+        b.turn_rewards,
+        b.rewards,
+        b.metrics,
+    )
     assert (a.turns, a.stop_reason, len(a.rows)) == (b.turns, b.stop_reason, len(b.rows))
 
 
@@ -83,9 +88,8 @@ def test_records_follow_one_another_and_the_last_answer_is_the_trajectory_s() ->
     for record in recorder.records:
         assert follows(record, last) == ""
         last = record
-    assert [r.place for r in recorder.records] == [(-1, True)] + [
-        place for turn in range(6) for place in [(turn, False), (turn, True)]
-    ][:-1]
+    asked_and_answered = [place for turn in range(6) for place in [(turn, False), (turn, True)]]
+    assert [r.place for r in recorder.records] == [(-1, True), *asked_and_answered[:-1]]
 
 
 @pytest.mark.parametrize(("env", "again"), [(Snapshots, 0), (Sparse, 1), (Replayable, 4)])
@@ -253,7 +257,7 @@ async def cut(env: type[Counter], turn: int, recorder: Recorder) -> tuple[Progre
     """An actor leaves during turn `turn`; the tokens that it has sampled."""
     progress, engine = Progress(0.0), Cutting(turn)
     task = asyncio.ensure_future(playing(env, recorder, engine=engine, progress=progress))
-    while len(engine.calls) <= turn:
+    while len(engine.calls) <= turn:  # noqa: ASYNC110
         await asyncio.sleep(0)
     if progress.interruptible:
         progress.interrupted = True
