@@ -115,21 +115,12 @@ class StoredTurn:
     snapshot: Snapshot | None
 
     @property
-    def digest(self) -> str:
-        return body_digest(self.body)
-
-    @property
     def size(self) -> int:
         return len(self.body) + snapshot_bytes(self.snapshot)
 
 
 def snapshot_bytes(snapshot: Snapshot | None) -> int:
     return len(snapshot.encode() if isinstance(snapshot, str) else snapshot or b"")
-
-
-def body_digest(body: bytes) -> str:
-    """32 hex digits over the body of a record, without its snapshot."""
-    return xxhash.xxh3_128(body).hexdigest()
 
 
 def encode_turn(id: TicketId, attempt: int, record: Recorded, most: int = MAX_TURN_BYTES) -> bytes:
@@ -155,8 +146,13 @@ def stored_turn(body: bytes, snapshot: Snapshot | None) -> StoredTurn:
 
 
 def encode_carried(record: Recorded) -> bytes:
-    """The frame of a record that travels with its ticket. Raises Unrecordable."""
+    """The frame of a record that travels with its ticket, as it is stored. Raises Unrecordable."""
     return _encode(_Carried(encode_body(record), _snapshot_of(record)))
+
+
+def kept_bytes(turn: StoredTurn) -> bytes:
+    """`encode_carried` of a record as it came."""
+    return _encode(_Carried(turn.body, turn.snapshot))
 
 
 def decode_carried(frame: Frame) -> Recorded:

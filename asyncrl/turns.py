@@ -26,6 +26,8 @@ Snapshot = bytes | str
 """The state of an environment, or a reference to it; immutable."""
 RecordKind = Literal["intent", "answer"]
 Place = tuple[int, bool]
+Form = Literal["reset", "partial", "sample", "summary", "answer"]
+"""What decides which record can come next."""
 RESET = -1
 """Number of the record of a reset."""
 MAX_RECORDS = 1 << 17
@@ -41,6 +43,10 @@ class Recorded(ABC):
     @abstractmethod
     def place(self) -> Place:
         """Its order among the records of a ticket: number of the turn, whether it is an answer."""
+
+    @property
+    @abstractmethod
+    def form(self) -> Form: ...
 
     @property
     def kind(self) -> RecordKind:
@@ -66,6 +72,10 @@ class RecordedReset(Recorded):
     @property
     def place(self) -> Place:
         return RESET, True
+
+    @property
+    def form(self) -> Form:
+        return "reset"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +108,12 @@ class RecordedSample(Recorded):
         return self.number, False
 
     @property
+    def form(self) -> Form:
+        if self.partial:
+            return "partial"
+        return "summary" if self.summary else "sample"
+
+    @property
     def partial(self) -> bool:
         return self.stop_reason == "abort"
 
@@ -128,28 +144,31 @@ class RecordedAnswer(Recorded):
     def place(self) -> Place:
         return self.number, True
 
+    @property
+    def form(self) -> Form:
+        return "answer"
+
 
 def follows(record: Recorded, last: Recorded | None) -> str:
     """Why `record` cannot come behind `last`, the latest record of its ticket (None: it has none); empty: it can.
 
     An interrupted sample is followed by the whole one, under the same number.
     """
-    expected = successors(last)
+    expected = successors(None if last is None else (last.place[0], last.form))
     if record.place in expected:
         return ""
     wanted = " or ".join(f"{'answer' if answer else 'intent'} {number}" for number, answer in sorted(expected))
     return f"{record.named} came, expected {wanted}"
 
 
-def successors(last: Recorded | None) -> set[Place]:
-    """Places of the records that can come behind `last`."""
+def successors(last: tuple[int, Form] | None) -> set[Place]:
+    """Places of the records that can come behind one of this number and form."""
     if last is None:
         return {(RESET, True), (0, False)}
-    if not isinstance(last, RecordedSample):
-        return {(last.place[0] + 1, False)}
-    if last.partial:
-        return {(last.number, False)}
-    return {(last.number + 1, False)} if last.summary else {(last.number, True)}
+    number, form = last
+    if form in ("partial", "sample"):
+        return {(number, form == "sample")}
+    return {(number + 1, False)}
 
 
 Tokens = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int32], KeptIds | None]

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
-from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
+from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, ReadPayload, decoded
 from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config, resuming
 from asyncrl.data.demonstrations import Demonstrations, open_demonstrations
@@ -125,7 +125,7 @@ def replayed(
     config: Config,
     ledger: LedgerRows,
     batches: list[BatchRow],
-    read_payload: Callable[[TrajectoryRow], bytes],
+    read_payload: ReadPayload,
     checkpoints: Mapping[int, Path],
     from_step: int,
     trainer_of: Callable[[Config], Trainer],
@@ -206,9 +206,7 @@ def shown(ledger: LedgerRows, batch: BatchRow, data: Demonstrations | None) -> l
     return [Demonstration(r.draw, data.chats.where(r.row), r.digest, data.chats.chat(r.row)) for r in rows]
 
 
-def rebuilt(
-    config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: Callable[[TrajectoryRow], bytes]
-) -> Batch:
+def rebuilt(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: ReadPayload) -> Batch:
     """The batch as the learner received it, from the payloads. Raises PayloadDiffers."""
     groups = [ledger.groups[number] for number in batch.groups]
     members = [(group, row) for group in groups for row in ledger.members[group.number]]
@@ -239,9 +237,7 @@ def _check_step(checkpoints: Mapping[int, Path], from_step: int) -> None:
         raise ConfigError(f"--from-step is {from_step}, and there is no such checkpoint: expected one of {steps}.")
 
 
-def _available(
-    ledger: LedgerRows, batches: list[BatchRow], read_payload: Callable[[TrajectoryRow], bytes]
-) -> Available:
+def _available(ledger: LedgerRows, batches: list[BatchRow], read_payload: ReadPayload) -> Available:
     for i, batch in enumerate(batches):
         for group in (ledger.groups[number] for number in batch.groups):
             if not group.payload:

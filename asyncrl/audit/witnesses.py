@@ -20,8 +20,8 @@ from typing import Any
 
 from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import LedgerRows, TrajectoryRow, read_ledger
-from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.payloads import PayloadFiles, ReadPayload
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, Filter
@@ -138,7 +138,7 @@ class Evidence:
     task_of: Callable[[int], tuple[str, int]]
     """Id of the task at an index, and the size of its group, recomputed from the data seed."""
     curriculum: Curriculum
-    payload: Callable[[TrajectoryRow], bytes]
+    payload: ReadPayload
     bounds: Bounds
     rules: tuple[Bounds, ...]
     """Those of every configuration that the run had, the latest last."""

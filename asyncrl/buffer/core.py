@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches
-from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start
+from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start, TurnOutcome
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
@@ -39,6 +39,7 @@ from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
+from asyncrl.buffer.tickets.recording import Recording
 from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
@@ -46,6 +47,7 @@ from asyncrl.data.curricula import InOrder
 from asyncrl.data.demonstrations import Demonstrations
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
+from asyncrl.turn_codec import StoredTurn
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -76,6 +78,8 @@ class Buffer:
         self.leases = Leases(rules.lease_s)
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
+        kept = self.tickets.validity, self.tickets.carried.turns
+        self._recording = Recording(self.ledger, self.leases, *kept)
         stops = Stops(database, rules)
         self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
         parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations)
@@ -183,6 +187,10 @@ class Buffer:
             outcome = self.tickets.receive(trajectory, digest, record)
         self.tickets.failures.all_fail.succeeded()
         return outcome
+
+    def record_turn(self, actor: str, id: TicketId, attempt: int, turn: StoredTurn) -> TurnOutcome:
+        """Keeps a recorded turn with its ticket. Raises Refused."""
+        return "revoked" if self.batches.not_begun else self._recording.record(actor, id, attempt, turn)
 
     def fail(
         self, actor: str, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None
@@ -369,7 +377,8 @@ class Buffer:
                 for branch in branches
             },
             "refused": dict(self.tickets.validity.refused),
-            "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
+            "prefixes": _counted(self.tickets.carried.prefixes.counts),
+            "turns": _counted(self.tickets.carried.turns.counts),
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),
             "leases": dict(actors),
@@ -383,6 +392,10 @@ class Buffer:
             "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }
+
+
+def _counted(counts: Counter[str]) -> dict[str, int]:
+    return {name: n for name, n in sorted(counts.items()) if n}
 
 
 def _sorted(histogram: Counter[int]) -> dict[str, int]:

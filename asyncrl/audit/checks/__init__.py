@@ -20,6 +20,7 @@ from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.checks.replays import REPLAYS, replays
 from asyncrl.audit.checks.settings import SETTINGS, settings
 from asyncrl.audit.checks.stops import STOPS, stops
+from asyncrl.audit.checks.turns import TURNS, turns
 from asyncrl.audit.payloads import PAYLOADS, payloads
 from asyncrl.audit.table import Check, described
 from asyncrl.audit.witnesses import Evidence
@@ -56,6 +57,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),
     "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
+    "turns": (TURNS, lambda e: turns(e.ledger, e.payload)),
     "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),
     "evaluations": (EVALUATIONS, lambda e: evaluations(e.ledger, e.rules, e.held_out)),
     "stops": (STOPS, lambda e: stops(e.ledger, e.rules)),

@@ -38,7 +38,7 @@ MAX_PUTS = 64
 
 PutOutcome = Literal["stored", "duplicate", "late"]
 TurnOutcome = Literal["stored", "revoked"]
-"""revoked: the attempt is not the one that holds the ticket: nothing is stored, and its episode ends before it steps."""
+"""revoked: the attempt does not hold the ticket: nothing is stored, and its episode ends before it steps."""
 Outcome = Literal["applied", "guard", "poison"]
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
 
@@ -250,8 +250,8 @@ class PutRequest(Request[list[PutOutcome | Refusal]], frozen=True):
 
 
 class TurnRequest(Request[list[TurnOutcome | Refusal]], frozen=True):
-    """Recorded turns, one per frame, of any of the actor's attempts; each has its own outcome. Those of one attempt come
-    in their order, and one behind a refused one of its attempt is refused too. At most MAX_PUTS."""
+    """At most MAX_PUTS recorded turns of the actor's attempts, one per frame; each has its own outcome. Those of one
+    attempt come in their order: what is behind a refused one is refused too."""
 
     actor: _Name
 
