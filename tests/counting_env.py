@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import asyncrl
@@ -46,3 +50,29 @@ class WithSnapshots(Counting):
 
 class Again(Counting):
     replayable = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of the log: an action that was carried out."""
+
+    key: str
+    """Of the episode."""
+    count: int
+    tokens: int
+    said: str
+
+
+def carried_out(log: Path) -> list[Step]:
+    if not log.exists():
+        return []
+    lines = log.read_text().splitlines()
+    return [Step(key, int(n), int(tokens), said) for key, n, tokens, said, _ in (line.split() for line in lines)]
+
+
+def sampled_again(steps: Sequence[Step]) -> int:
+    """Tokens of turns that were sampled more than once: another text at the same place of the same episode."""
+    said: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+    for step in steps:
+        said[step.key, step.count][step.said] = step.tokens
+    return sum(sum(texts.values()) - max(texts.values()) for texts in said.values())

@@ -9,10 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +20,17 @@ from asyncrl.audit.checks import violations
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded
 from asyncrl.audit.witnesses import gather
-from asyncrl.errors import RunError
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.quickstart.build import build_model
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Trajectory
-from tests.counting_env import TURNS
+from tests.counting_env import TURNS, Step, carried_out, sampled_again
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 START_S = 240.0
 """On a machine that is busy with other things, starting torch takes a minute."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A line of an environment's log."""
-
-    key: str
-    count: int
-    tokens: int
-    said: str
 
 
 class LongRun:
@@ -103,10 +90,7 @@ class LongRun:
         assert until(lambda: self.pid(role) not in (0, before), START_S), self.out
 
     def steps(self) -> list[Step]:
-        if not self.log.exists():
-            return []
-        lines = self.log.read_text().splitlines()
-        return [Step(key, int(n), int(tokens), said) for key, n, tokens, said, _ in (line.split() for line in lines)]
+        return carried_out(self.log)
 
     def end(self) -> None:
         self.launcher.send_signal(signal.SIGINT)
@@ -128,13 +112,6 @@ class LongRun:
         with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
             return list(violations(gather(self.run, self.run.load_config(), files)))
 
-    def count(self, table: str) -> int:
-        """Rows of a table of the ledger."""
-        try:
-            return len(read_ledger(self.run.buffer).tables[table])
-        except (RunError, KeyError):
-            return 0
-
 
 @pytest.fixture
 def long_run(tmp_path: Path) -> Iterator[Any]:
@@ -147,14 +124,6 @@ def long_run(tmp_path: Path) -> Iterator[Any]:
     yield begin
     for each in begun:
         each.close()
-
-
-def sampled_again(steps: list[Step]) -> int:
-    """Tokens of turns that were sampled more than once: another text at the same place of the same episode."""
-    said: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
-    for step in steps:
-        said[step.key, step.count][step.said] = step.tokens
-    return sum(sum(texts.values()) - max(texts.values()) for texts in said.values())
 
 
 def exact(run: LongRun) -> list[Trajectory]:

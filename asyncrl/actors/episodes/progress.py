@@ -18,6 +18,10 @@ Keep = Callable[[Recorded], Awaitable[None]]
 """Returns when the buffer has stored the record. Raises EpisodeFailed: it is revoked, or refused."""
 
 
+_BESIDE_A_SNAPSHOT = 1024
+"""Bytes of `buffer.turn_max_kb` that are left to a turn's messages, at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
     """The limits of every episode, from the config."""
@@ -48,7 +52,8 @@ class EpisodeLimits:
         episode = (env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, env.max_reward)
         most = actors.max_kept if actors.truncated else 0
         sampling = (actors.top_p, actors.top_k, actors.min_p, most)
-        return cls(*episode, *sampling, env.compact, env.compact_request or REQUEST)
+        snapshot = config.buffer.turn_max_kb * 1024 - _BESIDE_A_SNAPSHOT
+        return cls(*episode, *sampling, env.compact, env.compact_request or REQUEST, snapshot)
 
     @property
     def compaction(self) -> Compaction:
