@@ -261,14 +261,17 @@ class Trajectory:
         return max(int(row.versions[row.mask].max()) for row in self.rows if row.mask.any())
 
     def digest(self) -> str:
-        """32 hex digits over what is trained on: identity, arrays, reward, the turns' rewards where they are kept;
-        not timings, turn records, metrics, the log or the attempt.
+        """32 hex digits over what is trained on, and what decides how: identity, environment, arrays, reward and its
+        named parts, the turns' rewards where they are kept, number of turns, stop reason; not timings, turn records,
+        metrics, the log or the attempt.
 
         XXH3, 128 bits: witnesses of one run compare it, so it must tell apart what differs by accident (among four
         billion trajectories: one chance in 2**64), not what somebody forged. A cryptographic one takes 50 to 100 times
         as long.
         """
         h = xxhash.xxh3_128(f"{self.id} {self.kind} {self.task_id} {float(self.reward).hex()}".encode())
+        parts = sorted((name, float(value)) for name, value in self.rewards.items())
+        h.update(_packed((self.env, self.turns, self.stop_reason, parts)))
         for row in self.rows:
             row.hash_into(h)
         if 0 < len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,27 @@ def test_the_digest_is_of_what_each_turn_has_earned(other: TurnReward) -> None:
     others = (T.digest(), dataclasses.replace(T, turn_rewards=(other, second)).digest())
     assert earned.digest() not in others
     assert dataclasses.replace(T, turn_rewards=(second, first)).digest() != earned.digest()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rewards": {"success": 0.25}},  # gdpo has an advantage for each
+        {"rewards": {"format": 0.5}},
+        {"rewards": {}},
+        {"env": "another"},  # learner.advantage_by_env
+        {"stop_reason": "length"},  # what was cut off may carry no loss
+        {"turns": 9},
+    ],
+)
+def test_the_digest_sees_what_estimators_and_filters_read(changed: dict[str, Any]) -> None:
+    named = dataclasses.replace(T, rewards={"success": 0.5})
+    assert dataclasses.replace(named, **changed).digest() != named.digest()
+
+
+def test_the_order_of_named_rewards_changes_no_digest() -> None:
+    one, other = ({"a": 0.5, "b": 1.0}, {"b": 1.0, "a": 0.5})
+    assert dataclasses.replace(T, rewards=one).digest() == dataclasses.replace(T, rewards=other).digest()
 
 
 def test_a_turn_record_is_frozen() -> None:

@@ -149,6 +149,30 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
     assert [loss(read_ledger(tmp_path), ack) for ack in acks] == [None, "disk"]
 
 
+def test_what_continued_a_prefix_may_be_lost_to_the_disk_also_where_its_own_attempt_did(tmp_path: Path) -> None:
+    """An actor that does not stop puts the attempt whose prefix it has handed back."""
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
+    learner(buffer)
+    (ticket,) = issue(buffer)
+    hand_back(buffer, ticket, prefix())
+    t = trajectory(ticket, (0, 0, 0))
+    put(buffer, t)
+    buffer.commit(0)
+    buffer.database.close()
+    (segment,) = (tmp_path / "payloads").glob("*.segment")
+    segment.write_bytes(b"")
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
+    assert buffer.lost_to_disk == 1
+    learner(buffer)
+    buffer.commit(0)
+    buffer.database.close()
+    account = read_ledger(tmp_path)
+    assert [(p.attempt, p.ended) for p in account.prefixes] == [(0, "continued")]
+    ack = Ack(0, t.id.group, t.id.index, 0, t.digest())
+    assert list(found(tmp_path, FakeSource(), [ack], BOUNDS)) == []
+    assert loss(account, ack) == "disk"
+
+
 @pytest.mark.parametrize(("digest", "said"), [(None, []), ("another", ["does not begin with it"])])
 def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | None, said: list[str]) -> None:
     buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())

@@ -83,8 +83,8 @@ def _ended(ledger: LedgerRows) -> dict[tuple[int, int, int], str | None]:
 def _continued(ledger: LedgerRows) -> Iterator[PrefixRow]:
     """The prefixes that were continued, except those whose continuation the disk lost."""
     for p in ledger.prefixes:
-        later = (a for a in ledger.attempts.get((p.group, p.index), ()) if a.attempt > p.attempt)
-        if p.ended == "continued" and not any(a.ended == "lost" for a in later):
+        own = (a for a in ledger.attempts.get((p.group, p.index), ()) if a.attempt >= p.attempt)
+        if p.ended == "continued" and not any(a.ended == "lost" for a in own):
             yield p
 
 

@@ -96,6 +96,10 @@ def turns_come_in_their_order(ledger: LedgerRows, _: ReadPayload) -> Iterator[st
     for key, rows in _by_ticket(ledger).items():
         again = any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
         chain: list[TurnRow] = []
+        if [row.attempt for row in rows] != sorted(row.attempt for row in rows):
+            yield f"turns of attempts at trajectory {ledger.name(*key)} are recorded behind those of later attempts"
+        if len({(row.attempt, row.place, row.form) for row in rows}) < len(rows):
+            yield f"an attempt at trajectory {ledger.name(*key)} recorded one turn twice"
         for row in rows:
             while chain and row.place not in _next(chain[-1]) and (again or chain[-1].ended not in (None, "continued")):
                 chain.pop()

@@ -24,6 +24,8 @@ class DemonstrationDraws:
     def __init__(self, database: Database, data: Demonstrations | None, per_step: int) -> None:
         """Raises RunError if the run began with other demonstrations than `data`."""
         self._db, self._data, self._per_step = database, data, per_step
+        self._read: tuple[int, list[Demonstration]] = (-1, [])
+        """Serial and demonstrations of the batch that was read last: every rank of the learner asks for it."""
         if data is None:
             return
         began = database.get(BEGUN_WITH)
@@ -54,15 +56,19 @@ class DemonstrationDraws:
         """Those of a fixed batch, in training order. Raises Refused if a file has changed."""
         if self._data is None or batch is None:
             return []
+        if self._read[0] == batch.serial:
+            return self._read[1]
         chosen = "SELECT draw, line, digest FROM demonstrations WHERE serial = ? ORDER BY place"
         chats = self._data.chats
         try:
-            return [
+            found = [
                 Demonstration(draw, chats.where(row), digest, chats.chat(row))
                 for draw, row, digest in self._db.read(chosen, (batch.serial,))
             ]
         except RunError as error:
             raise Refused("demonstrations_changed", str(error)) from error
+        self._read = batch.serial, found
+        return found
 
     def _cursor(self, b: int) -> int:
         """The draw behind those of the batch before b."""

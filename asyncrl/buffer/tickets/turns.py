@@ -40,6 +40,7 @@ from asyncrl.turns import (
     successors,
     tokens_digest,
 )
+from asyncrl.wire import WireError
 
 End = Literal["continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped"]
 USED = ("continued", "longer")
@@ -148,7 +149,7 @@ class Turns:
         for place, kept in enumerate(chain):
             try:
                 records.append(decode_carried(self._db.payloads.read(kept.at)))
-            except PayloadLost:
+            except (PayloadLost, WireError):
                 self._end_from(key, place, "lost")
                 break
         if records:

@@ -57,6 +57,19 @@ def test_batches_take_the_next_and_the_same_again_after_a_restart(tmp_path: Path
     assert play(buffer) == []  # no ticket is ever issued
 
 
+def test_the_ranks_of_a_learner_have_a_batch_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = demonstrations(7)
+    buffer = opened(tmp_path, data)
+    batch = buffer.batch(0.0, learner(buffer), 0).batch
+    reads: list[int] = []
+    chat = data.chats.chat
+    monkeypatch.setattr(type(data.chats), "chat", lambda _, row: (reads.append(row), chat(row))[1])
+    first = buffer.demonstrations.of(batch)
+    assert len(reads) == 3
+    assert buffer.demonstrations.of(batch) == first
+    assert len(reads) == 3
+
+
 def test_a_skipped_batch_uses_its_up_and_a_branch_begins_at_its_cursor(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     incarnation = learner(buffer)

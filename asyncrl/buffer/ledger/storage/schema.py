@@ -11,7 +11,7 @@ is decided by them, and where the host's clock was set they may go backwards.
 from __future__ import annotations
 
 VERSION = 9
-"""Raised with every change of the tables; a ledger of another version is refused."""
+"""Raised with every change of the tables, and of what a digest covers; a ledger of another version is refused."""
 
 READERS = {
     4: "0.1.0 at commit e37eb93",
