@@ -162,7 +162,8 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     per request (hf, vllm); otherwise the tokens of the prompt that the row did not hold yet."""
     sampled: Count
     """Tokens that the engine sampled in this attempt: without a prefix that came with the ticket, and with what was cut
-    off behind an agent's stop string."""
+    off behind an agent's stop string. Where turns are recorded (`buffer.turns`), those of the whole turn, in whichever
+    attempt, as are the seconds."""
 
 
 MAX_STATE_BYTES = 64

@@ -136,6 +136,7 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
     *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
+    *_total("throughput/begun_again", "episodes", "episodes that began again: what was recorded of them did not fit"),
     *_total("throughput/compactions", "rows", "rows that ended with a summary of the conversation (env.compact)"),
     *_total("throughput/compacted_from", "tokens", "length of the rows that ended with a summary"),
     *_total("throughput/compacted_to", "tokens", "length of the prompts that began from a summary"),

@@ -89,7 +89,7 @@ class Recording:
             return
         self.progress.enter("record")
         try:
-            await self._sent()
+            await self.sent()
             await self._keep(record)
         finally:
             self.progress.enter("environment")
@@ -116,7 +116,8 @@ class Recording:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    async def _sent(self) -> None:
+    async def sent(self) -> None:
+        """Returns when everything added so far is stored. Raises EpisodeFailed."""
         sending, self._sending = self._sending, None
         if sending is not None:
             await sending

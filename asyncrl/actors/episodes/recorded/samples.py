@@ -50,6 +50,10 @@ class Samples:
         if recorded is not None and not recorded.partial:
             return self._given(recorded)
         progress, request = self._progress, f"{self._ticket.id}-{self._ticket.attempt}/{number}"
+        if progress.interrupted and self._recording.goes_on:
+            progress.handed_over = True  # the turn before this one ended while the actor was leaving
+            await self._recording.sent()
+            raise Interrupted
         continued = number == 0 or self._recording.goes_on
         progress.interruptible = request if continued else ""
         try:

@@ -288,3 +288,38 @@ def test_a_turn_that_nobody_could_continue_is_not_interrupted() -> None:
     progress, _ = asyncio.run(cut(Counter, 3, recorder))
     assert not progress.interrupted
     assert recorder.records == []
+
+
+def test_an_actor_that_leaves_begins_no_further_turn() -> None:
+    class Leaving(Snapshots):
+        async def step(self, message: Any) -> Any:
+            progress.interrupted = len(self.heard) == 2
+            return await super().step(message)
+
+    class Slow(Recorder):
+        async def keep(self, record: Recorded) -> None:
+            await asyncio.sleep(0.05)
+            await super().keep(record)
+
+    progress, recorder = Progress(0.0), Slow()
+    with pytest.raises(Interrupted):
+        played(Leaving, recorder, progress=progress)
+    assert recorder.records[-1].place == (2, True), "its last answer is recorded"
+    assert progress.tokens == progress.prefix_tokens == 12
+
+
+def test_a_state_without_a_snapshot_is_stepped_again_only_from_the_same_reset() -> None:
+    class Changing(Sparse):
+        words = "count"
+
+        async def snapshot(self) -> Any:
+            return None
+
+        async def reset(self, task: Any) -> Any:
+            return [{"role": "system", "content": self.words}]
+
+    recorder = Recorder()
+    played(Changing, recorder)
+    Changing.words = "add up"
+    with pytest.raises(EpisodeFailed, match=r"environment\.reset gave"):
+        played(Changing, Recorder(), recorder.carried(3))
