@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
@@ -13,6 +14,9 @@ from asyncrl.run_folder import RunFolder
 def pytest_configure() -> None:
     """A script's job in the background ignores SIGINT, and so would every process that a test starts and interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long one example takes says how busy the machine is: pytest's own timeout is the bound.
+    settings.register_profile("asyncrl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("asyncrl")
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ def test_what_is_installed_is_what_runs(installed: Path, tmp_path: Path) -> None
     assert Path(where.strip()) == installed / "asyncrl" / "__init__.py"
 
 
+@pytest.mark.system
 def test_the_quickstart_is_known_by_its_name_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     done = asyncrl(installed, tmp_path, ["launch", "--config", "quickstart", "--dry-run"])
     assert done.returncode == 0, done.stderr

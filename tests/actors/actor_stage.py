@@ -25,7 +25,7 @@ from asyncrl.user_errors import Cause
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class FakeBuffer:

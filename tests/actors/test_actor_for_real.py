@@ -94,14 +94,14 @@ def test_what_arrives_is_what_the_published_weights_sampled(stage: Stage) -> Non
     assert learner.evaluation().done
 
     stage.actor.send_signal(signal.SIGTERM)
-    assert stage.actor.wait(20) == 0, stage.roles.log(stage.actor)
+    assert stage.actor.wait(60) == 0, stage.roles.log(stage.actor)
     lines = [json.loads(line) for line in (run.acks / "actor-0.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "group" in line]
     acknowledged = {(line["group"], line["index"]): line["digest"] for line in lines}
     assert len(acknowledged) == len(lines)
     assert stored.items() <= acknowledged.items()
     learner.stop()
-    assert stage.buffer.wait(20) == 0
+    assert stage.buffer.wait(60) == 0
     learner.close()
 
 
@@ -118,7 +118,7 @@ def test_a_tool_that_never_returns_does_not_hold_up_the_end(stage: Stage) -> Non
         time.sleep(0.1)
     time.sleep(1.0)
     stage.actor.send_signal(signal.SIGTERM)
-    assert stage.actor.wait(20) == 0
+    assert stage.actor.wait(60) == 0
     assert "did not return: left behind" in stage.roles.log(stage.actor)
     assert not learner.status()["leases"], "its tickets were not given back"
     learner.close()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
-from tests.actors.actor_stage import Stage, act, until
+from tests.actors.actor_stage import DEADLINE_S, Stage, act, until
 from tests.actors.fakes import ticket
 
 
@@ -16,9 +16,9 @@ def test_nothing_is_asked_before_weights_are_held(tmp_path: Path) -> None:
         s = Stage(tmp_path, [ticket()])
         s.subscriber.version = None
         running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: s.reporter.causes[-1:] == [("weights", "learner")])
         await asyncio.sleep(0.1)
         assert s.buffer.credits == []
-        assert s.reporter.causes[-1] == ("weights", "learner")
         s.subscriber.version = (1, 5)
         await until(lambda: s.actor.tickets.counts.episodes == 1)
         s.stop.set()
@@ -118,20 +118,23 @@ def test_an_evaluation_keeps_its_version_also_where_nothing_of_it_is_played(tmp_
 def test_an_evaluation_that_begins_while_weights_are_read_keeps_its_version(tmp_path: Path) -> None:
     async def scenario() -> None:
         s = Stage(tmp_path, [])
-        read = s.subscriber.open
+        read, reads, may_end = s.subscriber.open, threading.Event(), threading.Event()
 
         def slowly(verify: bool = True, version: Any = None) -> Any:
-            time.sleep(0.3)
+            reads.set()
+            assert may_end.wait(DEADLINE_S)
             return read(verify, version)
 
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: s.engine.held_version == (0, 0) and bool(s.buffer.credits))
         s.subscriber.open = slowly  # type: ignore[method-assign]
-        s.subscriber.version = (0, 1)
-        await asyncio.sleep(0.1)
         s.engine.gate = asyncio.Event()
+        s.subscriber.version = (0, 1)
+        await until(reads.is_set)
         s.buffer.free.append(ticket(kind="eval"))
-        await asyncio.sleep(0.4)
+        await until(lambda: bool(s.engine.calls))
+        may_end.set()
+        await asyncio.sleep(0.1)
         s.engine.gate.set()
         await until(lambda: len(s.buffer.stored) == 1 and s.engine.held_version == (0, 1))
         s.stop.set()

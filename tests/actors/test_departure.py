@@ -17,10 +17,10 @@ def test_told_to_stop_it_drains_then_gives_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         class Slow(FakeEnv):
             async def step(self, message: Any) -> Turn:
-                await asyncio.sleep(0.15 if self.task["episode"] == 0 else 60)
+                await (s.stop.wait() if self.task["episode"] == 0 else asyncio.sleep(60))
                 return Turn(done=True)
 
-        s = Stage(tmp_path, [ticket(0), ticket(1)], env=lambda: Slow([]), drain_s=0.5)
+        s = Stage(tmp_path, [ticket(0), ticket(1)], env=lambda: Slow([]), drain_s=1.5)
         running = asyncio.create_task(s.actor.run(s.stop))
         await until(lambda: len(s.engine.said) == 4)
         s.buffer.free.append(ticket(2))

@@ -84,7 +84,7 @@ def test_a_run_from_the_first_ticket_to_the_end(start: Start, tmp_path: Path) ->
     assert status["version"] == 3
     learner.stop()
     assert buffer.process is not None
-    assert buffer.process.wait(10) == 0
+    assert buffer.process.wait(60) == 0
 
 
 def test_a_start_sent_again_while_the_buffer_comes_up_is_one_incarnation(
@@ -108,7 +108,7 @@ def test_a_start_sent_again_while_the_buffer_comes_up_is_one_incarnation(
         assert learner.start(0, 0, None).incarnation == 2
     finally:
         buffer.close()
-        asking.join(10)
+        asking.join(60)
 
 
 def test_requests_are_held_until_there_is_an_answer(start: Start) -> None:
@@ -117,7 +117,7 @@ def test_requests_are_held_until_there_is_an_answer(start: Start) -> None:
     actor, other = buffer.client("actor-0"), buffer.client("actor-1")
     begun = time.monotonic()
     reply = learner.batch(incarnation, 0, 0, 1, 0.3)
-    assert 0.3 <= time.monotonic() - begun < 5
+    assert 0.3 <= time.monotonic() - begun < 20
     assert reply.state == "waiting"
     assert reply.why.startswith("0 of 2 groups are complete")
     tickets = actor.tickets("actor-0", (0, 0), 8, [], 1.0).tickets
@@ -129,7 +129,7 @@ def test_requests_are_held_until_there_is_an_answer(start: Start) -> None:
     time.sleep(0.3)
     for ticket in tickets[:4]:
         actor.put(trajectory(ticket))
-    asking.join(10)
+    asking.join(60)
     assert found[0].state == "ready"
     # Finishing the batch admits new groups: the waiting actor is answered without asking again.
     waiting: list[Any] = []
@@ -138,7 +138,7 @@ def test_requests_are_held_until_there_is_an_answer(start: Start) -> None:
     time.sleep(0.2)
     learner.finished(incarnation, 0, "applied")
     learner.published(incarnation, 0, 1, "digest-1")
-    asking.join(10)
+    asking.join(60)
     assert len(waiting[0].tickets) == 2
     assert actor.renew("actor-0", [(t.id, t.attempt) for t in tickets]) == [(t.id, 0) for t in tickets[:4]]
 
@@ -185,7 +185,7 @@ def test_malformed_messages_are_refused_and_counted(start: Start) -> None:
     ]
     for frames in messages:
         raw.send_multipart(frames)
-        assert raw.poll(5000), frames
+        assert raw.poll(20_000), frames
         reply = unpack(raw.recv_multipart()[0])
         assert malformed(reply) == max(1, len(frames) - 1), (frames, reply)
     rng = random.Random(0)
@@ -226,7 +226,7 @@ def test_no_answer_is_a_timeout_that_says_who_and_how_long(tmp_path: Path) -> No
     begun = time.monotonic()
     with pytest.raises(BufferTimeout, match=r"nobody\.sock did not answer status within 0\.3"):
         client.status()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 30
     client.close()
 
 
@@ -269,7 +269,7 @@ def test_a_full_disk_ends_the_run_and_nothing_acknowledged_is_lost(start: Start)
     assert full
     assert len(acknowledged) > 2
     assert buffer.process is not None
-    assert buffer.process.wait(10) == 3
+    assert buffer.process.wait(60) == 3
     assert "the ledger" in buffer.log.read_text()
     assert "--resume" in buffer.log.read_text()
     buffer.start()
@@ -284,7 +284,7 @@ def test_a_second_buffer_on_the_same_run_ends_with_one_sentence(start: Start, tm
     second.run, second.address, second.log, second.clients = buffer.run, buffer.address, tmp_path / "second.log", []
     second.start()
     assert second.process is not None
-    assert second.process.wait(20) == 3
+    assert second.process.wait(60) == 3
     assert "in use by another buffer process" in second.log.read_text()
     assert buffer.client().status()["version"] == 0
 
@@ -308,7 +308,7 @@ def test_sigterm_ends_it_in_order_and_the_learner_was_stopped_on_purpose(start: 
     assert learner.batch(incarnation, 0, 0, 1, 5.0).state == "ready"
     assert buffer.process is not None
     buffer.process.send_signal(signal.SIGTERM)
-    assert buffer.process.wait(10) == 0
+    assert buffer.process.wait(60) == 0
     with sqlite3.connect(buffer.run.buffer / "ledger.sqlite") as db:
         assert db.execute("SELECT holds, caused FROM incarnations").fetchall() == [(0, 1)]
     db.close()

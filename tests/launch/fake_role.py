@@ -2,7 +2,8 @@
 
     python fake_role.py RUN NAME BEHAVIOUR
 
-stay: until SIGTERM, then exit 0.   deaf: ignores SIGTERM.   done: exit 0 when the file RUN/done is there.
+stay: until SIGTERM, then exit 0.   deaf: notes SIGTERM in RUN/asked, and stays.
+done: exit 0 when the file RUN/done is there.
 die: exit 1 after a logged error.   config: exit 2.   fatal: exit 3.   mute: never ready.
 once: die at the first start, then as `done`.   daemon: as `stay`, and leaves a daemon with an empty environment.
 """
@@ -37,7 +38,11 @@ def main() -> None:
     pids = [os.getpid(), grandchild.pid]
     if behaviour == "daemon":
         pids.append(int(subprocess.check_output([sys.executable, "-c", DAEMON])))
-    with note.open("a") as file:
+    if behaviour == "deaf":
+        signal.signal(signal.SIGTERM, lambda *_: (run.path / "asked").touch())
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    with note.open("a") as file:  # once it is noted, it takes signals
         file.write("".join(f"{pid}\n" for pid in pids))
     if behaviour == "config":
         raise ConfigError("learner.loss is 'x': expected y.")
@@ -45,13 +50,9 @@ def main() -> None:
         raise RunError("the disk is full.")
     if behaviour == "die" or (behaviour == "once" and first):
         raise ValueError("no such weather")
-    if behaviour == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     if behaviour != "mute":
         Reporter(run.address("launcher"), name).ready()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 110
     while time.monotonic() < deadline:
         if behaviour in ("done", "once") and (run.path / "done").exists():
             return

@@ -56,10 +56,10 @@ def launch(run: RunFolder) -> Iterator[Launch]:
 
 
 def all_started(run: RunFolder, *names: str) -> bool:
-    return until(lambda: all(pids_of(run, name) for name in names))
+    return until(lambda: all(pids_of(run, name) for name in names), 60.0)
 
 
-def gone(run: RunFolder, seconds: float = 5.0) -> list[str]:
+def gone(run: RunFolder, seconds: float = 60.0) -> list[str]:
     """The test's claim: no process of the run is left, by pid or by mark; returns those that are."""
     pids = [pid for note in run.path.glob("*.pids") for pid in map(int, note.read_text().split())]
     assert pids, "no role ever started"
@@ -72,7 +72,7 @@ def test_the_run_ends_when_the_learner_is_done(run: RunFolder, launch: Launch) -
     assert all_started(run, "buffer", "learner", "actor-0", "actor-1")
     sockets, shm = run.sockets, run.shm
     (run.path / "done").touch()
-    out, err = launcher.communicate(timeout=30)
+    out, err = launcher.communicate(timeout=100)
     assert out.strip() == "finished 0", err
     assert gone(run) == []
     assert (run.path / "stopped").read_text().split()[-1] == "buffer"
@@ -84,24 +84,29 @@ def test_ctrl_c_stops_in_order(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", actor_0="stay")
     assert all_started(run, "buffer", "learner", "actor-0")
     launcher.send_signal(signal.SIGINT)
-    out, _ = launcher.communicate(timeout=30)
+    out, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 130
     assert out.startswith("interrupted")
     assert (run.path / "stopped").read_text().split() == ["actor-0", "learner", "buffer"]
     assert gone(run) == []
 
 
-def test_a_second_ctrl_c_kills(run: RunFolder, launch: Launch) -> None:
+def patient(run: RunFolder, config: Config) -> None:
+    """Lets the launcher wait much longer for a role that is asked to end than a busy machine takes to end one."""
+    run.save_config(config.model_copy(update={"launch": config.launch.model_copy(update={"stop_s": 60.0})}))
+
+
+def test_a_second_ctrl_c_kills(run: RunFolder, launch: Launch, config: Config) -> None:
+    patient(run, config)
     launcher = launch(buffer="deaf", learner="deaf", actor_0="deaf")
     assert all_started(run, "buffer", "learner", "actor-0")
-    until(lambda: False, 0.3)
     launcher.send_signal(signal.SIGINT)
-    until(lambda: False, 0.5)
+    assert until((run.path / "asked").is_file, 60.0), "two signals that come together are one"
     assert launcher.poll() is None
     began = time.monotonic()
     launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=30)
-    assert time.monotonic() - began < 4.0, "launch.stop_s is 5 s for each kind of role: it was waited for"
+    launcher.communicate(timeout=100)
+    assert time.monotonic() - began < 50.0, "launch.stop_s is 60 s for each kind of role: it was waited for"
     assert gone(run) == []
 
 
@@ -137,7 +142,7 @@ def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monke
     launcher = loop.Launcher(run, config, stuck, collector, interrupts, FakeBackend(run, config))
     ended = threading.Thread(target=launcher.supervise, daemon=True)
     ended.start()
-    ended.join(15.0)
+    ended.join(60.0)
     assert not ended.is_alive()
     collector.close()
     events = (run.path / "events.jsonl").read_text()
@@ -149,18 +154,18 @@ def test_a_process_that_no_kill_ends_is_left_to_the_kernel(run: RunFolder, monke
 def test_nothing_outlives_a_launcher_killed_dead(run: RunFolder, launch: Launch, guardian_too: bool) -> None:
     launcher = launch(buffer="deaf", learner="stay", actor_0="stay" if guardian_too else "daemon")
     assert all_started(run, "buffer", "learner", "actor-0")
-    until(lambda: False, 1.0)  # the guardian notes the daemon within half a second
+    guardian = guardian_of(launcher.pid)
+    assert guardian
+    assert until(lambda: looked_again(guardian), 60.0), "the guardian notes the daemon"
     sockets, shm = run.sockets, run.shm
     if guardian_too:
-        guardian = guardian_of(launcher.pid)
-        assert guardian
         os.kill(launcher.pid, signal.SIGSTOP)  # so that it does not start another one
         os.kill(guardian, signal.SIGKILL)
     launcher.kill()
     launcher.wait()
     assert gone(run) == []
     if not guardian_too:
-        assert until(lambda: not sockets.exists() and not shm.exists(), 5.0)
+        assert until(lambda: not sockets.exists() and not shm.exists(), 60.0)
 
 
 def test_a_killed_guardian_is_replaced(run: RunFolder, launch: Launch) -> None:
@@ -169,11 +174,16 @@ def test_a_killed_guardian_is_replaced(run: RunFolder, launch: Launch) -> None:
     first = guardian_of(launcher.pid)
     assert first
     os.kill(first, signal.SIGKILL)
-    assert until(lambda: guardian_of(launcher.pid) not in (0, first), 10.0)
+    assert until(lambda: guardian_of(launcher.pid) not in (0, first), 60.0)
     assert launcher.poll() is None
 
 
-@pytest.mark.parametrize("role", ["buffer", "learner", "actor-0"])
+SYSTEM = pytest.mark.system
+
+
+@pytest.mark.parametrize(
+    "role", [pytest.param("buffer", marks=SYSTEM), "learner", pytest.param("actor-0", marks=SYSTEM)]
+)
 def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, role: str) -> None:
     launcher = launch(buffer="stay", learner="done", actor_0="stay")
     assert all_started(run, "buffer", "learner", "actor-0")
@@ -182,28 +192,29 @@ def test_a_role_killed_dead_is_started_again(run: RunFolder, launch: Launch, rol
     assert until(lambda: len(pids_of(run, role)) == 4), "not started again"
     assert not running(grandchild), "what it had started lives on"
     (run.path / "done").touch()
-    out, err = launcher.communicate(timeout=30)
+    out, err = launcher.communicate(timeout=100)
     assert out.strip() == "finished 0", err
     assert gone(run) == []
 
 
 @pytest.mark.system
-def test_ranks_live_and_die_together(run: RunFolder, launch: Launch) -> None:
+def test_ranks_live_and_die_together(run: RunFolder, launch: Launch, config: Config) -> None:
+    patient(run, config)
     launcher = launch(buffer="stay", learner="done", learner_1="deaf", learner_2="deaf", actor_0="stay")
     ranks = ("learner", "learner-1", "learner-2")
     assert all_started(run, *ranks, "buffer", "actor-0")
     before = {name: pids_of(run, name) for name in ranks}
     run.rendezvous.touch()
     os.kill(before["learner-1"][0], signal.SIGKILL)
-    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks)), "not all were started again"
+    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks), 60.0), "not all were started again"
     assert not run.rendezvous.exists(), "the new ones would meet the old ones there"
     assert not [pid for pids in before.values() for pid in pids if running(pid)]
     assert len(pids_of(run, "actor-0")) == 2, "nobody else was touched"
     (run.path / "done").touch()
     began = time.monotonic()
-    out, err = launcher.communicate(timeout=30)
+    out, err = launcher.communicate(timeout=100)
     assert out.strip() == "finished 0", err
-    assert time.monotonic() - began < 4.0, "those that follow rank 0 were waited for"
+    assert time.monotonic() - began < 50.0, "those that follow rank 0 were waited for"
     assert gone(run) == []
 
 
@@ -214,17 +225,17 @@ def test_ranks_that_die_at_once_start_anew_once(run: RunFolder, launch: Launch) 
     assert all_started(run, *ranks)
     for name in ranks:
         os.kill(pids_of(run, name)[0], signal.SIGKILL)
-    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks))
+    assert until(lambda: all(len(pids_of(run, name)) == 4 for name in ranks), 60.0)
     until(lambda: False, 1.0)
     (run.path / "done").touch()
-    assert launcher.communicate(timeout=30)[0].strip() == "finished 0"
+    assert launcher.communicate(timeout=100)[0].strip() == "finished 0"
     assert [len(pids_of(run, name)) for name in ranks] == [4, 4]
 
 
 @pytest.mark.system
 def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", learner_1="die")
-    out, _ = launcher.communicate(timeout=30)
+    out, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert "learner-1 died more than 2 times" in out
     assert gone(run) == []
@@ -232,7 +243,7 @@ def test_ranks_share_one_budget(run: RunFolder, launch: Launch) -> None:
 
 def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> None:
     launcher = launch(buffer="stay", learner="stay", actor_0="die")
-    out, _ = launcher.communicate(timeout=30)
+    out, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert "actor-0 died more than 2 times" in out
     assert "ValueError: no such weather" in out
@@ -240,17 +251,20 @@ def test_an_exhausted_budget_ends_the_run(run: RunFolder, launch: Launch) -> Non
     assert gone(run) == []
 
 
-@pytest.mark.parametrize(("behaviour", "code", "words"), [("config", 2, "learner.loss"), ("fatal", 1, "disk is full")])
+@pytest.mark.parametrize(
+    ("behaviour", "code", "words"),
+    [("config", 2, "learner.loss"), pytest.param("fatal", 1, "disk is full", marks=SYSTEM)],
+)
 def test_some_ends_are_final(run: RunFolder, launch: Launch, behaviour: str, code: int, words: str) -> None:
     launcher = launch(buffer="stay", learner=behaviour)
-    out, _ = launcher.communicate(timeout=30)
+    out, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == code
     assert words in out
     assert len(pids_of(run, "learner")) == 2, "it was started again"
     assert gone(run) == []
 
 
-@pytest.mark.parametrize("full", ["run", "ledger"])
+@pytest.mark.parametrize("full", [pytest.param("run", marks=SYSTEM), "ledger"])
 def test_what_dies_beside_a_full_disk_is_not_started_again(
     run: RunFolder, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
@@ -276,7 +290,7 @@ def test_a_role_that_is_never_ready_is_restarted_and_then_ends_the_run(
     limits = config.launch.model_copy(update={"start_s": 3.0, "restarts": 0})
     run.save_config(config.model_copy(update={"launch": limits}))
     launcher = launch(buffer="mute")  # on a busy machine it takes a second until it begins at all
-    out, _ = launcher.communicate(timeout=30)
+    out, _ = launcher.communicate(timeout=100)
     assert launcher.returncode == 1
     assert "not ready within launch.start_s = 3 s" in out
     assert gone(run) == []
@@ -289,6 +303,15 @@ def test_a_live_run_is_refused_and_its_processes_named(run: RunFolder, launch: L
         refuse_live(run)
     with pytest.raises(RunError, match="another launcher"), run.locked():
         pass
+
+
+def looked_again(guardian: int) -> bool:
+    """Whether it has imported all it needs and then waited twice: it looks for processes in between."""
+    process = psutil.Process(guardian)
+    if not until(lambda: any("_psutil" in mapped.path for mapped in process.memory_maps()), 60.0):
+        return False
+    before = process.num_ctx_switches().voluntary
+    return until(lambda: process.num_ctx_switches().voluntary >= before + 2, 60.0)
 
 
 def guardian_of(launcher: int) -> int:

@@ -28,7 +28,7 @@ class Killed(BaseException):
 
 def checkpointed(folder: Path) -> None:
     """Waits for a checkpoint that is written beside the training."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not complete(folder / "checkpoints"):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -47,7 +47,7 @@ def test_only_what_nobody_holds_is_removed(tmp_path: Path) -> None:
         assert (left.exists(), new.exists(), foreign.exists(), used.exists()) == (False, True, True, True)
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait(10)
-        assert until(lambda: leftovers.remove([tmp_path]) == [used], 5.0), "the kernel lets go of a dead process's lock"
+        assert until(lambda: leftovers.remove([tmp_path]) == [used]), "the kernel lets go of a dead process's lock"
     finally:
         holder.kill()
         holder.communicate(timeout=10)

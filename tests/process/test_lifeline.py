@@ -49,8 +49,8 @@ def test_the_group_dies_when_the_pipe_closes(without_thread: bool) -> None:
     assert running(process.pid)
     assert running(grandchild)
     os.close(writing)
-    assert process.wait(10) == -signal.SIGKILL
-    assert until(lambda: not running(grandchild), 5.0)
+    assert process.wait(60) == -signal.SIGKILL
+    assert until(lambda: not running(grandchild))
 
 
 def test_a_launcher_that_is_gone_before_the_role_arms_the_pipe() -> None:
@@ -67,7 +67,7 @@ def test_a_launcher_that_is_gone_before_the_role_arms_the_pipe() -> None:
         start_new_session=True,
     )
     os.close(reading)
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 SLOW = """
@@ -102,7 +102,7 @@ def test_a_role_that_still_imports_ends_with_the_launcher(role: str, tmp_path: P
         assert process.stdout is not None
         assert process.stdout.readline(), "it imports no package that is slow"
         os.close(writing)
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     finally:
         process.kill()
         process.wait()

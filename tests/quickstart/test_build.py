@@ -62,6 +62,7 @@ def test_a_missing_model_is_refused_and_the_script_named(tmp_path, monkeypatch):
         resolve_path(ModelConfig())
 
 
+@pytest.mark.system
 def test_the_script_makes_a_model_that_is_then_found(tmp_path, monkeypatch):
     folder = tmp_path / "deep" / "checkpoint"
     command = [sys.executable, "scripts/make_quickstart_model.py", "--out", str(folder), "--steps", "1"]

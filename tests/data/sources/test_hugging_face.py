@@ -191,6 +191,7 @@ def test_counts_that_cannot_be_kept_are_counted_all_the_same(
     assert "set XDG_CACHE_HOME" in caplog.text
 
 
+@pytest.mark.system
 def test_over_long_prompts_counted_in_a_process_that_is_not_this_one(tmp_path: Path) -> None:
     rows = [{"prompt": "What is fox + owl?" * n} for n in (1, 1, 20, 2)]
     path = lines(tmp_path / "long.jsonl", [{**row, "id": i} for i, row in enumerate(rows)])

@@ -17,7 +17,7 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     mounts = Path("/proc/self/mountinfo").read_text().count("\n")
     children = {p.pid for p in psutil.Process().children(recursive=True)}
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     mine = lambda: [p for p in psutil.Process().children(recursive=True) if p.pid not in children]  # noqa: E731
     while mine() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -41,7 +41,7 @@ def served() -> Iterator[Served]:
     made.process.communicate("", timeout=20.0)
 
 
-@pytest.mark.parametrize("says", [b"", b"POST /run_code HTTP/1.1\r\n"])
+@pytest.mark.parametrize("says", [b"", pytest.param(b"POST /run_code HTTP/1.1\r\n", marks=pytest.mark.system)])
 def test_2000_connections_that_ask_for_nothing_keep_nobody_away(served: Served, says: bytes) -> None:
     """Before, some 1,010 did for as long as they lasted."""
     with strangers(served.port, 2000, says):
@@ -57,7 +57,7 @@ def test_a_request_has_a_deadline(served: Served, first: bytes) -> None:
     """Before, one byte every half minute kept a thread for ever."""
     peer = socket.create_connection(("127.0.0.1", served.port), timeout=0.1)
     peer.sendall(first)
-    deadline, ended = time.monotonic() + ASKED_S + 10.0, False
+    deadline, ended = time.monotonic() + ASKED_S + 40.0, False
     while not ended and time.monotonic() < deadline:
         try:
             peer.send(b" ")

@@ -44,6 +44,7 @@ def test_the_report_is_made_from_metrics_alone_and_holds_its_pictures(run):
     assert not re.search(r"(src|href)=['\"]?(http|//)", text), "nothing is fetched"
 
 
+@pytest.mark.system
 def test_a_report_that_takes_too_long_leaves_plots_out_and_says_so(run):
     asked = iter([False, False] + [True] * 99)
     left_out = write_report(run, lambda: next(asked))

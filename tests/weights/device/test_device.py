@@ -84,7 +84,7 @@ def test_versions_in_order_to_actors_that_come_and_go(place: Place) -> None:
 
 
 def test_what_is_copied_is_given_back_and_training_goes_on_meanwhile(place: Place) -> None:
-    learner, actor = place.learner(lease_s=5.0), place.actor()
+    learner, actor = place.learner(lease_s=50.0), place.actor()
     learner.publish(0, 0, model(0).items())
     leased = actor.open()
     learner.publish(0, 1, model(1).items())
@@ -168,6 +168,7 @@ def test_a_learner_that_can_answer_nobody_any_more_says_so(place: Place) -> None
     learner.publish(0, 0, model(0).items())
     with pytest.raises(WeightsCorrupt, match="did not answer"):
         actor.open()
+    assert until(lambda: not learner._thread.is_alive()), "the answering thread may take the request later"
     with pytest.raises(RunError, match="out of handles"):
         learner.publish(0, 1, model(1).items())
 

@@ -215,7 +215,7 @@ def test_a_mirror_that_broke_says_so(place: Place, monkeypatch: pytest.MonkeyPat
     subscriber = MirroredSubscriber(place.path / "host" / "mirror", place.address)
     place.closing.append(subscriber)
     with pytest.raises(RunError, match="no longer received"):
-        assert not until(lambda: subscriber.latest() is not None, 10)
+        assert not until(lambda: subscriber.latest() is not None, 60)
 
 
 def test_a_process_that_comes_while_the_last_one_leaves_makes_the_folder_anew(place: Place) -> None:
@@ -234,7 +234,8 @@ def test_a_process_that_comes_while_the_last_one_leaves_makes_the_folder_anew(pl
     assert comes.is_alive()
     shutil.rmtree(folder)
     os.close(leaving)
-    comes.join(10)
+    comes.join(60)
+    assert not comes.is_alive()
     place.closing.append(mirror)
     assert holds(mirror, id)
 
@@ -246,7 +247,7 @@ def test_a_mirror_that_cannot_begin_says_so(place: Place) -> None:
     subscriber = MirroredSubscriber(place.path / "host" / "mirror", place.address)
     place.closing.append(subscriber)
     with pytest.raises(RunError, match="no longer received"):
-        assert not until(lambda: subscriber.latest() is not None, 5)
+        assert not until(lambda: subscriber.latest() is not None, 60)
 
 
 def test_a_folder_of_somebody_else_is_not_used(place: Place) -> None:

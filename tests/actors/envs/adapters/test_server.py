@@ -42,7 +42,7 @@ def test_an_episode_waits_for_the_end_of_the_server_that_it_asked(monkeypatch: p
         server = {"command": [sys.executable, "{port}"]}
         first = asyncio.ensure_future(url_of(server, 1.0))
         second = asyncio.ensure_future(url_of(server, 1.0))
-        return list(await asyncio.wait_for(asyncio.gather(second, first), 5.0))
+        return list(await asyncio.wait_for(asyncio.gather(second, first), 60.0))
 
     assert asyncio.run(episodes()) == ["http://second"] * 2
     assert len(FakeServer.made) == 2
