@@ -91,7 +91,9 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
             yield f"{'':<18}{name.removeprefix('dropped: ')} {k}"
     yield f"batches           {_listed(f.outcomes)}"
     yield f"uses              {_listed(f.uses, '{1} groups {0}x')} (at most {config.buffer.max_uses})"
-    yield f"staleness         {_listed(f.staleness, 'age {}: {}')} (uses; at most {config.buffer.max_staleness})"
+    yield f"staleness         {_listed(f.staleness, 'age {}: {}')} (uses; at most {_bound(config, f)})"
+    if f.bounds:
+        yield f"bounds            {_listed(f.bounds, '{1} batches {0}')} (buffer.max_staleness: auto)"
     yield f"attempts          {_listed(f.attempts)}"
     if f.prefixes:
         yield f"prefixes          {_listed(f.prefixes)} (handed back by interrupted attempts)"
@@ -106,6 +108,10 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
             f"{b['length']:>9.1f}{b['turns']:>8.2f}{b['reward']:>9.3f}" if b["count"] else f"{'-':>9}{'-':>8}{'-':>9}"
         )
         yield f"{fate:<18}{b['count']:>8}{means}  {_listed(b['environments'])}".rstrip()
+
+
+def _bound(config: Config, f: Figures) -> str:
+    return f"the bound of each batch, {config.buffer.staleness_limit}" if f.bounds else str(config.buffer.max_staleness)
 
 
 def _verdict(violated: list[Violation]) -> Iterator[str]:

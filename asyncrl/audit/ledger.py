@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.chain import ChainRows, read_chain
-from asyncrl.buffer.ledger.records import NOTHING, Draw, Drawn
+from asyncrl.buffer.ledger.records import BOUND, NOTHING, Decision, Draw, Drawn, Measures, of_bound
 from asyncrl.buffer.ledger.storage import schema
 from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
@@ -141,6 +142,11 @@ class BatchRow:
     """Group numbers, in training order."""
     replay: Draw = NOTHING
     """Used groups beside the new ones."""
+    bound: int = 0
+    """The most versions that a token with loss may be old."""
+    measures: Measures | None = None
+    decision: Decision | None = None
+    """Of the bound after it."""
 
     @property
     def version_after(self) -> int:
@@ -284,13 +290,6 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
     def read(sql: str) -> list[sqlite3.Row]:
         return db.execute(sql).fetchall()
 
-    uses: defaultdict[int, list[int]] = defaultdict(list)
-    for serial, group in read("SELECT serial, grp FROM uses ORDER BY serial, place"):
-        uses[serial].append(group)
-    replays: defaultdict[int, list[Drawn]] = defaultdict(list)
-    for serial, *drawn in read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
-        replays[serial].append(Drawn(*drawn))
-    candidates = {serial: n for serial, n in read("SELECT serial, candidates FROM batches")}
     shown: defaultdict[int, list[DemonstrationRow]] = defaultdict(list)
     for serial, *rest in read("SELECT serial, place, draw, line, digest FROM demonstrations ORDER BY serial, place"):
         shown[serial].append(DemonstrationRow(*rest))
@@ -323,17 +322,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
                 "FROM trajectories"
             )
         },
-        batches=[
-            BatchRow(
-                **_with_bools(row, "released"),
-                groups=tuple(uses[row["serial"]]),
-                replay=Draw(candidates[row["serial"]], tuple(replays[row["serial"]])),
-            )
-            for row in read(
-                "SELECT serial, b, branch, version, outcome, released, fixed_at, finished_at FROM batches "
-                "ORDER BY serial"
-            )
-        ],
+        batches=_batches(read),
         published={(b, v): digest for b, v, digest in read("SELECT branch, version, digest FROM published")},
         counters={(branch, name): value for branch, name, value in read("SELECT branch, name, value FROM counters")},
         next_draw=int(next_draw[0][0]) if next_draw else 0,
@@ -355,6 +344,33 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         tables={name: [dict(row) for row in read(f"SELECT * FROM {name} ORDER BY 1, 2, 3")] for name in TABLES},
         chain=read_chain(db),
     )
+
+
+def _batches(read: Callable[[str], list[sqlite3.Row]]) -> list[BatchRow]:
+    uses: defaultdict[int, list[int]] = defaultdict(list)
+    for serial, group in read("SELECT serial, grp FROM uses ORDER BY serial, place"):
+        uses[serial].append(group)
+    replays: defaultdict[int, list[Drawn]] = defaultdict(list)
+    for serial, *drawn in read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
+        replays[serial].append(Drawn(*drawn))
+    candidates = {serial: n for serial, n in read("SELECT serial, candidates FROM batches")}
+    decided = {serial: of_bound(*about) for serial, *about in read(f"SELECT serial, {BOUND} FROM batches")}
+    rows = read("SELECT serial, b, branch, version, outcome, released, fixed_at, finished_at FROM batches ORDER BY 1")
+    batches = []
+    for row in rows:
+        serial = row["serial"]
+        bound, measures, decision = decided[serial]
+        batches.append(
+            BatchRow(
+                **_with_bools(row, "released"),
+                groups=tuple(uses[serial]),
+                replay=Draw(candidates[serial], tuple(replays[serial])),
+                bound=bound,
+                measures=measures,
+                decision=decision,
+            )
+        )
+    return batches
 
 
 def _with_bools(row: sqlite3.Row, *names: str) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def rebuilt(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: R
     return flatten(
         [decoded(group, row, read_payload) for group, row in members],
         batch.groups,
-        max(0, batch.version - config.buffer.max_staleness) if masked else None,
+        max(0, batch.version - batch.bound) if masked else None,
         [group.weight for group, _ in members],
         greedy_baseline=config.learner.greedy_baseline,
         loss_weights={one.group: one.weight for one in batch.replay.drawn},

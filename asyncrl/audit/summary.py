@@ -26,6 +26,8 @@ class Figures:
     """Batches of the line by outcome."""
     staleness: dict[str, int]
     """Uses in applied batches by the group's staleness."""
+    bounds: dict[str, int]
+    """Batches of the line by their bound on staleness, if it was chosen automatically."""
     attempts: dict[str, int]
     """Attempts by how they ended."""
     prefixes: dict[str, int]
@@ -72,6 +74,7 @@ def figures(evidence: Evidence) -> Figures:
             for number in batch.groups
             if (members := ledger.members.get(number))
         ),
+        bounds=_counted(batch.bound for batch in ledger.line) if any(b.decision for b in ledger.line) else {},
         attempts=_counted(a.ended or "leased" for attempts in ledger.attempts.values() for a in attempts),
         prefixes=_counted(p.ended or "kept" for p in ledger.prefixes),
         turns=_counted(row["ended"] or "kept" for row in ledger.tables["turns"]),

@@ -20,8 +20,9 @@ from typing import Any
 
 from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadFiles, ReadPayload
+from asyncrl.buffer.bounds.automatic import Auto, in_force
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, Filter
@@ -99,6 +100,14 @@ class Bounds:
     data_seed: int = 0
     demonstrations_per_step: int = 0
     choosing: Choosing = field(default_factory=Choosing)
+    auto: Auto | None = None
+    """`buffer.max_staleness: auto`; then `max_staleness` is the limit."""
+
+    def after(self, batch: BatchRow | None) -> int:
+        """The bound on staleness after this batch, the last one of its line; None: before the first."""
+        if self.auto is None:
+            return self.max_staleness
+        return batch.bound if batch is not None and batch.outcome is None else in_force(self.auto, batch).bound
 
     @classmethod
     def of(cls, c: Config) -> Bounds:
@@ -111,7 +120,7 @@ class Bounds:
         return cls(
             groups_per_step(c),
             b.max_uses,
-            b.max_staleness,
+            b.most_staleness,
             b.over_age,
             b.mask_min_kept,
             requeue=b.requeue,
@@ -126,6 +135,7 @@ class Bounds:
             data_seed=c.data.seed,
             demonstrations_per_step=demonstrations_per_step(c),
             choosing=Choosing.of(c),
+            auto=Auto.of(c),
         )
 
 

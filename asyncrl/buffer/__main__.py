@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from asyncrl.buffer.bounds.changes import Changes
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.storage.snapshot import restore
@@ -65,7 +66,7 @@ def main(path: Path) -> None:
     history = buffer.ledger.history
     log.info("%s: branch %d, version %d, %d batches", folder, history.branch, history.version, len(history.line))
 
-    reported = ""
+    reported, changes = "", Changes(buffer.ledger)
 
     def report() -> None:
         nonlocal reported
@@ -74,6 +75,9 @@ def main(path: Path) -> None:
             log.error("%s", failing)
             reporter.event("failing", why=failing)
         reported = failing
+        for step, bound, why in changes.news():
+            log.info("the bound on staleness is %d from step %d on: %s", bound, step, why)
+            reporter.event("bound", step=step, bound=bound, why=why)
         reporter.metrics(series(buffer, service.counts, service.outbox.commit_seconds))
 
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from asyncrl.buffer.client.messages import BatchState, Outcome, Start
+from asyncrl.buffer.client.messages import BatchState, Outcome, Start, Told
 from asyncrl.buffer.disk_losses import DiskLosses
 from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger.fork import fork
@@ -146,7 +146,7 @@ class Batches:
             if self._disk_is_full_for_good():
                 return BatchAnswer("ended", self._disk_message(), failed=True)
             return BatchAnswer("waiting", why)
-        batch = self._fix(b, current.version, groups, self._replayed(b, current.version))
+        batch = self._fix(b, current.version, groups, self._replayed(b, current.version), self._tickets.bound.holds)
         self._hand_out(b, current.version)
         return BatchAnswer("ready", "", batch)
 
@@ -216,18 +216,19 @@ class Batches:
         rng = Random(seed_of(rules.data_seed, self._ledger.history.branch, b))
         return draw(rules.replay, used, version, rng)
 
-    def _fix(self, b: int, version: int, groups: list[Group], replay: Draw) -> Batch:
-        """Fixes batch b: these groups and those of the draw, in issue order."""
+    def _fix(self, b: int, version: int, groups: list[Group], replay: Draw, bound: int) -> Batch:
+        """Fixes batch b: these groups and those of the draw, in issue order, under this bound on staleness."""
         added = [self._ledger.live[number] for number in replay.numbers]
         batch = self._ledger.fix(b, version, sorted([*groups, *added], key=lambda group: group.number))
         record(self._ledger.db, batch, replay)
+        self._tickets.bound.fixed(batch, bound)
         self._demonstrations.fix(batch)
         return batch
 
     def _usable(self, group: Group, version: int) -> bool:
         rules = self._rules
         return group.state == "waiting" and (
-            verdict(group, version, rules.max_staleness, rules.over_age, rules.mask_min_kept) == "eligible"
+            verdict(group, version, self._tickets.bound.holds, rules.over_age, rules.mask_min_kept) == "eligible"
         )
 
     def _why_fewer(self, version: int) -> str:
@@ -242,8 +243,9 @@ class Batches:
 
     # It reports an outcome
 
-    def finished(self, incarnation: int, b: int, outcome: Outcome) -> int:
-        """Returns the version after batch b. A repeat changes nothing; another outcome than the recorded one forks."""
+    def finished(self, incarnation: int, b: int, outcome: Outcome, told: Told | None = None, idle: float = 0.0) -> int:
+        """Returns the version after batch b. A repeat changes nothing; another outcome than the recorded one forks.
+        `idle`: share of the slots that admission left without a ticket."""
         current, history = self.check(incarnation), self._ledger.history
         if b >= len(history.line) or b > current.next_batch:
             raise Refused("not_fixed", f"batch {b} is not open: the learner stands at batch {current.next_batch}")
@@ -251,7 +253,7 @@ class Batches:
             if history.line[b].outcome != outcome:
                 raise Refused("conflict", f"batch {b} is recorded as {history.line[b].outcome}, not {outcome}")
             return history.line[b].version_after
-        self._end(b, outcome)
+        self._end(b, outcome, told, idle)
         history.move(b + 1, history.line[b].version_after, None)
         self._tickets.sweep()
         return history.version
@@ -293,15 +295,17 @@ class Batches:
             self._again(batch)
             if batch.outcome is not None:
                 self._end(batch.b, batch.outcome)
+                self._tickets.bound.taken_over(history.line[batch.b], batch)
         self._tickets.sweep()
 
     def _again(self, batch: Batch) -> None:
         """Fixes the same groups on the branch that has just begun, with the weights that they had."""
         new = [self._ledger.live[number] for number in batch.groups if number not in batch.replay.numbers]
-        self._fix(batch.b, batch.version, new, batch.replay)
+        self._fix(batch.b, batch.version, new, batch.replay, batch.bound)
 
-    def _end(self, b: int, outcome: Outcome) -> None:
-        """Records an outcome. If the batch ended otherwise before, a new branch begins with the same groups."""
+    def _end(self, b: int, outcome: Outcome, told: Told | None = None, idle: float = 0.0) -> None:
+        """Records an outcome, and what follows for the bound on staleness. If the batch ended otherwise before, a new
+        branch begins with the same groups."""
         ledger, batch = self._ledger, self._ledger.history.line[b]
         if batch.outcome == outcome:
             return
@@ -310,7 +314,9 @@ class Batches:
             self._again(batch)
         groups = [ledger.live[number] for number in batch.groups]
         ledger.finish(b, outcome, {g.number for g in groups if g.uses + 1 < self._rules.max_uses})
-        self._draws.finished(b, ledger.history.line[b].version_after)
+        batch = ledger.history.line[b]
+        self._draws.finished(b, batch.version_after)
+        self._tickets.bound.ended(batch, told, idle, self._tickets.queue.last_version)
 
     def _fork(self, b: int, version: int, why: str) -> None:
         fork(self._ledger, b, version, why)

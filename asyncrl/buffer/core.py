@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches
-from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start, TurnOutcome
+from asyncrl.buffer.bounds.idle_slots import IdleSlots
+from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, Start, Told, TurnOutcome
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
 from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger import checkpoints
 from asyncrl.buffer.ledger.ledger import Ledger
-from asyncrl.buffer.ledger.records import furthest
+from asyncrl.buffer.ledger.records import Batch, furthest
 from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
 from asyncrl.buffer.ledger.storage.payloads import PayloadLost
 from asyncrl.buffer.ledger.storage.snapshot import Snapshot
@@ -90,6 +91,7 @@ class Buffer:
         self.stopping = False
         self.actor_weights: dict[str, tuple[int, int]] = {}
         """Branch and version of each actor's weights when it last asked for tickets."""
+        self._idle = IdleSlots(now)
         self._logs: dict[str, LogHead] = {}
         self._sweep_due = False
         self._snapshot: Snapshot | None = None
@@ -133,7 +135,10 @@ class Buffer:
             return ([], failing) if failing else self.evals.issue(now, actor, held, credits)
         if self.evals.everyone or self.evals.players.is_reserved(actor):
             return [], f"no evaluation is open, and {actor} plays nothing else (actors.eval)"
-        return self.tickets.issue(now, actor, held, credits)
+        slots = self.leases.of[actor] + credits
+        tickets, why = self.tickets.issue(now, actor, held, credits)
+        self._idle.asked(now, actor, slots=slots, leased=len(self.leases), refused=why.startswith("admission"))
+        return tickets, why
 
     def hold(self, now: float, actor: str, held: tuple[int, int]) -> tuple[int, int] | None:
         """The weights that an actor is to hold, if not the newest: those to which its evaluation is pinned. A reserved
@@ -245,16 +250,20 @@ class Buffer:
         except PayloadLost as error:
             raise PayloadLost(f"batch {answer.batch.b} cannot be handed out again: {error}") from error
 
-    def mask_before(self, version: int) -> int | None:
-        """Under `mask`, in a batch fixed at `version`: tokens of an older version than this carry no loss."""
-        return max(0, version - self.rules.max_staleness) if self.rules.over_age == "mask" else None
+    def mask_before(self, batch: Batch) -> int | None:
+        """Under `mask`: tokens of an older version than this carry no loss in the batch."""
+        return max(0, batch.version - batch.bound) if self.rules.over_age == "mask" else None
 
     @property
     def checkpoint_wanted(self) -> bool:
         return self._retention.checkpoint_wanted
 
-    def finished(self, incarnation: int, b: int, outcome: Outcome) -> int:
-        return self.batches.finished(incarnation, b, outcome)
+    def finished(
+        self, incarnation: int, b: int, outcome: Outcome, told: Told | None = None, now: float | None = None
+    ) -> int:
+        """`told`: what the learner measured of the batch; `now`: without it no slot counts as idle."""
+        idle = 0.0 if now is None else self._idle.share(now, self.leases.of)
+        return self.batches.finished(incarnation, b, outcome, told, idle)
 
     def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
         now_on = self.batches.published(incarnation, branch, version, digest)

@@ -46,6 +46,8 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         **recorded(buffer.tickets.carried.turns, counts),
         **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},
     }
+    if buffer.rules.auto is not None:
+        values["staleness/target"] = buffer.tickets.bound.admits
     for fate, tally in ledger.bias.fates.items():
         if tally.count:
             values[f"buffer/length/{fate}"] = tally.tokens / tally.count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from asyncrl.buffer.bounds.automatic import Auto
 from asyncrl.buffer.replaying import Replaying
 from asyncrl.buffer.selection import FILTERS, SAMPLERS, Filter, Sampler, fifo
 from asyncrl.buffer.staleness import OverAge
@@ -33,6 +34,9 @@ class Rules:
     capacity: int
     demonstrations_per_step: int = 0
     max_staleness: int = 2
+    """Where `auto` is None."""
+    auto: Auto | None = None
+    """`buffer.max_staleness: auto`"""
     over_age: OverAge = "drop"
     requeue: bool = True
     wait_s: float = 60.0
@@ -95,7 +99,8 @@ class Rules:
             demonstrations_per_step=demonstrations_per_step(c),
             group_size=c.learner.group_size,
             capacity=c.buffer.capacity,
-            max_staleness=c.buffer.max_staleness,
+            max_staleness=c.buffer.most_staleness,
+            auto=Auto.of(c),
             over_age=c.buffer.over_age,
             requeue=c.buffer.requeue,
             wait_s=c.buffer.wait_s,

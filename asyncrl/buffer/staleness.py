@@ -75,7 +75,11 @@ def due(
     deadline first, never more than fit.
     """
     ordered = sorted(deadlines, key=lambda deadline: (deadline[0], deadline[1].number))
-    must = 0
-    for k in range(max_staleness + 1):
-        must = max(must, sum(last <= version + k for last, _ in ordered) - k * groups_per_step)
+    must = must_hold([last for last, _ in ordered], version, max_staleness, groups_per_step)
     return [group for _, group in ordered[: min(must, groups_per_step)]]
+
+
+def must_hold(lasts: Sequence[float], version: int, max_staleness: int, groups_per_step: int) -> int:
+    """How many groups with these last versions the batch for `version` must hold; more than fit: some are too late."""
+    steps = range(max_staleness + 1)
+    return max(0, *(sum(last <= version + k for last in lasts) - k * groups_per_step for k in steps))

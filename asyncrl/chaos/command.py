@@ -114,7 +114,7 @@ def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator
         violations = json.loads(account.read_text())["violations"]
         yield f"the audit finds {len(violations)} contradictions, the first: {violations[0]}"
     summary = json.loads(job.run.summary.read_text())
-    seen, bound = summary["max_staleness_seen"], config.buffer.max_staleness
+    seen, bound = summary["max_staleness_seen"], config.buffer.most_staleness
     if seen > bound:
         yield f"a trained token was {seen} steps old, buffer.max_staleness is {bound}"
     if summary["steps"] != config.learner.steps:

@@ -55,7 +55,7 @@ def plan(words: list[str]) -> int:
         _check(options)
         from asyncrl.run_folder import RunFolder
 
-        run = RunFolder.existing(options.run)
+        run, own = RunFolder.existing(options.run), None
     else:
         options, flags = parse(PlanProbe, words, "plan", plan.__doc__)
         _check(options)
@@ -66,10 +66,10 @@ def plan(words: list[str]) -> int:
         from asyncrl.plan.probe import probe
         from asyncrl.plan.setting import refuse_supervised
 
-        config = Config.load(options.config, flags)
-        refuse_supervised(config)
-        preflight.check(config)
-        run = probe(config, options.probe)
+        own = Config.load(options.config, flags)
+        refuse_supervised(own)
+        preflight.check(own)
+        run = probe(own, options.probe)
         if not options.json:
             print(f"probed: {run.path}")
     from asyncrl.plan.command import Options
@@ -77,7 +77,8 @@ def plan(words: list[str]) -> int:
 
     dimensions = ("actors", "slots", "groups_per_step", "max_staleness", "every", "sampler")
     given = {name: values for name in dimensions if (values := getattr(options, f"try_{name}"))}
-    return run_plan(run, Options(given, options.steps, options.seeds, options.cores, options.json, options.write))
+    played = Options(given, options.steps, options.seeds, options.cores, options.json, options.write)
+    return run_plan(run, played, own)
 
 
 def _check(options: Any) -> None:

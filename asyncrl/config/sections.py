@@ -184,8 +184,14 @@ class BufferConfig(Section):
     `buffer/` in the run folder. Network filesystems are refused."""
     capacity: int = Field(1024, ge=1)
     """Trajectories that may be in flight or waiting at once."""
-    max_staleness: int = Field(2, ge=0)
-    """Hard bound, in training steps, on the age of every token that carries loss. 0 is the synchronous trainer."""
+    max_staleness: Annotated[int, Field(ge=0)] | Literal["auto"] = 2
+    """Hard bound, in training steps, on the age of every token that carries loss. 0 is the synchronous trainer. auto:
+    chosen while the run goes, up to `staleness_limit` (docs/how-to/planning.md)."""
+    staleness_limit: int = Field(8, ge=0)
+    """Under `max_staleness: auto`, the largest bound."""
+    staleness_lr: float = Field(0.0, ge=0)
+    """Under `max_staleness: auto`, the most that the learning rate times the bound may be: the bound is lowered, never
+    the rate. 0: off."""
     over_age: Literal["drop", "wait", "mask"] = "drop"
     """For a group past the bound: drop it, or mask its old tokens; wait: let the learner wait for it before that."""
     requeue: bool = True
@@ -235,6 +241,11 @@ class BufferConfig(Section):
     has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`."""
     turn_max_kb: int = Field(1024, ge=4, le=65536)
     """KiB of one recorded turn, its environment's snapshot included. An episode with more fails as env_error."""
+
+    @property
+    def most_staleness(self) -> int:
+        """The largest bound on staleness that the run may have."""
+        return self.staleness_limit if self.max_staleness == "auto" else self.max_staleness
 
 
 class WeightsConfig(Section):

@@ -35,6 +35,7 @@ from asyncrl.learner.evaluation import Evaluations
 from asyncrl.learner.publication import Publication
 from asyncrl.learner.ranks import Order, Ranks
 from asyncrl.learner.reporting.step_report import StepReport
+from asyncrl.learner.reporting.told import told
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
 from asyncrl.learner.trainer import Trainer
@@ -127,7 +128,8 @@ class Learner:
         reply = session.ranks.gather(reply)
         batch, result = self._trainer.step(reply, session.version)
         b, version = session.batch, session.version + (result.outcome == "applied")
-        recorded = session.ask(lambda: session.buffer.finished(session.incarnation, b, result.outcome))
+        about = b, result.outcome, told(session, batch, result)
+        recorded = session.ask(lambda: session.buffer.finished(session.incarnation, *about))
         if recorded != version:
             raise RunError(f"after batch {b} the buffer counts version {recorded}, the learner {version}")
         self._saving.record(b, reply, batch, result)

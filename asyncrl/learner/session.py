@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -27,10 +28,15 @@ class Session:
         self.batch = 0
         """The one wanted next"""
         self.stopping = False
+        self._asked_at: float | None = None
+        self._waited_s, self._ended_at = 0.0, time.perf_counter()
+        """How long it waited for the last batch, and when the one before it ended."""
 
     def request_batch(self) -> BatchReply:
         """The buffer's answer to a request for this rank's share of the batch wanted next. Raises RunError if the batch
         is for another version than the learner's."""
+        if self._asked_at is None:
+            self._asked_at = time.perf_counter()
         reply = self.ask(
             lambda: self.buffer.batch(self.incarnation, self.batch, 0, self.ranks.size, wait_s=BATCH_WAIT_S)
         )
@@ -39,7 +45,14 @@ class Session:
                 f"batch {self.batch} is for version {reply.version}, the learner holds {self.version}: the ledger and "
                 "the checkpoint do not belong together. Resume from a checkpoint of this run."
             )
+        if reply.state == "ready":
+            self._waited_s, self._asked_at = time.perf_counter() - self._asked_at, None
         return reply
+
+    def waited_share(self, now: float) -> float:
+        """Of the time since the last call, or since the session began: how long it waited for the last batch."""
+        passed, self._ended_at = now - self._ended_at, now
+        return min(1.0, self._waited_s / passed) if passed > 0 else 0.0
 
     def ask(self, request: Callable[[], T]) -> T:
         """The buffer's answer, after an outage too. Raises its error once `launch.restart_window_s` is over, or when

@@ -38,16 +38,20 @@ class Options:
     write: Path | None
 
 
-def plan(run: RunFolder, options: Options) -> int:
-    """Raises RunError for a record that says too little, ConfigError for a setting that cannot be."""
+def plan(run: RunFolder, options: Options, own: Config | None = None) -> int:
+    """`own`: the user's configuration, where the run is a probe of it, which has other evaluations and keeps more.
+
+    Raises RunError for a record that says too little, ConfigError for a setting that cannot be.
+    """
     if options.write is not None and options.write.exists():
         raise ConfigError(f"--write is {options.write}, which exists: give another file.")
     refuse_supervised(run.load_config())
     record = read(run)
     fitted = fit(record)
     config = record.config
-    auto = record.mean("throughput/slots")
-    base = Setting.of(config, None if auto is None else max(1, round(auto / max(1, config.actors.count))))
+    auto, bound = record.mean("throughput/slots"), record.mean("staleness/bound")
+    slots = None if auto is None else max(1, round(auto / max(1, config.actors.count)))
+    base = Setting.of(config, slots, None if bound is None else round(bound))
     base = replace(base, actors=fitted.measured.actors)
     system = System(config, domains(config, options.cores or host_cores()))
     times = calibrated(fitted, system, base, CALIBRATION)
@@ -55,17 +59,18 @@ def plan(run: RunFolder, options: Options) -> int:
         system, times, base, options.given, steps=options.steps, seeds=options.seeds,
         note=lambda setting: print(f"plays {setting}", file=sys.stderr) if sys.stderr.isatty() else None,
     )  # fmt: skip
-    changes, changed = table.changed_config(config, found)
+    changes, _ = table.changed_config(config, found)
     if options.as_json:
         print(json.dumps(table.as_json(fitted, found, changes), indent=2))
     else:
         print("\n".join(_text(fitted, found, changes, config)))
     if options.write is not None:
-        values = changed.model_dump(mode="json")
+        values = table.changed_config(own or config, found)[1].model_dump(mode="json")
         values["launch"]["name"] = None
         options.write.write_text(yaml.safe_dump(values, sort_keys=False))
         if not options.as_json:
-            print(f"{options.write} is the configuration of the run with these lines.")
+            whose = "your configuration" if own is not None else "the configuration of the run"
+            print(f"{options.write} is {whose} with these lines.")
     return 0
 
 

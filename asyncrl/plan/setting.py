@@ -35,13 +35,15 @@ class Setting:
     sampler: str
 
     @classmethod
-    def of(cls, config: Config, slots: int | None = None) -> Setting:
-        """`slots`: what `actors.slots: auto` came to."""
-        given = config.actors.slots
+    def of(cls, config: Config, slots: int | None = None, bound: int | None = None) -> Setting:
+        """`slots`, `bound`: what `actors.slots: auto` and `buffer.max_staleness: auto` came to."""
+        given, fixed = config.actors.slots, config.buffer.max_staleness
+        if fixed == "auto":
+            fixed = config.buffer.staleness_limit if bound is None else bound
         return cls(
             max(1, config.actors.count - config.actors.eval),
             given if isinstance(given, int) else slots or config.actors.most_slots,
-            config.learner.groups_per_step, config.buffer.max_staleness, config.weights.every, config.buffer.sampler,
+            config.learner.groups_per_step, fixed, config.weights.every, config.buffer.sampler,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -58,7 +60,9 @@ def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
     for path, value in changes.items():
         section, _, name = path.partition(".")
         values[section][name] = value
-    needed = (values["buffer"]["max_staleness"] + 1) * config.learner.group_size * values["learner"]["groups_per_step"]
+    bound = values["buffer"]["max_staleness"]
+    bound = bound if isinstance(bound, int) else config.buffer.staleness_limit
+    needed = (bound + 1) * config.learner.group_size * values["learner"]["groups_per_step"]
     if changes:
         values["buffer"]["capacity"] = max(values["buffer"]["capacity"], needed)
     try:
@@ -80,6 +84,8 @@ def rules_of(config: Config, setting: Setting) -> Rules:
     """The buffer's rules under a setting. Evaluations and limits of the disk are not played, and no lease lapses, since
     no process dies. Raises ConfigError."""
     changes = setting.changes(Setting.of(config, setting.slots))
+    if config.buffer.max_staleness == "auto":
+        changes[FIELDS["max_staleness"]] = setting.max_staleness
     if "actors.count" in changes:
         changes["actors.count"] += config.actors.eval
     rules = Rules.of(config_with(config, changes))

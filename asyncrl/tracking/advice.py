@@ -64,16 +64,17 @@ def advice(records: Sequence[Record], cores: int | None) -> str:
         return ""
     seen, last = _seen(steps), steps[-1]
     bound = int(last.get("staleness/bound", 0))
+    field = "buffer.staleness_limit" if "staleness/target" in last else "buffer.max_staleness"
     waits, idle = f"the learner waits {seen.learner_waits:.0%} of the time", f"{1 - seen.slots_busy:.0%} of the slots"
     match halves[1].finding:
         case "bound":
             return (
-                f"the bound holds both sides back: {waits}, and {idle} have no ticket; raise buffer.max_staleness to "
+                f"the bound holds both sides back: {waits}, and {idle} have no ticket; raise {field} to "
                 f"{bound + 1}, or take fewer slots"
             )
         case "stale":
             return (
-                f"{seen.stale:.0%} of the groups are dropped as stale; raise buffer.max_staleness to {bound + 1}, or "
+                f"{seen.stale:.0%} of the groups are dropped as stale; raise {field} to {bound + 1}, or "
                 "take fewer slots"
             )
         case "generation":

@@ -61,7 +61,7 @@ class Collector:
         """
         self._run = run
         self._config = config
-        self.state = RunState(time.time(), config.learner.steps, config.buffer.max_staleness)
+        self.state = RunState(time.time(), config.learner.steps, config.buffer.most_staleness)
         self.state.resume(jsonl.read(run.metrics))
         self.malformed = 0
         self.why_ended = ""

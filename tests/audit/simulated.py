@@ -14,6 +14,8 @@ from asyncrl.audit.chain import read_head
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
+from asyncrl.buffer.bounds.automatic import Auto
+from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.replaying import PRIORITIES, Replaying
 from asyncrl.buffer.selection import zero_variance
@@ -55,6 +57,7 @@ class Simulated:
         self.lists: list[LearnerList] = []
         self.snapshots: list[SnapshotHead] = []
         self.now = 0.0
+        self.told: Told | None = None
         self.buffer = self.open()
         self.incarnation = learner(self.buffer)
         self.published = [Publication(0, 0, "digest-0")]
@@ -97,7 +100,7 @@ class Simulated:
         assert answer.batch is not None, answer.why
         groups = self.buffer.share(answer, 0, 1)
         digests = group_digests([n for n in answer.batch.groups for _ in range(2)], tuple(d for _, d, _ in groups))
-        version = self.buffer.finished(self.incarnation, b, outcome)
+        version = self.buffer.finished(self.incarnation, b, outcome, self.told, self.now)
         self.publish(version, f"digest-{version}")
         shown = [each.digest for each in self.buffer.demonstrations.of(answer.batch)]
         self.done.append(Done(b, outcome, digests, demonstrations=shown))
@@ -170,7 +173,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
-            "demonstrations_per_step",
+            "demonstrations_per_step", "auto",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -406,6 +409,32 @@ def recorded(folder: Path) -> Simulated:
     return run
 
 
+def automatic(folder: Path) -> Simulated:
+    """The bound was raised, lowered while groups waited that were admitted before, and left for a branch."""
+    run = Simulated(folder, auto=Auto(0, 4, 1), max_staleness=4)
+
+    def rounds(count: int, ess: float) -> None:
+        run.told = Told(0.5, ess, 1e-3)
+        for _ in range(count):
+            for ticket in run.issue(20):
+                run.put(ticket)
+            run.now += 1.0
+            run.step()
+
+    rounds(4, 1.0)
+    run.checkpoint()
+    rounds(2, 0.5)
+    run.kill()
+    rounds(2, 0.5)
+    run.fork(4, 4)
+    rounds(4, 0.6)
+    run.checkpoint()
+    run.kill()
+    rounds(4, 1.0)
+    run.checkpoint()
+    return run
+
+
 KINDS: dict[str, Callable[[Path], Simulated]] = {
     "interrupted": interrupted,
     "forked": forked,
@@ -417,4 +446,5 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "sft": supervised,
     "stopped": stopped,
     "recorded": recorded,
+    "auto": automatic,
 }

@@ -188,7 +188,7 @@ TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
             sql(run, "UPDATE attempts SET min_version = 0"),
             sql(run, "UPDATE trajectories SET versions = ?, policy_tokens = 5", struct.pack("<2q", 0, 5)),
         )[0],
-        "versions old in batch 2; buffer.max_staleness is 1",
+        "versions old in batch 2; its bound on staleness is 1",
     ),
     "a version of the future": (
         lambda run: sql(

@@ -68,11 +68,15 @@ class Promises(RuleBasedStateMachine):
 
     @invariant()
     def staleness_is_bounded_at_every_use(self) -> None:
-        bound = self.options["max_staleness"]
+        auto = self.options.get("auto")
         counts: dict[int, list[np.ndarray[Any, Any]]] = {}
         for group, versions in self.sql("SELECT grp, versions FROM trajectories"):
             counts.setdefault(group, []).append(np.frombuffer(versions, np.int64).reshape(-1, 2))
-        for version, group in self.sql("SELECT b.version, u.grp FROM uses u JOIN batches b USING (serial)"):
+        uses = self.sql("SELECT b.version, b.bound, u.grp FROM uses u JOIN batches b USING (serial)")
+        for version, bound, group in uses:
+            if auto is None:
+                assert bound == self.options["max_staleness"]
+            assert bound <= (self.options["max_staleness"] if auto is None else auto.limit)
             if group not in counts:  # of a batch that was released; then the disk lost it
                 continue
             pairs = np.concatenate(counts[group])

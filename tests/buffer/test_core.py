@@ -225,7 +225,7 @@ def test_mask_keeps_groups_with_enough_fresh_tokens(tmp_path: Path) -> None:
     answer = buffer.batch(0, incarnation, 3)
     assert answer.state == "ready"
     assert answer.batch is not None
-    assert buffer.mask_before(answer.batch.version) == 1
+    assert buffer.mask_before(answer.batch) == 1
     buffer.finished(incarnation, 3, "applied")
     buffer.published(incarnation, 0, 4, "d")
     put(buffer, trajectory(three, (0, 1, 1, 2)))

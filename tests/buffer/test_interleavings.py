@@ -18,13 +18,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from asyncrl.audit.checks.accounting import staleness
+from asyncrl.audit.checks.bounds import bounds as bounds_of_batches
 from asyncrl.audit.checks.curriculum import curriculum
-from asyncrl.audit.checks.drops import trained_groups_have_no_use_left
+from asyncrl.audit.checks.drops import stale_groups_were_too_old, trained_groups_have_no_use_left
 from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.checks.turns import turns
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.witnesses import Bounds
+from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.records import Draw
 from asyncrl.buffer.replaying import PRIORITIES, Replaying
@@ -84,6 +87,7 @@ class Interleavings(Promises):
             replay = Replaying(2, PRIORITIES[replayed], exponent=0.6, beta=0.4, half_life=2.0)
             uses = {"max_uses": max_uses + 1, "max_staleness": max_staleness + 1, "sampler": SAMPLERS["fifo"]}
             self.options |= {"replay": replay} | uses
+        self.options |= self.other_options()
         self.folder = Path(tempfile.mkdtemp(prefix="asyncrl-test-"))
         self.source = FakeSource(train_size=5)
         self.now = 0.0
@@ -99,6 +103,13 @@ class Interleavings(Promises):
         self.ready: int | None = None
         self.incarnation = -1
         self.start_learner(0, False, True)
+
+    def other_options(self) -> dict[str, Any]:
+        return {}
+
+    def told(self) -> Told | None:
+        """What the learner tells of a batch that ends."""
+        return None
 
     def open(self) -> Buffer:
         return open_buffer(self.folder, self.now, self.source, FakeCurriculum(), **self.options)
@@ -126,9 +137,14 @@ class Interleavings(Promises):
             assert last.batch == sum(batch.outcome is not None for batch in ledger.line)
             # What was replayed is drawn again from the ledger, and every end of a used group follows from it.
             taken = {n: self.options[n] for n in ("max_uses", "max_staleness", "over_age", "mask_min_kept")}
-            bounds = Bounds(groups_per_step=2, replay=self.options.get("replay"), **taken)
+            rest = {n: self.options[n] for n in ("replay", "auto") if n in self.options}
+            bounds = Bounds(groups_per_step=2, **taken, **rest)
             assert list(replays(ledger, (bounds,))) == []
             assert list(trained_groups_have_no_use_left(ledger, (bounds,))) == []
+            # Every use is within the bound of its batch, every bound and every drop follows from what was decided.
+            assert list(staleness(ledger, bounds)) == []
+            assert list(bounds_of_batches(ledger, (bounds,))) == []
+            assert list(stale_groups_were_too_old(ledger, (bounds,))) == []
 
     # Actors
 
@@ -286,13 +302,17 @@ class Interleavings(Promises):
     def finish(self, outcome: Any) -> None:
         assert self.ready is not None
         before = self.buffer.ledger.history.version
-        version = self.buffer.finished(self.incarnation, self.ready, outcome)
+        version = self.buffer.finished(self.incarnation, self.ready, outcome, self.told(), self.now)
         self.commit()
         assert version == before + (outcome == "applied")
         if self.buffer.ledger.history.branch == self.branch:
             batch = self.buffer.ledger.history.line[self.ready]
             self.fixed.setdefault(self.ready, (batch.groups, batch.replay))
-        assert self.buffer.finished(self.incarnation, self.ready, outcome) == version
+        decided = self.sql("SELECT serial, bound, measures, target, next_bound, since, why FROM batches")
+        assert self.buffer.finished(self.incarnation, self.ready, outcome, self.told(), self.now + 9) == version
+        self.commit()
+        again = self.sql("SELECT serial, bound, measures, target, next_bound, since, why FROM batches")
+        assert again == decided, "a repeat decides nothing"
         self.ready = None
         self.publish()
 

@@ -113,7 +113,7 @@ class FakeBuffer:
             failed=given.get("failed", False),
         )
 
-    def finished(self, incarnation: int, b: int, outcome: str) -> int:
+    def finished(self, incarnation: int, b: int, outcome: str, told: Any = None) -> int:
         assert incarnation == self.incarnation
         assert self.outcomes.get(b, outcome) == outcome
         self.outcomes[b] = outcome

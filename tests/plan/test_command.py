@@ -60,6 +60,24 @@ def test_a_plan_has_a_table_a_verdict_and_lines_to_paste(
     assert (code, "exists" in err) == (2, True)
 
 
+def test_after_a_probe_the_written_file_is_the_users_configuration(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The probe's own evaluates nothing and keeps all payloads."""
+    monkeypatch.setattr("asyncrl.plan.probe.probe", lambda config, seconds: run)
+    monkeypatch.setattr("asyncrl.launch.preflight.check", lambda config: None)
+    own = CONFIG | {"eval": {"tasks": 7, "every": 5}, "buffer": CONFIG["buffer"] | {"keep": "needed"}}
+    given, new = tmp_path / "own.yaml", tmp_path / "new.yaml"
+    given.write_text(yaml.safe_dump(own))
+    words = ("--probe", "1", "--try-max-staleness", "0", "4", "--steps", "4", "--seeds", "1", "--write", str(new))
+    code, out, err = said(capsys, "--config", str(given), *words)
+    assert (code, err) == (0, "")
+    written = Config.load(new)
+    assert (written.eval.tasks, written.eval.every, written.buffer.keep) == (7, 5, "needed")
+    assert "your configuration with these lines" in out
+    assert written.buffer.max_staleness in (0, 2, 4)
+
+
 def test_as_json_it_has_every_point(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--try-max-staleness", "0", "2", "--steps", "6", "--seeds", "1", "--json")
     code, out, _ = said(capsys, str(run.path), *words)

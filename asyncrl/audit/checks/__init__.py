@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation, staleness, uses
 from asyncrl.audit.checks.announced import ANNOUNCED, announced
+from asyncrl.audit.checks.bounds import BOUNDS, bounds
 from asyncrl.audit.checks.chain import CHAIN, chain
 from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
 from asyncrl.audit.checks.demonstrations import DEMONSTRATIONS, Shown, demonstrations
@@ -53,6 +54,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "settings": (SETTINGS, lambda e: settings(e.ledger, e.settings)),
     "uses": (USES, lambda e: uses(e.ledger, e.bounds)),
     "replays": (REPLAYS, lambda e: replays(e.ledger, e.rules)),
+    "bounds": (BOUNDS, lambda e: bounds(e.ledger, e.rules)),
     "staleness": (STALENESS, lambda e: staleness(e.ledger, e.bounds)),
     "learner": (LEARNER, lambda e: (text for done in e.lists for text in learner(e.ledger, done))),
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),

@@ -134,13 +134,13 @@ def nothing_is_ahead(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
 
 
 def nothing_is_too_old(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
-    """No trajectory is more than `buffer.max_staleness` versions old, unless old tokens are masked."""
+    """No trajectory is more versions old than its batch's bound allows, unless old tokens are masked."""
     for batch, row in _used(ledger) if bounds.over_age != "mask" else ():
         age = batch.version - row.oldest
-        if age > bounds.max_staleness:
+        if age > batch.bound:
             yield (
                 f"trajectory {ledger.name(row.group, row.index)} is {age} versions old in batch {batch.b}; "
-                f"buffer.max_staleness is {bounds.max_staleness}"
+                f"its bound on staleness is {batch.bound}"
             )
 
 
@@ -149,7 +149,7 @@ def enough_is_kept(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
     for batch in ledger.batches if bounds.over_age == "mask" else ():
         for number in batch.groups:
             members = ledger.members.get(number, ())
-            kept = sum(row.tokens_since(batch.version - bounds.max_staleness) for row in members)
+            kept = sum(row.tokens_since(batch.version - batch.bound) for row in members)
             total = sum(row.policy_tokens for row in members)
             if members and (not kept or kept < bounds.mask_min_kept * total):
                 yield (

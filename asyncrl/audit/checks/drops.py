@@ -46,7 +46,7 @@ def stale_groups_were_too_old(ledger: LedgerRows, rules: Rules) -> Iterator[str]
     """A group dropped as stale was past the bound, by its stored versions, when it was dropped."""
     for group in _dropped(ledger, "stale"):
         versions = _versions(ledger, group)
-        if not any(over_age(ledger, group, version, r) for version in versions for r in rules):
+        if not any(over_age(ledger, group, *point, r) for r in rules for point in _points(ledger, group, r)):
             oldest = min((row.oldest for row in ledger.members.get(group.number, ())), default=None)
             yield (
                 f"{_name(group)}, and was within the bound: its oldest stored version is {oldest}, the learner's was "
@@ -198,13 +198,34 @@ def _versions(ledger: LedgerRows, group: GroupRow) -> list[int]:
     return versions
 
 
-def over_age(ledger: LedgerRows, group: GroupRow, version: int, r: Bounds) -> bool:
+def _points(ledger: LedgerRows, group: GroupRow, r: Bounds) -> Iterator[tuple[int, int]]:
+    """Such a version, with the bound on staleness then. The bound changes with the version, when a batch ends: before
+    that, both may have been smaller."""
+    for branch in ledger.branches:
+        end = group.ended_batch
+        if end is not None and branch >= group.branch and end >= ledger.branches[branch].fork_batch:
+            yield from points(ledger, branch, end, r)
+
+
+def points(ledger: LedgerRows, branch: int, fixed: int, r: Bounds) -> Iterator[tuple[int, int]]:
+    """The versions of a learner on this branch while so many batches were fixed, each with the bound then."""
+    last = ledger.batch_of(branch, fixed - 1) if fixed else None
+    if last is None:
+        if not fixed:
+            yield 0, r.after(None)
+        return
+    yield last.version_after, r.after(last)
+    if r.auto is not None:
+        yield last.version, last.bound
+
+
+def over_age(ledger: LedgerRows, group: GroupRow, version: int, bound: int, r: Bounds) -> bool:
     members = ledger.members.get(group.number, ())
-    if not members or version - min(row.oldest for row in members) <= r.max_staleness:
+    if not members or version - min(row.oldest for row in members) <= bound:
         return False
     if r.over_age != "mask":
         return True
-    kept = sum(row.tokens_since(version - r.max_staleness) for row in members)
+    kept = sum(row.tokens_since(version - bound) for row in members)
     enough = kept and kept >= r.mask_min_kept * sum(row.policy_tokens for row in members)
     return len(members) == group.size and not enough
 

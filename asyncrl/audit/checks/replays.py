@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from random import Random
 from typing import Any
 
-from asyncrl.audit.checks.drops import as_judged, over_age
+from asyncrl.audit.checks.drops import as_judged, over_age, points
 from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
@@ -96,10 +96,11 @@ class _Used:
         A group that is within the bound was only used in batches that are as well: nobody trains a token of the future.
         """
         ledger, (branch, b, _) = self.ledger, point
+        bound = r.after(ledger.batch_of(branch, b - 1) if b else None)
         version, uses, refused, last = self.version(branch, b), Counter[int](), set[int](), dict[int, BatchRow]()
         for earlier in range(b - 1, -1, -1):
             batch = ledger.batch_of(branch, earlier)
-            if batch is None or batch.version < version - r.max_staleness:
+            if batch is None or batch.version < version - bound:
                 break
             for number in batch.groups:
                 last.setdefault(number, batch)
@@ -108,7 +109,12 @@ class _Used:
         for number in sorted(uses):
             group = ledger.groups.get(number)
             left = group is not None and uses[number] < r.max_uses and not self._last_use(group, last[number])
-            if left and number not in refused and not self.ended(number, point) and self._within(number, version, r):
+            if (
+                left
+                and number not in refused
+                and not self.ended(number, point)
+                and self._within(number, (version, bound), r)
+            ):
                 found[number] = uses[number]
         return found
 
@@ -126,11 +132,12 @@ class _Used:
         in_order = sorted(self.ledger.batches, key=lambda batch: batch.serial)
         return {number: batch for batch in in_order for number in batch.groups}
 
-    def _within(self, number: int, version: int, r: Bounds) -> bool:
+    def _within(self, number: int, point: tuple[int, int], r: Bounds) -> bool:
+        """Whether it was complete, and not too old at this version under this bound."""
         group, members = self.ledger.groups[number], self.ledger.members.get(number, ())
-        if len(members) < group.size or any(row.newest > version for row in members):
+        if len(members) < group.size or any(row.newest > point[0] for row in members):
             return False
-        return not over_age(self.ledger, group, version, r)
+        return not over_age(self.ledger, group, *point, r)
 
     def age(self, number: int) -> tuple[int, int]:
         """Oldest version and number, by which used groups yield."""
@@ -264,9 +271,9 @@ def ends_have_their_reason(used: _Used, rules: Rules) -> Iterator[str]:
 
 
 def _reason_holds(used: _Used, row: dict[str, Any], group: GroupRow, r: Bounds) -> bool:
-    version = used.version(row["branch"], row["batch"])
     if row["why"] == "stale":
-        return over_age(used.ledger, group, version, r)
+        then = points(used.ledger, row["branch"], row["batch"], r)
+        return any(over_age(used.ledger, group, *point, r) for point in then)
     if row["why"] == "no_payload":
         return not group.payload and (
             group.number in used.lost or used.brought_back(group.number, row["branch"], row["batch"])

@@ -113,9 +113,12 @@ class BlockingBuffer(ABC):
         """This rank's share of batch b, after at most `wait_s`. The same answer however often it is asked."""
         return self.ask(messages.BatchRequest(incarnation, b, dp_rank, dp_size, wait_s))
 
-    def finished(self, incarnation: int, b: int, outcome: Literal["applied", "guard"]) -> int:
-        """Called once per batch, by rank 0, before the new weights are published. Returns the version after it."""
-        return self.ask(messages.FinishedRequest(incarnation, b, outcome))
+    def finished(
+        self, incarnation: int, b: int, outcome: Literal["applied", "guard"], told: messages.Told | None = None
+    ) -> int:
+        """Called once per batch, by rank 0, before the new weights are published. Returns the version after it. `told`:
+        what was measured of the batch; only the first call for it counts."""
+        return self.ask(messages.FinishedRequest(incarnation, b, outcome, told))
 
     def published(self, incarnation: int, branch: int, version: int, digest: str) -> int:
         """Actors can have these weights now. Returns the branch: a new one if the version had another digest before,

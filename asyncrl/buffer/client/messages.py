@@ -144,6 +144,8 @@ class BatchReply:
     """The disk fills up: write a checkpoint soon, so that payloads can be released."""
     failed: bool
     """True with state `ended` if the run failed (exit code 1)."""
+    bound: int = 0
+    """No token that carries loss is more training steps old."""
     demonstrations: tuple[Demonstration, ...] = ()
     """All of the batch, whatever the rank. Their chats travel as frames behind the trajectories'."""
 
@@ -205,6 +207,20 @@ class EvalReply:
 class RecordReply:
     trajectory: Trajectory | None
     """None: its payload is not kept. It travels as a frame."""
+
+
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the learner measured of a batch that ended, for `buffer.max_staleness: auto`."""
+
+    waited: _Share
+    """Of the time since the batch before it ended: how long it waited for this one."""
+    ess: _Share
+    """Effective sample size of the rows' importance weights."""
+    lr: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
 
 
 # Requests
@@ -308,6 +324,7 @@ class FinishedRequest(Request[int], frozen=True):
     incarnation: _Incarnation
     b: _Batch
     outcome: Literal["applied", "guard"]
+    told: Told | None = None
 
 
 class PublishedRequest(Request[int], frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
 from itertools import chain
@@ -102,6 +103,35 @@ class Draw:
 NOTHING = Draw()
 
 
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What is known of a batch when it ends, for `buffer.max_staleness: auto`. Shares, but the last."""
+
+    waited: float
+    """Of the time since the batch before it ended: how long the learner waited for it."""
+    idle: float
+    """Of the slots in that time: those to which admission gave no ticket."""
+    stale: float
+    """Of the groups that ended while it was filled: those dropped as stale."""
+    ess: float
+    """Effective sample size of its rows."""
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the end of a batch decided about the bound on staleness."""
+
+    target: int
+    """The bound under which groups are admitted from then on."""
+    bound: int
+    """Of the next batch: larger than `target` while groups wait that were admitted under a larger one."""
+    since: int
+    """Groups from this number on were admitted after the target was last lowered."""
+    why: str
+    """The target is another one; empty: it is the same."""
+
+
 @dataclass(slots=True)
 class Batch:
     serial: int
@@ -116,6 +146,12 @@ class Batch:
     outcome: Outcome | None = None
     replay: Draw = NOTHING
     """Those of its groups that it got beside its new ones."""
+    bound: int = 0
+    """S_b: no token that carries loss is older, in training steps."""
+    measures: Measures | None = None
+    """None: the bound was fixed, or the batch was given up."""
+    decision: Decision | None = None
+    """Of the bound after it; None: it was fixed."""
 
     @property
     def version_after(self) -> int:
@@ -145,12 +181,29 @@ def read_line(db: Database) -> list[Batch]:
         replayed.setdefault(serial, []).append(Drawn(*drawn))
     columns = "serial, b, branch, version, incarnation, first_uses, outcome, candidates"
     line = []
-    for serial, b, branch, version, incarnation, first_uses, outcome, candidates in db.read(
-        f"SELECT {columns} FROM batches WHERE released = 0 ORDER BY b"
+    for serial, b, branch, version, incarnation, first_uses, outcome, candidates, *about in db.read(
+        f"SELECT {columns}, {BOUND} FROM batches WHERE released = 0 ORDER BY b"
     ):
         held, replay = tuple(groups.get(serial, ())), Draw(candidates, tuple(replayed.get(serial, ())))
-        line.append(Batch(serial, b, branch, version, incarnation, first_uses, held, outcome, replay))
+        at = serial, b, branch, version, incarnation, first_uses
+        line.append(Batch(*at, held, outcome, replay, *of_bound(*about)))
     return line
+
+
+BOUND = "bound, measures, target, next_bound, since, why"
+"""Columns of a batch."""
+
+
+def of_bound(
+    bound: int, measures: str | None, target: int | None, next_bound: int, since: int, why: str
+) -> tuple[int, Measures | None, Decision | None]:
+    """Bound, measures and decision of a batch from its columns. Raises ValueError or TypeError if they are damaged."""
+    decision = None if target is None else Decision(target, next_bound, since, why)
+    return (
+        bound,
+        None if measures is None else Measures(**{k: float(v) for k, v in json.loads(measures).items()}),
+        decision,
+    )
 
 
 def furthest(db: Database) -> tuple[int, int]:

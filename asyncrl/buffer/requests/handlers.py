@@ -205,15 +205,17 @@ class Requests:
             replayed=tuple((one.group, one.weight) for one in batch.replay.drawn) if batch else (),
             version=batch.version if batch else history.version,
             branch=history.branch,
-            mask_before=buffer.mask_before(batch.version) if batch else None,
+            mask_before=buffer.mask_before(batch) if batch else None,
             checkpoint=buffer.checkpoint_wanted,
             failed=answer.failed,
+            bound=batch.bound if batch else 0,
             demonstrations=tuple(replace(each, chat=b"") for each in shown),
         )
         return Answer(reply, [*(record for record, _, _ in share), *(each.chat for each in shown)])
 
     def on_finished(self, request: messages.FinishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
-        return Answer(self._buffer.finished(request.incarnation, request.b, request.outcome))
+        about = request.incarnation, request.b, request.outcome, request.told
+        return Answer(self._buffer.finished(*about, now=self._clock()))
 
     def on_published(self, request: messages.PublishedRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         return Answer(self._buffer.published(request.incarnation, request.branch, request.version, request.digest))

@@ -31,9 +31,8 @@ class Carried:
     def __init__(self, db: Database, rules: Rules) -> None:
         self.prefixes, self.turns = Prefixes(db), Turns(db)
         self._db, self._durable = db, rules.durable
-        self._max_staleness = rules.max_staleness
-        self._max_age = float("inf") if rules.over_age == "mask" else float(rules.max_staleness)
-        """Of the tokens in recorded turns. Under `mask` older ones carry no loss."""
+        self._masks = rules.over_age == "mask"
+        """Tokens past the bound carry no loss: recorded turns may have them."""
 
     def begin(self, group: Group) -> None:
         """A new group: whether its episodes' turns are recorded is fixed."""
@@ -41,10 +40,10 @@ class Carried:
             group.durable = True
             self._db.write("UPDATE groups SET durable = 1 WHERE number = ?", (group.number,))
 
-    def for_attempt(self, key: TicketKey, version: int, published: int) -> Beginning:
-        """`version`: the learner's; `published`: that the actor holds at least."""
-        prefix = self.prefixes.for_attempt(key, version, self._max_staleness)
-        turns, oldest = self.turns.for_attempt(key, version, self._max_age)
+    def for_attempt(self, key: TicketKey, version: int, published: int, bound: int) -> Beginning:
+        """`version`: the learner's; `published`: that the actor holds at least; `bound`: on staleness, in force."""
+        prefix = self.prefixes.for_attempt(key, version, bound)
+        turns, oldest = self.turns.for_attempt(key, version, float("inf") if self._masks else bound)
         ages = [published] + ([] if prefix is None else [prefix[1]]) + ([] if oldest is None else [oldest])
         return Beginning(prefix and prefix[0], turns, min(ages))
 

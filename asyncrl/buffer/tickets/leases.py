@@ -38,6 +38,8 @@ class Leases:
         self._per_group: dict[int, set[int]] = {}
         self.evals: Counter[str] = Counter()
         """By actor: how many evaluation tickets it holds."""
+        self.of: Counter[str] = Counter()
+        """By actor: how many tickets it holds."""
 
     def __len__(self) -> int:
         return len(self._active)
@@ -50,6 +52,7 @@ class Leases:
 
     def add(self, now: float, id: TicketId, attempt: int, actor: str, min_version: int, eval: bool = False) -> None:
         self.remove(id.group, id.index)
+        self.of[actor] += 1
         if eval:
             self.evals[actor] += 1
         self._active[id.group, id.index] = ActiveLease(id, attempt, actor, min_version, now + self._lease_s, eval)
@@ -58,6 +61,9 @@ class Leases:
     def remove(self, group: int, index: int) -> ActiveLease | None:
         lease = self._active.pop((group, index), None)
         if lease is not None:
+            self.of[lease.actor] -= 1
+            if not self.of[lease.actor]:
+                del self.of[lease.actor]
             if lease.eval:
                 self.evals -= Counter((lease.actor,))  # without those that hold none
             self._per_group[group].discard(index)

@@ -12,12 +12,13 @@ from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.staleness import due, last_version
+from asyncrl.buffer.tickets.bound_in_force import BoundInForce
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
 
 
 class IssueQueue:
     def __init__(self, ledger: Ledger, rules: Rules, leases: Leases, largest_group: int, now: float) -> None:
-        self._ledger, self._rules, self._leases = ledger, rules, leases
+        self._ledger, self._rules, self._leases, self.bound = ledger, rules, leases, BoundInForce(ledger, rules)
         self._keys: list[TicketKey] = []
         """Sorted. Some are no longer issuable: a late put stored them, or their group was dropped."""
         self._per_s = max(16, rules.groups_per_step * largest_group)
@@ -56,7 +57,7 @@ class IssueQueue:
     def last_version(self, group: Group) -> float:
         """The highest version at which the group still meets the bound, with what its leased tickets may bring."""
         leased = [lease.min_version for lease in self._leases.of_group(group.number)]
-        return last_version(group, leased, self._rules.max_staleness)
+        return last_version(group, leased, self.bound.holds)
 
     def due(self, version: int) -> list[Group]:
         """Under `wait`: the groups that the batch for `version` must hold, complete or not. Otherwise none."""
@@ -65,7 +66,7 @@ class IssueQueue:
             return []
         unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
         deadlines = [(self.last_version(group), group) for group in unused]
-        return due(deadlines, version, rules.max_staleness, rules.groups_per_step)
+        return due(deadlines, version, self.bound.holds, rules.groups_per_step)
 
     def _may_get(self, actor: str, key: TicketKey) -> bool:
         """Whether the rate allows it and, where groups are scored together, no other actor plays the group."""

@@ -40,6 +40,7 @@ class Tickets:
         self.validity = Validity(ledger, leases)
         self.carried = Carried(ledger.db, rules)
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
+        self.bound = self.queue.bound
         self.failures = Failures(rules)
         self.filtering = Filtering(ledger, rules)
         self._missing_since: dict[int, float] = {}
@@ -76,7 +77,7 @@ class Tickets:
     def _start_attempt(self, now: float, key: TicketKey, actor: str, least: tuple[int, int]) -> Ticket:
         number, index = key
         group = self._ledger.live[number]
-        begun = self.carried.for_attempt(key, self._ledger.history.version, least[1])
+        begun = self.carried.for_attempt(key, self._ledger.history.version, least[1], self.bound.holds)
         attempt = self._ledger.start_attempt(group, index, actor, begun.oldest)
         id = TicketId(group.branch, number, index)
         self._leases.add(now, id, attempt, actor, begun.oldest)
@@ -105,11 +106,11 @@ class Tickets:
         if rules.max_uses > 1:
             unused -= sum(g.state == "waiting" and g.uses > 0 for g in ledger.live.values())
         recent = history.first_uses_since(history.published or 0)
-        if not admits(in_flight, unused, recent, rules.max_staleness, rules.groups_per_step):
+        if not admits(in_flight, unused, recent, self.bound.admits, rules.groups_per_step):
             return (
                 f"admission: {in_flight} groups in flight, {unused} waiting and {recent} in batches since version "
                 f"{history.published} was published reach (max_staleness + 1) * groups_per_step = "
-                f"{(rules.max_staleness + 1) * rules.groups_per_step}"
+                f"{(self.bound.admits + 1) * rules.groups_per_step}"
             )
         return self.places.why_full()
 
@@ -186,9 +187,8 @@ class Tickets:
         return [group for group in missing if group not in overdue]
 
     def _over_age(self, group: Group) -> bool:
-        rules = self._rules
-        version = self._ledger.history.version
-        return verdict(group, version, rules.max_staleness, rules.over_age, rules.mask_min_kept) == "over_age"
+        rules, version = self._rules, self._ledger.history.version
+        return verdict(group, version, self.bound.holds, rules.over_age, rules.mask_min_kept) == "over_age"
 
     def drop(self, group: Group, reason: Reason, put_back: bool = False) -> None:
         """Ends a group that is in flight or waiting; one that was trained on before ends as trained."""

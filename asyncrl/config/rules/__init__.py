@@ -18,10 +18,11 @@ from asyncrl.redaction import given_in_clear
 def impossible(c: Tree) -> list[str]:
     """Combinations that cannot work: one sentence each, with field, value, expectation and remedy."""
     problems = []
-    if c.weights.every > c.buffer.max_staleness + 1 and not supervised(c):
+    most, bound = c.buffer.most_staleness, "staleness_limit" if c.buffer.max_staleness == "auto" else "max_staleness"
+    if c.weights.every > most + 1 and not supervised(c):
         problems.append(
-            f"weights.every is {c.weights.every} but at most buffer.max_staleness + 1 = {c.buffer.max_staleness + 1} "
-            "keeps data usable until the next publication: publish more often or raise buffer.max_staleness."
+            f"weights.every is {c.weights.every} but at most buffer.{bound} + 1 = {most + 1} "
+            f"keeps data usable until the next publication: publish more often or raise buffer.{bound}."
         )
     batch = groups_per_step(c) * c.learner.group_size
     if c.buffer.capacity < batch:
@@ -204,7 +205,7 @@ SELF_CORRECTING = frozenset((SFT, "reinforce", "topr", "rollout_is", "dppo_tv", 
 
 def uncorrected(c: Tree) -> str | None:
     """Why a loss that does not correct itself must not be trained on stale data; None if something else corrects."""
-    if c.buffer.max_staleness == 0 or c.learner.unsafe:
+    if c.buffer.most_staleness == 0 or c.learner.unsafe:
         return None
     if c.learner.proximal == "behaviour":
         return (
@@ -245,9 +246,10 @@ def warnings(c: Tree) -> list[str]:
             "actors.count is 0: nothing is generated until an actor joins (asyncrl actors add), or this is 1 or more."
         )
     full_overlap = 2 * c.weights.every - 1
-    if 0 < c.buffer.max_staleness < full_overlap and not supervised(c):
+    if 0 < (most := c.buffer.most_staleness) < full_overlap and not supervised(c):
+        bound = "staleness_limit" if c.buffer.max_staleness == "auto" else "max_staleness"
         problems.append(
-            f"buffer.max_staleness {c.buffer.max_staleness} is below 2 * weights.every - 1 = {full_overlap}: "
+            f"buffer.{bound} {most} is below 2 * weights.every - 1 = {full_overlap}: "
             "generation and training overlap only in part."
         )
     if c.learner.advantage == "vtrace" and any(x.get("name") != "none" for x in c.learner.corrections):

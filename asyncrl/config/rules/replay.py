@@ -27,10 +27,11 @@ def of_replay(c: Tree) -> list[str]:
             f"buffer.replay is {b.replay:g} and buffer.max_uses {b.max_uses}, so that no group may be used again: "
             "raise buffer.max_uses to at least 2, or set buffer.replay 0."
         )
-    if b.max_staleness < 1:
+    if b.most_staleness < 1:
+        bound = "staleness_limit" if b.max_staleness == "auto" else "max_staleness"
         problems.append(
-            f"buffer.replay is {b.replay:g} and buffer.max_staleness {b.max_staleness}: a group that was used is at "
-            "least one version old. Raise buffer.max_staleness to at least 1, or set buffer.replay 0."
+            f"buffer.replay is {b.replay:g} and buffer.{bound} {b.most_staleness}: a group that was used is at "
+            f"least one version old. Raise buffer.{bound} to at least 1, or set buffer.replay 0."
         )
     if b.sampler != "fifo":
         problems.append(

@@ -20,6 +20,7 @@ from asyncrl.launch.backends.local import RoleProcess
 from asyncrl.launch.diagnosis.why import RoleState, explain
 from asyncrl.launch.preflight import living
 from asyncrl.run_folder import RunFolder, replace
+from asyncrl.tracking.bound_events import last_change
 from asyncrl.tracking.sinks import jsonl
 from asyncrl.tracking.slowest import slowest
 
@@ -95,7 +96,7 @@ def why(run: RunFolder) -> list[str]:
     """The lines that `asyncrl why` prints: who waits for whom, and at the end what would make the run faster, where its
     record says so."""
     advised = _advice(run)
-    return [*_waiting(run), *[advised] * bool(advised)]
+    return [*_waiting(run), *last_change(run.path / "events.jsonl"), *[advised] * bool(advised)]
 
 
 def _advice(run: RunFolder) -> str:

@@ -55,6 +55,8 @@ class StepReport:
             metrics = metrics_beside(batch, result) | step_metrics(
                 self._objective, batch, played, result, version=reply.version, success=success
             )
+        if session.config.buffer.max_staleness == "auto":
+            metrics["staleness/bound"] = reply.bound
         if session.config.buffer.replay:
             metrics |= replay_metrics(reply)
         self._tokens_trained += int(batch.mask.sum())

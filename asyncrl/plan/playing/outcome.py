@@ -117,7 +117,7 @@ class Tally:
         sums = self._sums
         sums.steps += 1
         sums.waited += now - asked_at
-        least = batch.version - self._rules.max_staleness if self._rules.over_age == "mask" else 0
+        least = batch.version - batch.bound if self._rules.over_age == "mask" else 0
         for group in groups:
             for received in group.trajectories:
                 sums.trained_trajectories += 1

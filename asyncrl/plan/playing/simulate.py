@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.in_process import InProcessBuffer
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.data.base import Task
@@ -112,10 +113,14 @@ class Play:
         self._asking = False
         """The learner's request for a batch is held."""
         self._asked_at = 0.0
+        self._waited_s, self._ended_at = 0.0, 0.0
+        """How long it waited for the last batch, and when the one before it ended."""
         self._retrying = False
         self._idle = 0
         """Events since the last put."""
         self._puts = 0
+        self.bounds: list[int] = []
+        """The bound on staleness of each batch."""
         self._tally = Tally(rules, setting, length.warm_up)
 
     def run(self) -> Outcome:
@@ -229,7 +234,9 @@ class Play:
         answer = self._core.batch(self._clock.now, self._incarnation, self._batch)
         if answer.state == "ready" and answer.batch is not None:
             self._asking = False
+            self._waited_s = self._clock.now - self._asked_at
             b, groups = self._batch, [self._core.ledger.live[number] for number in answer.batch.groups]
+            self.bounds.append(answer.batch.bound)
             self._tally.fixed(self._clock.now, self._asked_at, answer.batch, groups)
             self._tally.live(self._core.tickets.places.taken(), ended_groups(self._core))
             self._world.train(b, sum(group.tokens for group in groups), lambda: self._finished(b))
@@ -245,7 +252,11 @@ class Play:
             self._serve()
 
     def _finished(self, b: int) -> None:
-        self._version = self._core.finished(self._incarnation, b, "applied")
+        now, since = self._clock.now, self._ended_at
+        waited = self._waited_s / (now - since) if now > since else 0.0
+        self._ended_at = now
+        told = Told(min(1.0, waited), 1.0, 0.0)
+        self._version = self._core.finished(self._incarnation, b, "applied", told, now)
         self._batch = b + 1
         if self._joins is not None and self._version == self._joins.version:
             for _ in range(self._joins.count):

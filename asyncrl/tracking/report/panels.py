@@ -47,7 +47,7 @@ THROUGHPUT = (
     Panel("waits_learner", "What the learner waits for", "share of time", ("waits/learner/{cause}",), stacked=True),
     Panel("waits_actor", "What the actors wait for", "share of time", ("waits/actor/{cause}",), stacked=True),
     Panel("staleness", "Staleness of trained tokens", "training steps",
-          ("staleness/mean", "staleness/max", "staleness/bound")),
+          ("staleness/mean", "staleness/max", "staleness/bound", "staleness/target")),
     Panel("staleness_trained", "Trained tokens by staleness", "share", ("staleness/trained_tokens/{bucket}",),
           stacked=True),
     Panel("staleness_in_flight", "Groups in flight by staleness", "groups", ("staleness/in_flight/{bucket}",),

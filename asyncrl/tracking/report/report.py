@@ -1,4 +1,4 @@
-"""`report.html` of a run, from its metrics.jsonl alone: numbers, the bias that dropping causes, and curves."""
+"""`report.html` of a run, from its metrics.jsonl and events.jsonl: numbers, the bias of dropping, and curves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from asyncrl.tracking import bound_events
 from asyncrl.tracking.advice import advice
 from asyncrl.tracking.report.panels import DASHBOARD, Panel
 from asyncrl.tracking.report.plots import draw, names
@@ -53,7 +54,8 @@ def write_report(
             (run.plots / f"{panel.slug}.png").write_bytes(png)
             pictures[panel.slug] = base64.b64encode(png).decode()
     temporary = run.report.with_suffix(".html.part")
-    temporary.write_text(page(run.name, records, pictures, left_out, notes))
+    said = [*notes, *bound_events.note(run.path / "events.jsonl")]
+    temporary.write_text(page(run.name, records, pictures, left_out, said))
     temporary.replace(run.report)
     return left_out
 

@@ -35,6 +35,7 @@ SHOWN_EVENTS = {
     "eval_failed",
     "no_signal",
     "beyond_max_kept",
+    "bound",
     "guard",
     "poison",
     "checkpoint",

@@ -87,7 +87,7 @@ def view(run_state: RunState, name: str, now: float) -> View:
         trained=values.get("throughput/tokens_trained", 0.0),
         staleness_mean=training[-1].get("staleness/mean") if training else None,
         staleness_max=training[-1].get("staleness/max") if training else None,
-        bound=run_state.max_staleness,
+        bound=int(run_state.last.get("staleness/bound", run_state.max_staleness)),
         histogram=tuple(training[-1].get(f"staleness/trained_tokens/{b}", 0.0) for b in BUCKETS) if training else (),
         ess=training[-1].get("correction/ess") if training else None,
         fill=values.get("buffer/fill"),

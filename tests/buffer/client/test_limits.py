@@ -116,6 +116,8 @@ def filled(request: type[Any], place: tuple[Any, ...], value: Any) -> bytes:
     fields = unpack(header(op))
     if op == "batch" and place == ("dp_rank",):
         fields["dp_size"] = LIMITS.ranks
+    if place[0] == "told":
+        fields["told"] = {"waited": 0.0, "ess": 1.0, "lr": 0.0}
     where: Any = fields
     for at, following in zip(place, [*place[1:], None], strict=True):
         if following is None:

@@ -65,6 +65,7 @@ CREATE TABLE groups (
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
 CREATE INDEX groups_payload ON groups(ended_batch) WHERE payload = 1;
+CREATE INDEX groups_stale ON groups(ended_batch) WHERE reason = 'stale';
 CREATE INDEX groups_measured ON groups(measured);
 CREATE INDEX groups_put_back ON groups(number) WHERE put_back = 1;
 CREATE TABLE attempts (
@@ -145,7 +146,13 @@ CREATE TABLE batches (
     candidates INTEGER NOT NULL DEFAULT 0,  -- used groups among which those in `replays` were drawn
     released INTEGER NOT NULL DEFAULT 0,    -- 1: on a part of history that was left
     fixed_at REAL NOT NULL,
-    finished_at REAL                -- NULL while open
+    finished_at REAL,               -- NULL while open
+    bound INTEGER NOT NULL DEFAULT 0,       -- S_b: the most steps that a token with loss may be old
+    measures TEXT,                  -- JSON: what is known of it when it ends; NULL: the bound was fixed, or poison
+    target INTEGER,                 -- under which groups are admitted from its end on; NULL: the bound was fixed
+    next_bound INTEGER,             -- of the next batch, as all below
+    since INTEGER,                  -- the first group admitted after the target was last lowered
+    why TEXT                        -- the target was changed; empty: it was not
 );
 CREATE UNIQUE INDEX batches_line ON batches(b) WHERE released = 0;
 CREATE TABLE uses (
