@@ -138,9 +138,10 @@ class Listener:
         while frames[-1].more and len(frames) <= most:
             frames.append(self.socket.recv(copy=False))
         rest: list[int] = []
-        if frames[-1].more:
-            while self.socket.getsockopt(zmq.RCVMORE):
-                rest.append(len(self.socket.recv(copy=False)))
+        last = frames[-1]
+        while last.more:  # a call of the socket for each, and no second one: others wait for as long as this takes
+            last = self.socket.recv(copy=False)
+            rest.append(len(last))
         if self._acceptor is not None:
             # The first frame of a ROUTER is the name of the peer, which is not on the wire.
             sent = frames[1:] if self._kind == zmq.ROUTER else frames

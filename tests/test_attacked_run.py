@@ -82,6 +82,7 @@ def to_a_server_of_weights(limits: Limits) -> Iterator[Message]:
     for value in (-2, -1, 0, 2**31 - 1, 2**31, 2**53, 2**53 + 1, *HUGE):
         yield [pack(good | {"held": [value, -1, ""]})]
         yield [pack(good | {"held": [-1, value, ""]})]
+        yield [pack(good | {"kept": [value, value, ""]})]
         yield [pack(good | {"n": value})]
     for value in (-1, 0, 0.1, 60, 60.1, *HUGE):
         yield [pack(good | {"wait_s": value})]
@@ -92,7 +93,8 @@ def to_a_server_of_weights(limits: Limits) -> Iterator[Message]:
         yield [pack({"op": "join", "n": 1, "relay": "ipc://" + "x" * length, "lost": ""})]
     for size in SIZES:
         yield [bytes(size)]
-        yield [pack(good | {"held": [-1, -1, "d" * min(size, MAX_REQUEST_BYTES)]})]
+        for field in ("held", "kept"):
+            yield [pack(good | {field: [-1, -1, "d" * min(size, MAX_REQUEST_BYTES)]})]
         yield [pack(good), *[b""] * min(size, 10_000)]
 
 
@@ -161,35 +163,40 @@ class Run:
                 self.folder.remove_temporary()
 
 
-class Honest(threading.Thread):
-    """Asks one socket every so often, and notes how long each answer takes."""
+class Honest:
+    """A peer that asks one socket every so often, and notes how long each answer takes.
 
-    def __init__(self, where: Endpoint, request: dict[str, Any]) -> None:
-        super().__init__(daemon=True)
-        self._where, self._request = where, request
+    In a process of its own (honest_client.py): in this one it would wait while the attack packs its messages.
+    """
+
+    def __init__(self, run: RunFolder, listener: str, request: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.honest_client", str(run.path), listener, json.dumps(request)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self.took: list[float] = []
         self.version = 0
         """The learner's, as the buffer says: a report to the launcher may say any."""
-        self._ended = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def run(self) -> None:
-        context = zmq.Context()  # with a thread of its own: that of the attack encrypts
-        link: Link[Any] = Link(context, zmq.DEALER, self._where, identity="honest")
-        n = 0
-        while not self._ended.wait(0.1):
-            n += 1
-            began = time.monotonic()
-            link.socket.send(pack(self._request | {"n": n}))
-            while link.socket.poll(30_000) and (answer := unpack(link.socket.recv_multipart()[0]))["n"] != n:
-                pass
-            self.took.append(time.monotonic() - began)
-            self.version = (answer.get("reply") or {}).get("version", self.version)
-        link.close()
-        context.term()
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            took, version = line.split()
+            self.took.append(float(took))
+            self.version = int(version)
 
     def stop(self) -> None:
-        self._ended.set()
-        self.join(40)
+        """Raises when it was left without an answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(60) == 0
+        self._reader.join(10)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
 
 
 def attack(where: Endpoint, kind: int, messages: Iterator[Message], sent: dict[str, int]) -> None:
@@ -219,17 +226,16 @@ def megabytes(processes: dict[str, psutil.Process]) -> dict[str, int]:
 @pytest.mark.parametrize("over", ["tcp", "ipc"])
 def test_a_run_under_every_message_trains_on_and_serves_others(tmp_path: Path, over: str) -> None:
     run = Run(tmp_path, FIELDS | (OVER_TCP if over == "tcp" else {}))
+    honest: dict[str, Honest] = {}
     try:
         assert until(lambda: run.step() >= 5, 240), "the run begins to train"
         limits = Limits.of(Rules.of(run.folder.load_config()), (run.step(), run.step()), 0)
         processes, listeners = run.processes(), run.listeners()
         before = megabytes(processes)
-        honest = {"buffer": Honest(listeners["buffer"][0], {"op": "status"})}
+        honest["buffer"] = Honest(run.folder, "buffer", {"op": "status"})
         if "weights" in listeners:
             latest = {"op": "latest", "held": [-1, -1, ""], "full": False, "wait_s": 0.0}
-            honest["weights"] = Honest(listeners["weights"][0], latest)
-        for each in honest.values():
-            each.start()
+            honest["weights"] = Honest(run.folder, "weights", latest)
         assert until(lambda: honest["buffer"].version > 0), "it is answered"
         began = honest["buffer"].version
         sent = {"messages": 0, "bytes": 0}
@@ -266,5 +272,7 @@ def test_a_run_under_every_message_trains_on_and_serves_others(tmp_path: Path, o
         for name, times in took.items():
             assert times[len(times) * 95 // 100] < SERVED_S, f"{name}: {told[name]}"
     finally:
+        for each in honest.values():
+            each.kill()
         run.close()
     assert json.loads(run.folder.summary.read_text())["restarts"] == {}

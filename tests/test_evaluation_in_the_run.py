@@ -44,6 +44,7 @@ CONFIG: dict[str, Any] = {
         "keep_checkpoints": 9,
     },
     "eval": {"every": 2, "greedy": True, "sets": {"few": {"tasks": 3}, "cold": {"tasks": 2, "temperature": 0.5}}},
+    "weights": {"channel": "shm"},
     "launch": {"seed": 1, "name": "run"},
 }  # fmt: skip
 Run = Callable[..., RunFolder]
@@ -73,16 +74,17 @@ def run(tmp_path: Path) -> Iterator[Run]:
 @pytest.mark.system
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "actors",
+    ("actors", "channel"),
     [
-        pytest.param({"count": 2, "eval": 1}, id="reserved"),
-        pytest.param({"count": 1, "eval": 0}, id="in turn", marks=pytest.mark.slow),
+        pytest.param({"count": 2, "eval": 1}, "shm", id="reserved"),
+        pytest.param({"count": 1, "eval": 0}, "shm", id="in turn", marks=pytest.mark.slow),
+        pytest.param({"count": 2, "eval": 1}, "zmq", id="reserved, over zmq", marks=pytest.mark.slow),
     ],
 )
 def test_sets_are_played_beside_training_and_greedy_numbers_are_those_of_the_command(
-    run: Run, actors: dict[str, Any]
+    run: Run, actors: dict[str, Any], channel: str
 ) -> None:
-    finished = run(actors=actors)
+    finished = run(actors=actors, weights={"channel": channel})
     config = finished.load_config()
     with closing(PayloadFiles(finished.buffer / "payloads")) as payloads:
         assert list(violations(gather(finished, config, payloads))) == []
@@ -114,19 +116,28 @@ def test_sets_are_played_beside_training_and_greedy_numbers_are_those_of_the_com
 
 
 KILLED = ("actor-0", "learner", "buffer", "actor-1")
+SERVED = ("weights", *KILLED)
 RESTART_S = 240.0
 """On a machine that is busy with other things, starting torch takes a minute."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("actors", [{"count": 2, "eval": 1}, {"count": 2, "eval": 0}], ids=["reserved", "chosen"])
-def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("actors", "channel", "roles"),
+    [
+        pytest.param({"count": 2, "eval": 1}, "shm", KILLED, id="reserved"),
+        pytest.param({"count": 2, "eval": 0}, "shm", KILLED, id="chosen"),
+        pytest.param({"count": 2, "eval": 0}, "zmq", SERVED, id="chosen, over zmq"),
+    ],
+)
+def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any], channel: str, roles: tuple[str, ...]) -> None:
     """Each kill during another evaluation: each task counts once per set, every evaluated token carries the pinned
     version, and the audit is exact."""
     kills = int(os.environ.get("ASYNCRL_TEST_KILLS", "30"))
     sections = {name: dict(values) for name, values in CONFIG.items()}
     sections["actors"] |= actors | {"slots": 4}
+    sections["weights"]["channel"] = channel
     sections["env"]["options"] = {"tool_latency_s": "0.3"}
     sections["learner"] |= {"steps": 100_000, "checkpoint_every": 3, "keep_checkpoints": 2}
     sections["buffer"]["lease_s"] = 10.0
@@ -140,7 +151,7 @@ def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any]) -> Non
         )
     try:
         last = 0
-        for number, role in zip(range(kills), itertools.cycle(KILLED), strict=False):
+        for number, role in zip(range(kills), itertools.cycle(roles), strict=False):
             opened = until(lambda last=last: newest_open(run) > last, RESTART_S)
             assert opened, (tmp_path / "out").read_text()[-3000:]
             last = newest_open(run)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -99,6 +100,39 @@ def test_a_frame_that_is_too_large_ends_its_connection_and_nothing_else(tmp_path
     assert got(listener) == b"y" * 1000
     assert got(listener, 300) is None
     for each in (flood, friend, listener):
+        each.close()
+
+
+class Counting:
+    """A socket whose calls are counted."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket, self.calls = socket, 0
+
+    def recv(self, *words: int, **named: bool) -> Any:
+        self.calls += 1
+        return self._socket.recv(*words, **named)
+
+    def getsockopt(self, option: int) -> Any:
+        self.calls += 1
+        return self._socket.getsockopt(option)
+
+
+def test_a_message_of_many_frames_costs_one_call_for_each(tmp_path: Path) -> None:
+    """Every other peer waits while its frames are received: with two calls, of 100,000 frames, a second on a busy
+    machine."""
+    listener = Listener(zmq.ROUTER, f"ipc://{tmp_path}/s", 1000, {})
+    flood, frames = link(f"ipc://{tmp_path}/s"), 3000
+    flood.socket.send_multipart([b""] * frames)
+    assert listener.socket.poll(WAIT_MS)
+    counting = Counting(listener.socket)
+    listener.socket = cast(Any, counting)
+    assert len(listener.receive(2)) == 3, "the peer's name, and of the rest one more than is read"
+    assert counting.calls == 1 + frames
+    listener.socket = counting._socket
+    flood.socket.send(b"next")
+    assert got(listener) == b"next"
+    for each in (flood, listener):
         each.close()
 
 

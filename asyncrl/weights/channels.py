@@ -50,7 +50,7 @@ class Zmq:
     def publisher(self, run: RunFolder) -> Publisher:
         from asyncrl.weights.local.shm import ShmPublisher
 
-        return ShmPublisher(run.shm, pins=False)
+        return ShmPublisher(run.shm)
 
     def subscriber(self, run: RunFolder) -> Subscriber:
         from asyncrl.weights.network.subscriber import MirroredSubscriber

@@ -53,7 +53,12 @@ class Tasks(DrawnTasks):
 
 
 class Game(asyncrl.Environment):
-    """Reward 1 for the number at the end of the right way, else 0; a word that was not shown ends the episode."""
+    """Reward 1 for the number at the end of the right way, else 0; a word that was not shown ends the episode.
+
+    The state is the place in the chain, and whether all words so far were right: `learner.advantage: gigpo` compares
+    siblings there."""
+
+    reset_state = "0 True"
 
     replayable = True
 
@@ -76,7 +81,7 @@ class Game(asyncrl.Environment):
             answer = shown(task["pairs"][self._at], task["places"][self._at])
         else:
             answer = f"answer {task['answer'] if self._right else task['wrong']}"
-        return asyncrl.Turn(messages=[{"role": "user", "content": answer}])
+        return asyncrl.Turn(messages=[{"role": "user", "content": answer}], state=f"{self._at} {self._right}")
 
 
 def shown(pair: Sequence[str], place: int) -> str:

@@ -28,8 +28,9 @@ from asyncrl.run_folder import RunFolder
 from tests.audit.test_resumed_with_changes import ROOT, SMALL, launched
 from tests.waiting import until
 
-KILLS = int(os.environ.get("ASYNCRL_STORM_KILLS", "90"))
+KILLS = int(os.environ.get("ASYNCRL_STORM_KILLS", "30"))
 SEED = int(os.environ.get("ASYNCRL_STORM_SEED", "0"))
+STORMS = 3
 CHANGES = {
     "--learner.lr": ("1e-3", "5e-4", "2e-3"),
     "--learner.steps": ("400", "600", "900"),
@@ -176,8 +177,8 @@ class Storm:
 
 
 @pytest.fixture
-def storm(tmp_path: Path) -> Iterator[Storm]:
-    storm = Storm(tmp_path, random.Random(SEED))
+def storm(tmp_path: Path, number: int) -> Iterator[Storm]:
+    storm = Storm(tmp_path, random.Random(SEED + number))
     yield storm
     for run in storm.runs:
         if (run.path / "run.json").is_file() and (run.path / "run.json").stat().st_size:
@@ -186,7 +187,8 @@ def storm(tmp_path: Path) -> Iterator[Storm]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(9000)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", range(STORMS))
 def test_every_kill_leaves_a_run_that_can_be_proved(storm: Storm, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(KILLS):
         storm.kill(storm.words())

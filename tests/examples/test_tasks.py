@@ -72,6 +72,23 @@ def test_the_oracle_finds_every_secret_from_every_first_guess():
             assert played("wordle", part("wordle", "oracle"), task)[1], (secret, first)
 
 
+def test_a_chain_names_its_place_and_whether_the_way_is_right():
+    task = next(task for task in tasks("chain", 100)[0] if len(task["pairs"]) == 3)
+    game = part("chain", "Game")()
+    assert game.reset_state == "0 True"
+
+    async def states(choices):
+        await game.reset(task)
+        steps = zip(task["pairs"], task["places"], choices, strict=True)
+        chosen = [pair[place if right else 1 - place] for pair, place, right in steps]
+        return [(await game.step({"role": "assistant", "content": word})).state for word in chosen]
+
+    assert asyncio.run(states([True, True, True])) == ["1 True", "2 True", "3 True"]
+    assert asyncio.run(states([True, False, True])) == ["1 True", "2 False", "3 False"], (
+        "one wrong word, wrong for good"
+    )
+
+
 def by_chance(name, rng):
     """An answer of the right form that knows nothing."""
 

@@ -28,6 +28,9 @@ def test_the_version_held_is_taken_up_to_its_bound(place: int, most: int) -> Non
     for bad in (-2, most + 1, *HUGE):
         with pytest.raises(WireError, match="held is no version"):
             held_latest(latest(bad), 0.0)
+    for bad in (-2, most + 1, *HUGE):
+        with pytest.raises(WireError, match="kept is no version"):
+            held_latest(GOOD | {"kept": latest(bad)["held"]}, 0.0)
 
 
 def test_waits_and_digests_are_taken_up_to_their_bound_and_nothing_else_is_kept() -> None:

@@ -52,7 +52,7 @@ class Folder:
     def commit(self, slot: ReusedFile, id: WeightsVersion) -> None:
         """Make `slot`, which holds the complete version `id`, the latest."""
         slot.give()
-        slot.rename(self.dir / f"{id.branch:06d}-{id.version:010d}.weights")
+        slot.rename(self.dir / f"{_stem(id)}.weights")
         if (same := self._slots.pop(slot.path, None)) is not None:
             same.close()  # the version was published before
         self._slots[slot.path] = slot
@@ -86,6 +86,14 @@ class Folder:
         self._point(_PINNED, latest[0], file.name)
         self._unlink_pins(but=file.name)
         return True
+
+    def keep_pinned(self, slot: ReusedFile, id: WeightsVersion) -> None:
+        """Keep `slot`, which holds the complete version `id`, until `unpin`. The latest stays what it is."""
+        slot.give()
+        slot.rename(self.dir / f"{_stem(id)}.pinned")
+        self._point(_PINNED, id, slot.path.name)
+        self._unlink_pins(but=slot.path.name)
+        slot.close()
 
     def unpin(self) -> None:
         (self.dir / _PINNED).unlink(missing_ok=True)
@@ -162,9 +170,9 @@ class Watch:
         found = self.pointer(_PINNED)
         return found[0] if found else None
 
-    def file(self, verify_bytes: bool) -> File:
-        """The newest version. Raises WeightsCorrupt."""
-        return self._open(File, verify_bytes)
+    def file(self, verify_bytes: bool, version: tuple[int, int] | None = None) -> File:
+        """The newest version, or the pinned one. Raises WeightsCorrupt."""
+        return self._open(File, verify_bytes, version)
 
     def _open(self, kind: type[F], verify_bytes: bool, version: tuple[int, int] | None = None) -> F:
         for _ in range(10):
@@ -206,6 +214,11 @@ class Watch:
             except (ValueError, KeyError, TypeError) as error:
                 raise WeightsCorrupt(f"{path} is not a pointer to weights: {error}") from error
             return self._seen[name][1:]
+
+
+def _stem(id: WeightsVersion) -> str:
+    """Names of files sort by branch and version."""
+    return f"{id.branch:06d}-{id.version:010d}"
 
 
 def _pinned_file(dir: Path) -> str:

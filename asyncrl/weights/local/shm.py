@@ -24,11 +24,9 @@ _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 class ShmPublisher:
     """Publishes into `dir`, as its only writer."""
 
-    def __init__(self, dir: Path, keep: int = 2, *, pins: bool = True) -> None:
-        """`pins`: every reader can have a pinned version."""
+    def __init__(self, dir: Path, keep: int = 2) -> None:
         self.dir = dir
         self._folder = Folder(dir, keep)
-        self._pins = pins
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, torch.Tensor]]) -> WeightsVersion:
         """Write, then rename. Raises RunError naming the folder if its file system is full."""
@@ -49,7 +47,7 @@ class ShmPublisher:
         return ShmSubscriber(self.dir).latest()
 
     def pin(self, version: tuple[int, int]) -> bool:
-        return self._pins and self._folder.pin(version)
+        return self._folder.pin(version)
 
     def unpin(self) -> None:
         self._folder.unpin()

@@ -1,4 +1,4 @@
-"""Keeps a folder of this host at the newest version that a WeightsServer (server.py) has.
+"""Keeps a folder of this host at the newest version that a WeightsServer (server.py) has, and at the pinned one.
 
     WeightsServer ──latest, chunks──> Mirror (a thread per host) ──verified──> folder in shared memory ──> actors
 
@@ -68,8 +68,8 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name="weights mirror", daemon=True)
         self._failed: Exception | None = None
         self.counts: Counter[str] = Counter()
-        """Since the start: full, delta (received), received_bytes, bad_chunks, corrupt, again (requests repeated), lost
-        (silent hosts)."""
+        """Since the start: full, delta, pinned (received), received_bytes, bad_chunks, corrupt, again (requests
+        repeated), lost (silent hosts)."""
 
     def start(self) -> None:
         """Raises RunError if the folder belongs to another user."""
@@ -116,15 +116,17 @@ class Mirror:
         full, pause_s = False, PAUSE_S[0]
         while not self._stop.is_set():
             try:
-                held = watch.latest()
+                held, kept = watch.latest(), watch.pinned()
                 if self._relay is not None and time.monotonic() >= self._join_at:
                     self._join(server, self._relay.address, held)
                 source = self._parent[1] if self._parent is not None else server
-                offer = source.latest(held, full)
-                if offer is None:
-                    continue
-                self._take(source, folder, watch, offer)
-                full, pause_s = False, PAUSE_S[0]
+                offer, pinned = source.latest(held, kept, full)
+                if pinned is None or pinned.id in (held, kept):  # before `held` is replaced
+                    self._keep(source, folder, watch, pinned)
+                if offer is not None:
+                    self._take(source, folder, watch, offer)
+                    full, pause_s = False, PAUSE_S[0]
+                self._keep(source, folder, watch, pinned)
             except Gone:
                 continue
             except Silent:
@@ -176,7 +178,25 @@ class Mirror:
             self._parent[1].close()
             self._parent = None
 
+    def _keep(self, source: Source, folder: Folder, watch: Watch, pinned: Offer | None) -> None:
+        """Keep the version that the learner has pinned for an evaluation: the newest one here, or fetched in full."""
+        kept = watch.pinned()
+        if pinned is None:
+            if kept is not None:
+                folder.unpin()
+        elif pinned.id == kept:
+            return
+        elif pinned.id != watch.latest() or not folder.pin(pinned.id.order) or watch.pinned() != pinned.id:
+            folder.keep_pinned(self._fetched(source, folder, watch, pinned), pinned.id)
+            self.counts["pinned"] += 1
+
     def _take(self, source: Source, folder: Folder, watch: Watch, offer: Offer) -> None:
+        slot = self._fetched(source, folder, watch, offer)
+        self.counts["delta" if offer.base else "full"] += 1
+        folder.commit(slot, offer.id)
+
+    def _fetched(self, source: Source, folder: Folder, watch: Watch, offer: Offer) -> ReusedFile:
+        """A file of the folder with a verified version, which is not named yet."""
         slot = folder.begin()
         try:
             if offer.base:
@@ -192,8 +212,7 @@ class Mirror:
         except BaseException:
             slot.remove()
             raise
-        self.counts["delta" if offer.base else "full"] += 1
-        folder.commit(slot, offer.id)
+        return slot
 
     def _by_delta(self, source: Source, slot: ReusedFile, watch: Watch, offer: Offer) -> None:
         base: File = watch.file(verify_bytes=False)

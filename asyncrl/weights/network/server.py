@@ -5,8 +5,9 @@
 
     takes      `latest`: is there a version after the one that I hold; `chunk`: these bytes of it; `join`: I serve it at
                this address, whom do I fetch from (fanout.py)
-    gives      the name and size of what to fetch next, a delta or the full file; and its bytes
-    unblocks   a held `latest`: a publication, or the end of its wait_s
+    gives      the name and size of what to fetch next, a delta or the full file, and of what is pinned for an
+               evaluation, always the full file; and their bytes
+    unblocks   a held `latest`: a publication, a change of the pinned version, or the end of its wait_s
 
 It reads the learner's files in shared memory, so that the last version stays available while the learner is down. A
 mirror requests each chunk and checks everything: the server keeps no state about it.
@@ -34,7 +35,7 @@ from asyncrl.weights.local.folder import File, Watch
 from asyncrl.weights.network.changes import Changes, Delta, PendingDelta
 from asyncrl.weights.network.fanout import Fanout
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
-from asyncrl.weights.requests import MAX_HELD, HeldLatest, held_latest, number
+from asyncrl.weights.requests import MAX_HELD, NO_VERSION, HeldLatest, held_latest, number
 from asyncrl.wire import Frame, WireError, pack, unpack
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class WeightsServer:
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
         self._socket = self._listener.socket
         self._current: _Payload | None = None
+        self._pinned: _Payload | None = None
         self._previous: list[_Payload] = []
         self._deltas: deque[_Payload] = deque(maxlen=CHAIN)
         self._seen: WeightsVersion | None = None
@@ -129,15 +131,16 @@ class WeightsServer:
         now = self._clock()
         for peer, request in list(self._held.items()):
             offer = self._offer(request)
-            if offer is not None or now >= request.until:
+            if offer is not None or self._pin_differs(request) or now >= request.until:
                 del self._held[peer]
-                self._send(peer, request.n, _described(offer))
+                pinned = _described(self._pinned) if self._pinned is not None else {}
+                self._send(peer, request.n, {"ok": True, **_described(offer), "pinned": pinned})
 
     def close(self) -> None:
         self._changes.close()
         if self._pending is not None:
             self._pending.file.close()
-        for payload in (self._current, *self._previous):
+        for payload in (self._current, self._pinned, *self._previous):
             if payload is not None and payload.file is not None:
                 payload.file.close()
         self._listener.close()
@@ -170,7 +173,8 @@ class WeightsServer:
         name, offset, length = header.get("payload"), header.get("offset"), header.get("length")
         if type(name) is not str or type(offset) is not int or type(length) is not int:
             raise WireError("a chunk has a payload, an offset and a length")
-        payload = next((p for p in (self._current, *self._deltas, *self._previous) if p and p.name == name), None)
+        there = (self._current, *self._deltas, *self._previous, self._pinned)
+        payload = next((p for p in there if p and p.name == name), None)
         if payload is None:
             self.counts["gone"] += 1
             self._send(
@@ -221,6 +225,7 @@ class WeightsServer:
             self._take(coming.file, coming.changes())
         if self._pending is None and now >= self._look_at and not self._idle:
             try:
+                self._look_for_pinned()
                 latest = self._watch.latest()
                 if latest is not None and latest != self._seen:
                     self._begin(self._watch.file(verify_bytes=False))
@@ -232,6 +237,19 @@ class WeightsServer:
         for old in [p for p in self._previous if now - p.asked > IDLE_S]:
             self._forget(old)
 
+    def _look_for_pinned(self) -> None:
+        pinned = self._watch.pinned()
+        if pinned == (self._pinned.id if self._pinned is not None else None):
+            return
+        file = self._watch.file(verify_bytes=False, version=pinned.order) if pinned is not None else None
+        if self._pinned is not None and self._pinned.file is not None:
+            self._pinned.file.close()
+        self._pinned = _whole(file) if file is not None else None
+
+    def _pin_differs(self, request: HeldLatest) -> bool:
+        pinned = self._pinned.id if self._pinned is not None else NO_VERSION
+        return request.kept is not None and request.kept != pinned
+
     def _begin(self, file: File) -> None:
         old = self._current.file if self._current is not None else None
         if self._full_every and self._since_full + 1 >= self._full_every:
@@ -239,7 +257,7 @@ class WeightsServer:
         self._pending = self._changes.between(old, file, WORTH)
 
     def _take(self, file: File, made: Delta | None) -> None:
-        new = _Payload(f"{file.id.branch}-{file.id.version}-{file.id.digest}", file.id, file.map, file=file)
+        new = _whole(file)
         old, self._current, self._seen = self._current, new, file.id
         self._since_full += 1
         self.delta_bytes = 0
@@ -268,10 +286,12 @@ class WeightsServer:
             log.debug("an answer could not be delivered: %s", error)  # the mirror asks again
 
 
+def _whole(file: File) -> _Payload:
+    return _Payload(f"{file.id.branch}-{file.id.version}-{file.id.digest}", file.id, file.map, file=file)
+
+
 def _described(offer: _Payload | None) -> dict[str, Any]:
     if offer is None:
-        return {"ok": True, "payload": ""}
+        return {"payload": ""}
     id = [offer.id.branch, offer.id.version, offer.id.digest]
-    return {
-        "ok": True, "payload": offer.name, "id": id, "bytes": len(offer.data), "base": offer.base, "sum": offer.sum,
-    }  # fmt: skip
+    return {"payload": offer.name, "id": id, "bytes": len(offer.data), "base": offer.base, "sum": offer.sum}

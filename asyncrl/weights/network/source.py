@@ -17,6 +17,7 @@ import zmq
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.weights.local.file import TRAILER
 from asyncrl.weights.protocol import WeightsVersion
+from asyncrl.weights.requests import NO_VERSION
 from asyncrl.wire import WireError, pack, unpack
 
 CHUNK_BYTES = 1 << 20
@@ -69,15 +70,17 @@ class Source:
     def close(self) -> None:
         self._link.close()
 
-    def latest(self, held: WeightsVersion | None, full: bool) -> Offer | None:
-        """The version after `held`, or None; never as a delta if `full`. Raises Silent."""
-        fields = [held.branch, held.version, held.digest] if held else [-1, -1, ""]
-        request = {"op": "latest", "held": fields, "full": full, "wait_s": WAIT_S}
+    def latest(
+        self, held: WeightsVersion | None, kept: WeightsVersion | None, full: bool
+    ) -> tuple[Offer | None, Offer | None]:
+        """The version after `held`, or None; never as a delta if `full`. And the pinned version, in full, or None; a
+        reply comes at once if it is not `kept`. Raises Silent."""
+        request = {"op": "latest", "held": _named(held), "kept": _named(kept), "full": full, "wait_s": WAIT_S}
         if (header := self._request(request, WAIT_S + self._answer_s)) is None:
             self._counts["again"] += 1
             self._link.follow()
             raise Silent
-        return _offer(header)
+        return _offers(header)
 
     def join(self, relay: str, lost: str) -> tuple[str, list[Any]] | None:
         """The host to fetch from (empty: this server) and the newest version here; None without a reply.
@@ -164,10 +167,23 @@ class Source:
                 yield unpack(frames[0].buffer), frames[1].buffer
 
 
-def _offer(header: Mapping[str, Any]) -> Offer | None:
-    """The offer in a reply; None if there is nothing new. Raises WireError."""
+def _named(held: WeightsVersion | None) -> list[Any]:
+    id = held or NO_VERSION
+    return [id.branch, id.version, id.digest]
+
+
+def _offers(header: Mapping[str, Any]) -> tuple[Offer | None, Offer | None]:
+    """The newest and the pinned version in a reply to `latest`. Raises WireError."""
     if not header.get("ok"):
         raise WireError(f"the weights server refused: {header.get('message')}")
+    pinned = header.get("pinned")
+    if not isinstance(pinned, dict):
+        raise WireError(f"the weights server says {pinned!r} of a pinned version")
+    return _offer(header), _offer(pinned) if pinned else None
+
+
+def _offer(header: Mapping[str, Any]) -> Offer | None:
+    """The offer in a reply; None if there is nothing new. Raises WireError."""
     if header.get("payload") == "":
         return None
     id, texts, size = header.get("id"), [header.get(k) for k in ("payload", "base", "sum")], header.get("bytes")

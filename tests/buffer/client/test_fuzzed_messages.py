@@ -202,7 +202,7 @@ def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
         server.turn()
     name = f"0-0-{id.digest}"
     good = [
-        [pack({"op": "latest", "n": 1, "held": [-1, -1, ""], "full": False, "wait_s": 0})],
+        [pack({"op": "latest", "n": 1, "held": [-1, -1, ""], "kept": [0, 0, "d"], "full": False, "wait_s": 0})],
         [pack({"op": "join", "n": 1, "relay": "ipc://a", "lost": ""})],
         [pack({"op": "chunk", "n": 1, "payload": name, "offset": 0, "length": 8})],
     ]
@@ -211,10 +211,10 @@ def test_requests_to_the_weights_server_and_its_answers(tmp_path: Path) -> None:
     assert MANY / 8 < server.counts["refused"] < MANY / 2
     assert server.counts["chunks"] > 0
     server.close()
-    offer = {"ok": True, "payload": name, "id": [0, 0, id.digest], "bytes": 100, "base": "", "sum": ""}
-    for bad in mutations([[pack(offer)]], MANY // 2, seed=7):
+    offer = {"payload": name, "id": [0, 0, id.digest], "bytes": 100, "base": "", "sum": ""}
+    for bad in mutations([[pack({"ok": True, **offer, "pinned": offer})]], MANY // 2, seed=7):
         with contextlib.suppress(WireError):
-            source._offer(unpack(bad[0]))
+            source._offers(unpack(bad[0]))
 
 
 def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None:

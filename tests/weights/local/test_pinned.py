@@ -55,9 +55,3 @@ def test_another_pin_replaces_the_one_before_and_what_a_crash_left_is_removed(tm
     ShmPublisher(tmp_path)
     assert [path.name for path in tmp_path.glob("*.pinned")] == ["000000-0000000001.pinned"]
     assert value(reader, (0, 1)) == 1.0
-
-
-def test_a_channel_whose_readers_cannot_have_it_pins_nothing(tmp_path: Path) -> None:
-    publisher = ShmPublisher(tmp_path, pins=False)
-    publish(publisher, 0)
-    assert not publisher.pin((0, 0))

@@ -192,7 +192,7 @@ def test_the_server_refuses_what_it_does_not_understand(place: Place) -> None:
     bad: list[bytes] = [b"", b"\xff", pack({}), pack({"op": "chunk"}), pack({"op": 3, "n": 2**64 - 1})]
     bad += [pack(good | {"held": x}) for x in ([], [1, 2], [1, 2, 3], "x", None, [True, 0, ""])]
     bad += [pack(good | {"wait_s": x}) for x in (-1, "1", float("nan"), float("inf"), None)]
-    bad += [pack(good | {"full": 1})]
+    bad += [pack(good | {"full": 1}), pack(good | {"kept": None}), pack(good | {"kept": [0, 0, 0]})]
     bad += [pack({"op": "join", "n": 1} | x) for x in ({}, {"relay": "", "lost": ""}, {"relay": "a", "lost": 1})]
     for frame in bad:
         raw.socket.send(frame)

@@ -1,0 +1,1 @@
+"""Tables of learning: arms x tasks x seeds, one command each (command.py)."""
