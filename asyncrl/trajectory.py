@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from asyncrl.kept_ids import KeptIds
+from asyncrl.turns import Recorded
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -81,6 +82,11 @@ class Ticket:
     more. The episode goes on behind it (`actors.resume_episodes`)."""
     eval_set: str = ""
     """Name of the held-out set of an eval ticket."""
+    durable: bool = False
+    """Its turns are recorded in the buffer as they are played (`buffer.turns`); fixed when its group is issued."""
+    turns: tuple[Recorded, ...] = ()
+    """What its attempts so far have recorded, in order: the episode goes on behind it. The last may be an interrupted
+    sample, or one whose answer was not recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +162,8 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     per request (hf, vllm); otherwise the tokens of the prompt that the row did not hold yet."""
     sampled: Count
     """Tokens that the engine sampled in this attempt: without a prefix that came with the ticket, and with what was cut
-    off behind an agent's stop string."""
+    off behind an agent's stop string. Where turns are recorded (`buffer.turns`), those of the whole turn, in whichever
+    attempt, as are the seconds."""
 
 
 MAX_STATE_BYTES = 64

@@ -16,6 +16,8 @@ MOVES = {"u": (-1, 0), "d": (1, 0), "l": (0, -1), "r": (0, 1)}
 class Walk(asyncrl.Environment):
     """From one corner of a square of ice to the other: the first of the letters u, d, l, r in a message is a step."""
 
+    replayable = True
+
     def __init__(self, size: int = 4, holes: int = 2) -> None:
         self._size, self._holes = size, holes
 

@@ -16,6 +16,8 @@ class Counts:
     aborted_tokens: int = 0
     """Tokens sampled in failed episodes, plus tokens cut off by a stop string."""
     prefix_breaks: int = 0
+    begun_again: int = 0
+    """Episodes that began again, since what earlier attempts recorded did not fit."""
     compactions: int = 0
     """Rows that ended with a summary, from which the next one began."""
     compacted_from: int = 0
@@ -34,6 +36,7 @@ class Counts:
         if ended.env:
             self.environments.add(ended.env, ended.seconds["environment"])
         self.tools.merge(ended.tools)
+        self.begun_again += ended.begun_again
         self.compactions += ended.compactions
         self.compacted_from += ended.compacted_from
         self.compacted_to += ended.compacted_to

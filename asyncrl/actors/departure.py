@@ -1,6 +1,9 @@
-"""Ends an actor's work: episodes finish, or their tickets are released with the tokens of their first turns.
+"""Ends an actor's work: episodes finish, or their tickets are released with what was sampled of a turn.
 
-drain_s: episodes finish ──> INTERRUPT_S: first turns end early ──> release the rest ──> LEAVE_S: the last puts
+drain_s: episodes finish ──> INTERRUPT_S: turns end early ──> release the rest ──> LEAVE_S: the last puts
+
+Of a durable ticket any turn, whose tokens are recorded in the buffer; of others the first, whose tokens are released
+with the ticket, if `actors.resume_episodes` is set.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import logging
 
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.actors.engines.protocol import Engine
+from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.tickets import HeldTicket, HeldTickets
 from asyncrl.buffer.client import BufferRefused, BufferTimeout
 from asyncrl.buffer.client.retry import Buffer
@@ -23,21 +27,26 @@ INTERRUPT_S = 1.0
 
 
 async def drain(
-    name: str, tickets: HeldTickets, buffer: Buffer, acks: AckLog, seconds: float, interrupt: Engine | None
+    name: str, tickets: HeldTickets, buffer: Buffer, acks: AckLog, seconds: float, engine: Engine, first_turns: bool
 ) -> None:
     """Give episodes `seconds` to finish, release the tickets of the others, and wait for the last puts.
 
-    `interrupt`: the engine whose first-turn requests are aborted, so that their tickets are released with a prefix.
+    `first_turns`: whether those of tickets without durable turns are handed over too (`actors.resume_episodes`).
     """
-    interrupting_s = min(INTERRUPT_S, seconds / 2) if interrupt is not None else 0.0
+
+    def handed_over(held: HeldTicket) -> bool:
+        return held.ticket.kind == "train" and (first_turns or held.ticket.durable)
+
+    some = any(map(handed_over, tickets.playing.values()))
+    interrupting_s = min(INTERRUPT_S, seconds / 2) if some else 0.0
     if playing := [held.task for held in tickets.playing.values() if held.task]:
         log.info("stops: %d episodes have %.1f s to finish", len(playing), seconds)
         await asyncio.wait(playing, timeout=seconds - interrupting_s)
     unfinished = list(tickets.playing.values())
-    if interrupt is not None:
-        await _interrupt(unfinished, interrupt, interrupting_s)
+    if some:
+        await _interrupt([held.progress for held in unfinished if handed_over(held)], engine, interrupting_s)
     for held in unfinished:
-        if held.task and held.progress.prefix is None:  # with a prefix it ends by itself, and closes its environment
+        if held.task and not held.progress.handed_over:  # else it ends by itself, and closes its environment
             held.task.cancel()
     released = [held for held in unfinished if held.interrupted or held.lease in tickets.playing]
     await _release(name, buffer, acks, released)
@@ -47,8 +56,8 @@ async def drain(
             log.warning("%d episodes were not acknowledged in time: their leases lapse", len(late))
 
 
-async def _interrupt(unfinished: list[HeldTicket], engine: Engine, seconds: float) -> None:
-    begun = [held.progress for held in unfinished if held.progress.interruptible and held.ticket.kind == "train"]
+async def _interrupt(unfinished: list[Progress], engine: Engine, seconds: float) -> None:
+    begun = [progress for progress in unfinished if progress.interruptible]
     for progress in begun:
         progress.interrupted = True
     try:
@@ -65,7 +74,7 @@ async def _release(name: str, buffer: Buffer, acks: AckLog, unfinished: list[Hel
     if not unfinished:
         return
     leases, prefixes = [held.lease for held in unfinished], [held.progress.prefix for held in unfinished]
-    sampled = sum(prefix is not None for prefix in prefixes)
+    sampled = sum(held.progress.handed_over for held in unfinished)
     log.info("releases %d tickets, %d with sampled tokens", len(leases), sampled)
     for lease, prefix in zip(leases, prefixes, strict=True):
         if prefix is not None:

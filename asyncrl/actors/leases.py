@@ -40,13 +40,13 @@ class Patience:
     def exhausted(self, now: float, progress: Progress, engine_moved: float) -> str:
         """Why the episode is given up; empty if it is not. All times are of one clock.
 
-        While the episode waits for tokens, progress of the engine counts as its own. Once it is over and waits only for
-        its acknowledgement, it is never given up.
+        While the episode waits for tokens, progress of the engine counts as its own. While it waits for the buffer, to
+        store a turn or to acknowledge the trajectory, it is never given up.
 
         >>> Patience(2.0, 9.0).exhausted(5.0, Progress(1.0), 0.0)
         'no progress for 4 s in phase environment (actors.episode_idle_s is 2)'
         """
-        if progress.phase == "put":
+        if progress.phase in ("record", "put"):
             return ""
         lasted, since = now - progress.started, now - progress.turn_at
         if lasted > max(self.most_s, self.episode_s):

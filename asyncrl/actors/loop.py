@@ -128,6 +128,6 @@ class Actor:
         # A reply on its way may hold tickets; waiting for it lets them be released.
         await asyncio.wait([taking_tickets], timeout=LEAVE_S)
         actors = self._config.actors
-        interrupt = self._engine if actors.resume_episodes else None
-        await drain(self._name, self.tickets, self._buffer, self._acks, actors.drain_s, interrupt)
+        seconds, first_turns = actors.drain_s, actors.resume_episodes
+        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine, first_turns)
         self._status.send_metrics()

@@ -69,6 +69,11 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
             f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
             "and is the one that can sum it up. Remove env.compact."
         )
+    if config.buffer.turns == "on":
+        raise ConfigError(
+            f'buffer.turns is "on" and env.name {name!r}, an agent: the state of a function cannot be taken over by '
+            "another actor, so that its turns are of no use there. Set buffer.turns off."
+        )
     if config.env.workers != "async":
         raise ConfigError(
             f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
@@ -108,12 +113,14 @@ async def players(config: Config, engine: Engine, renderer: Renderer, *, actor: 
 
 def for_held_out(config: Config, name: str) -> Config:
     """The config with which the held-out set of this name is played. Where an environment of its own is an agent, which
-    keeps its own conversation, `env.compact` and `env.workers` are those of training only. Raises ConfigError."""
+    keeps its own conversation, `env.compact`, `env.workers` and `buffer.turns` are those of training only. Raises
+    ConfigError."""
     alone = for_set(config, name)
     if name not in config.eval.sets or not config.eval.sets[name].env or not is_agent(_chosen(alone)):
         return alone
     env = alone.env.model_copy(update={"compact": 0.0, "workers": "async"})
-    return alone.model_copy(update={"env": env})
+    buffer = alone.buffer.model_copy(update={"turns": "off"})
+    return alone.model_copy(update={"env": env, "buffer": buffer})
 
 
 def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[Ticket, Progress], Awaitable[R]]:

@@ -51,6 +51,7 @@ class Status:
             "throughput/tokens_wasted/aborted": float(counts.aborted_tokens),
             "throughput/episodes": float(counts.episodes),
             "throughput/prefix_breaks": float(counts.prefix_breaks),
+            "throughput/begun_again": float(counts.begun_again),
             "throughput/compactions": float(counts.compactions),
             "throughput/compacted_from": float(counts.compacted_from),
             "throughput/compacted_to": float(counts.compacted_to),

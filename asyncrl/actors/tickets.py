@@ -23,6 +23,7 @@ from asyncrl.actors.components import Components
 from asyncrl.actors.counts import Counts
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
+from asyncrl.actors.episodes.recorded.keeping import OVER, keeping
 from asyncrl.actors.episodes.resumption import Interrupted
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.buffer.client.retry import Calls
@@ -31,9 +32,6 @@ from asyncrl.trajectory import Lease, Ticket, Trajectory
 log = logging.getLogger(__name__)
 
 Holds = Callable[[Ticket], Awaitable[None]]
-_OVER = ("unknown_ticket", "wrong_actor", "old_tokens")
-"""Codes of refused puts after which the buffer expects no failure: this actor does not hold the attempt, or the buffer
-has ended it."""
 
 
 @dataclass(slots=True)
@@ -78,7 +76,8 @@ class HeldTickets:
         return [held.task for held in (*self.playing.values(), *self.putting.values()) if held.task]
 
     def begin(self, ticket: Ticket) -> None:
-        held = HeldTicket(ticket, Progress(time.monotonic(), changed=self._report))
+        keep = keeping(ticket, self._buffer, self.calls)
+        held = HeldTicket(ticket, Progress(time.monotonic(), changed=self._report, keep=keep))
         loop = asyncio.get_running_loop()
 
         def give_up(reason: str, detail: str) -> None:
@@ -123,7 +122,7 @@ class HeldTickets:
         except BufferRefused as refused:
             log.error("episode %s: %s", trajectory.id, refused)
             # An invalid trajectory counts as a failure of its environment: retried, but not for ever.
-            await self._fail(held, EpisodeFailed("" if refused.code in _OVER else "env_error", str(refused)))
+            await self._fail(held, EpisodeFailed("" if refused.code in OVER else "env_error", str(refused)))
             return
         self.counts.episodes += 1
         self.counts.aborted_tokens += unused_tokens

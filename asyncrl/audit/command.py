@@ -97,6 +97,8 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
     yield f"attempts          {_listed(f.attempts)}"
     if f.prefixes:
         yield f"prefixes          {_listed(f.prefixes)} (handed back by interrupted attempts)"
+    if f.turns:
+        yield f"recorded turns    {_listed(f.turns)} (samples and answers, by what became of them)"
     yield f"other puts        {_listed(f.puts)}"
     yield f"lost, allowed     {_listed(f.lost)}; stored and in no actor's log {f.unlogged}"
     yield ""

@@ -23,7 +23,7 @@ from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops", "uses",
+    "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops", "turns", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 
@@ -61,6 +61,8 @@ class GroupRow:
     filling: int | None
     put_back: bool
     payload: bool
+    durable: bool = False
+    """Its tickets' turns are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,10 +315,10 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             for row in read("SELECT branch, parent, fork_batch, fork_version, why FROM branches ORDER BY branch")
         },
         groups={
-            row["number"]: GroupRow(**_with_bools(row, "put_back", "payload"))
+            row["number"]: GroupRow(**_with_bools(row, "put_back", "payload", "durable"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, ended_batch, filling, put_back, payload FROM groups ORDER BY number"
+                "weight, uses, ended_batch, filling, put_back, payload, durable FROM groups ORDER BY number"
             )
         },
         attempts=dict(attempts),

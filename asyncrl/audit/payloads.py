@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from asyncrl.audit.ledger import GroupRow, LedgerRows, TrajectoryRow
 from asyncrl.audit.table import Check, apply
@@ -17,7 +18,19 @@ from asyncrl.errors import RunError
 from asyncrl.trajectory import Trajectory
 from asyncrl.wire import WireError
 
-ReadPayload = Callable[[TrajectoryRow], bytes]
+
+class Located(Protocol):
+    """A row that says where its bytes are."""
+
+    @property
+    def segment(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+ReadPayload = Callable[[Located], bytes]
 
 _OTHER_FILES = 256
 """Files that this process may have open besides the segments."""
@@ -36,7 +49,7 @@ class PayloadFiles:
             with suppress(FileNotFoundError):  # reclaimed just now
                 self._find(segment)
 
-    def read(self, row: TrajectoryRow) -> bytes:
+    def read(self, row: Located) -> bytes:
         """The bytes where the row says they are, fewer where the file ends. Raises FileNotFoundError."""
         return os.pread(self._find(row.segment), row.bytes, row.start)
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.audit.checks.scores import read_scores
-from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
-from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
+from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, ReadPayload, decoded
 from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config, resuming
 from asyncrl.config.teacher import scored_by_servers, words_scored
@@ -129,7 +129,7 @@ def replayed(
     config: Config,
     ledger: LedgerRows,
     batches: list[BatchRow],
-    read_payload: Callable[[TrajectoryRow], bytes],
+    read_payload: ReadPayload,
     checkpoints: Mapping[int, Path],
     from_step: int,
     trainer_of: Callable[[Config], Trainer],
@@ -210,9 +210,7 @@ def shown(ledger: LedgerRows, batch: BatchRow, data: Demonstrations | None) -> l
     return [Demonstration(r.draw, data.chats.where(r.row), r.digest, data.chats.chat(r.row)) for r in rows]
 
 
-def rebuilt(
-    config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: Callable[[TrajectoryRow], bytes]
-) -> Batch:
+def rebuilt(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: ReadPayload) -> Batch:
     """The batch as the learner received it, from the payloads. Raises PayloadDiffers."""
     groups = [ledger.groups[number] for number in batch.groups]
     members = [(group, row) for group in groups for row in ledger.members[group.number]]
@@ -229,9 +227,7 @@ def rebuilt(
     )
 
 
-def rescored(
-    config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: Callable[[TrajectoryRow], bytes]
-) -> list[GroupScores]:
+def rescored(config: Config, ledger: LedgerRows, batch: BatchRow, read_payload: ReadPayload) -> list[GroupScores]:
     """The scores of a teacher on servers with which the batch took its groups. Raises PayloadDiffers."""
     if not scored_by_servers(config):
         return []
@@ -264,9 +260,7 @@ def _check_step(checkpoints: Mapping[int, Path], from_step: int) -> None:
         raise ConfigError(f"--from-step is {from_step}, and there is no such checkpoint: expected one of {steps}.")
 
 
-def _available(
-    config: Config, ledger: LedgerRows, batches: list[BatchRow], read_payload: Callable[[TrajectoryRow], bytes]
-) -> Available:
+def _available(config: Config, ledger: LedgerRows, batches: list[BatchRow], read_payload: ReadPayload) -> Available:
     for i, batch in enumerate(batches):
         reclaimed = [number for number in batch.groups if not ledger.groups[number].payload]
         if reclaimed:

@@ -21,8 +21,8 @@ from typing import Any
 
 from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import BatchRow, LedgerRows, TrajectoryRow, read_ledger
-from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.payloads import PayloadFiles, ReadPayload
 from asyncrl.audit.scorer_logs import ScorerLines, read_score_logs
 from asyncrl.buffer.bounds.automatic import Auto, in_force
 from asyncrl.buffer.ledger.witnessed import read_witnessed
@@ -156,7 +156,7 @@ class Evidence:
     task_of: Callable[[int], tuple[str, int]]
     """Id of the task at an index, and the size of its group, recomputed from the data seed."""
     curriculum: Curriculum
-    payload: Callable[[TrajectoryRow], bytes]
+    payload: ReadPayload
     bounds: Bounds
     rules: tuple[Bounds, ...]
     """Those of every configuration that the run had, the latest last."""

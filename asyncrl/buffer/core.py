@@ -22,7 +22,16 @@ from typing import Any
 
 from asyncrl.buffer.batches import BatchAnswer, Batches
 from asyncrl.buffer.bounds.idle_slots import IdleSlots
-from asyncrl.buffer.client.messages import EvalReply, Outcome, PutOutcome, ScoreOutcome, ScoringReply, Start, Told
+from asyncrl.buffer.client.messages import (
+    EvalReply,
+    Outcome,
+    PutOutcome,
+    ScoreOutcome,
+    ScoringReply,
+    Start,
+    Told,
+    TurnOutcome,
+)
 from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
@@ -43,6 +52,7 @@ from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases
+from asyncrl.buffer.tickets.recording import Recording
 from asyncrl.buffer.tickets.tickets import Tickets
 from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
@@ -51,6 +61,7 @@ from asyncrl.data.demonstrations import Demonstrations
 from asyncrl.teacher_scores import GroupScores
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
+from asyncrl.turn_codec import StoredTurn
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -82,6 +93,8 @@ class Buffer:
         draws = TaskDraws(self.ledger, source, curriculum or InOrder(), on_step_end)
         self.tickets = Tickets(self.ledger, rules, source, draws, self.leases, now)
         self.scoring = Scoring(self.ledger, rules, self.tickets.queue, now)
+        kept = self.tickets.validity, self.tickets.carried.turns
+        self._recording = Recording(self.ledger, self.leases, *kept)
         stops = Stops(database, rules)
         self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
         parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations, self.scoring)
@@ -194,6 +207,10 @@ class Buffer:
             outcome = self.tickets.receive(trajectory, digest, record)
         self.tickets.failures.all_fail.succeeded()
         return outcome
+
+    def record_turn(self, actor: str, id: TicketId, attempt: int, turn: StoredTurn) -> TurnOutcome:
+        """Keeps a recorded turn with its ticket. Raises Refused."""
+        return "revoked" if self.batches.not_begun else self._recording.record(actor, id, attempt, turn)
 
     def fail(
         self, actor: str, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None
@@ -408,7 +425,8 @@ class Buffer:
                 for branch in branches
             },
             "refused": dict(self.tickets.validity.refused),
-            "prefixes": {name: n for name, n in sorted(self.tickets.prefixes.counts.items()) if n},
+            "prefixes": _counted(self.tickets.carried.prefixes.counts),
+            "turns": _counted(self.tickets.carried.turns.counts),
             "staleness_in_queue": _sorted(queue),
             "staleness_in_flight": _sorted(flight),
             "leases": dict(actors),
@@ -434,6 +452,10 @@ def _handed_out_again(answer: BatchAnswer) -> Iterator[None]:
     except PayloadLost as error:
         b = "?" if answer.batch is None else answer.batch.b
         raise PayloadLost(f"batch {b} cannot be handed out again: {error}") from error
+
+
+def _counted(counts: Counter[str]) -> dict[str, int]:
+    return {name: n for name, n in sorted(counts.items()) if n}
 
 
 def _sorted(histogram: Counter[int]) -> dict[str, int]:

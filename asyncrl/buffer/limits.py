@@ -23,9 +23,11 @@ from asyncrl.buffer.client.messages import (
     ReleaseRequest,
     Request,
     ScoredRequest,
+    TurnRequest,
 )
 from asyncrl.buffer.rules import Rules
-from asyncrl.trajectory import Row
+from asyncrl.trajectory import Row, TicketId
+from asyncrl.turns import Recorded, RecordedSample
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
 
 _HEADER_BYTES = 64 << 10
@@ -57,6 +59,8 @@ class Limits:
     """Tokens of one row: `env.max_tokens`, and one answer that ran over it."""
     kept: int
     """Kept ids of one token: `actors.max_kept`."""
+    turn_bytes: int
+    """Of one recorded turn, its snapshot included: `buffer.turn_max_kb`."""
 
     @classmethod
     def of(cls, rules: Rules, reached: tuple[int, int], eval_tickets: int) -> Limits:
@@ -72,6 +76,7 @@ class Limits:
             scoring=MAX_SCORED,
             row_tokens=rules.row_tokens,
             kept=rules.max_kept,
+            turn_bytes=rules.turn_bytes,
         )
 
     @property
@@ -114,8 +119,20 @@ class Limits:
                     "(env.max_tokens + actors.max_new_tokens)"
                 )
 
+    def check_turn(self, record: Recorded, id: TicketId) -> None:
+        """Raises WireError for a sample that no turn of this run has."""
+        if not isinstance(record, RecordedSample):
+            return
+        kept = 0 if record.kept is None else int(record.kept.counts.max(initial=0))
+        if kept > self.kept or len(record.token_ids) > self.row_tokens:
+            raise WireError(
+                f"{record.named} of ticket {id} has {len(record.token_ids)} tokens, of {kept} kept ids at most, "
+                f"expected at most {self.row_tokens} (env.max_tokens + actors.max_new_tokens) of {self.kept} "
+                "(actors.max_kept)"
+            )
+
     def _frames_of(self, request: Request[Any]) -> int:
-        if isinstance(request, PutRequest):
+        if isinstance(request, PutRequest | TurnRequest):
             return MAX_PUTS
         if isinstance(request, ScoredRequest):
             return 1

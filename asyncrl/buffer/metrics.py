@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.staleness import staleness
-from asyncrl.tracking.series import DROP_REASONS, STATES, histogram
+from asyncrl.buffer.tickets.turns import Turns
+from asyncrl.tracking.series import DROP_REASONS, RECORD_ENDS, STATES, histogram
 
 
 def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> dict[str, float]:
@@ -40,7 +41,9 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/reissued": buffer.tickets.queue.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
-        "throughput/tokens_wasted/prefix": buffer.tickets.prefixes.wasted,
+        "throughput/tokens_wasted/prefix": buffer.tickets.carried.prefixes.wasted,
+        "throughput/tokens_wasted/turns": buffer.tickets.carried.turns.wasted,
+        **recorded(buffer.tickets.carried.turns, counts),
         **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},
     }
     if buffer.rules.auto is not None:
@@ -57,6 +60,17 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
             values[f"buffer/count/{fate}"] = tally.count
             values |= {f"buffer/env_count/{fate}/{env}": n for env, n in tally.envs.items()}
     return values | ages(buffer)
+
+
+def recorded(turns: Turns, counts: Mapping[str, int]) -> dict[str, float]:
+    """Of recorded turns."""
+    return {
+        "buffer/recorded/records": turns.recorded,
+        "buffer/recorded/revoked": counts.get("turns_revoked", 0),
+        "buffer/recorded/resumed": turns.resumed,
+        "buffer/recorded/carried_tokens": turns.carried_tokens,
+        **{f"buffer/recorded/{how}": turns.counts[how] for how in RECORD_ENDS},
+    }
 
 
 def ages(buffer: Buffer) -> dict[str, float]:

@@ -83,6 +83,10 @@ class Rules:
     """Most tokens of one row."""
     max_kept: int = MAX_KEPT
     """Most kept ids of one token."""
+    durable: bool = False
+    """Turns of new groups' episodes are recorded (`buffer.turns`)."""
+    turn_bytes: int = 1 << 20
+    """Most bytes of one recorded turn, its snapshot included."""
     settings: str = "{}"
     """JSON: what decides the result of a training step (`asyncrl.config.resuming`)."""
 
@@ -117,6 +121,8 @@ class Rules:
             lease_s=c.buffer.lease_s,
             max_disk_bytes=c.buffer.max_disk_gb * 1e9,
             keep_all=c.buffer.keep == "all",
+            durable=c.buffer.turns == "on",
+            turn_bytes=c.buffer.turn_max_kb << 10,
             batch_retries=c.learner.batch_retries,
             max_skipped=c.learner.max_skipped,
             keep_checkpoints=c.learner.keep_checkpoints,

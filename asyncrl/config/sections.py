@@ -236,6 +236,11 @@ class BufferConfig(Section):
     """Milliseconds within which puts share one commit."""
     max_disk_gb: float = Field(20.0, gt=0)
     """Bound on the size of payloads; near it the learner is asked for checkpoints, at it no new group is issued."""
+    turns: Literal["off", "on"] = "off"
+    """on: the turns of an episode are recorded as they are played, so that another actor goes on at the turn where one
+    has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`."""
+    turn_max_kb: int = Field(1024, ge=4, le=65536)
+    """KiB of one recorded turn, its environment's snapshot included. An episode with more fails as env_error."""
 
     @property
     def most_staleness(self) -> int:

@@ -47,7 +47,9 @@ EDGES: dict[str, dict[str, int]] = {
 """Buckets of a token's turn in its row, and of its position in its turn, with the lowest of each, from 1."""
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
-WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "aborted", "masked")
+WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "turns", "aborted", "masked")
+RECORD_ENDS = ("kept", "continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped")
+"""What became of recorded turns (`buffer.turns`)."""
 STATES = ("in_flight", "waiting", "assigned", "trained", "dropped")
 STOP_REASONS = ("done", "max_turns", "max_tokens", "length")
 FATES = ("generated", "trained", "dropped")
@@ -92,6 +94,7 @@ _OPEN = r"[^/\s{}]+"
 PLACEHOLDERS: dict[str, tuple[str, ...] | None] = {
     "reason": WASTE_REASONS,
     "drop": DROP_REASONS,
+    "record": RECORD_ENDS,
     "state": STATES,
     "bucket": BUCKETS,
     "turn": tuple(EDGES["turn"]),
@@ -135,6 +138,7 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
     *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
+    *_total("throughput/begun_again", "episodes", "episodes that began again: what was recorded of them did not fit"),
     *_total("throughput/compactions", "rows", "rows that ended with a summary of the conversation (env.compact)"),
     *_total("throughput/compacted_from", "tokens", "length of the rows that ended with a summary"),
     *_total("throughput/compacted_to", "tokens", "length of the prompts that began from a summary"),
@@ -184,6 +188,13 @@ _TABLE: list[Series] = [
     *_total("buffer/duplicates", "trajectories", "trajectories put again with the same digest: not stored"),
     *_total("buffer/late", "trajectories", "trajectories that came too late or with another digest: discarded"),
     *_total("buffer/reissued", "tickets", "tickets issued again after a lapsed lease or a failed environment"),
+    *_total("buffer/recorded/records", "records", "samples and answers of episodes that were recorded (buffer.turns)"),
+    *_total("buffer/recorded/revoked", "records", "those of attempts that did not hold their ticket: not recorded"),
+    *_total(
+        "buffer/recorded/resumed", "tickets", "tickets issued with recorded turns, behind which the episode goes on"
+    ),
+    *_total("buffer/recorded/carried_tokens", "tokens", "sampled tokens that these carried, not sampled again"),
+    Series("buffer/recorded/{record}", "records", "recorded so far, by what became of them", "sum"),
     *_total("buffer/refused", "messages", "malformed messages refused"),
     *_total("buffer/wrong_actor", "messages", "puts, failures and releases of another actor's tickets: refused"),
     *_total("buffer/old_tokens", "trajectories", "trajectories with tokens older than their ticket allows: refused"),

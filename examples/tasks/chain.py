@@ -60,6 +60,8 @@ class Game(asyncrl.Environment):
 
     reset_state = "0 True"
 
+    replayable = True
+
     async def reset(self, task: Any) -> list[dict[str, Any]]:
         self._task, self._at, self._right = task, 0, True
         return [{"role": "user", "content": task["prompt"]}]

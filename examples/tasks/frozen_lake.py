@@ -73,6 +73,7 @@ class Game(asyncrl.Environment):
     `success` is 1 at the goal. The cell is the state: `learner.advantage: gigpo` compares siblings that stood on it."""
 
     reset_state = START
+    replayable = True
 
     async def reset(self, task: Any) -> list[dict[str, Any]]:
         self._cell, self._holes, self._left = START, task["holes"], MOST_MOVES

@@ -55,6 +55,8 @@ class Tasks(DrawnTasks):
 class Game(asyncrl.Environment):
     """Reward 1 for the secret within four guesses, else 0. What is not in the list costs a guess."""
 
+    replayable = True
+
     async def reset(self, task: Any) -> list[dict[str, Any]]:
         self._secret, self._left = task["secret"], TRIES
         return [{"role": "user", "content": task["prompt"]}]

@@ -8,9 +8,12 @@ of it goes through the sockets, the ledger and the disk that a run uses.
     trajectories/s   put and acknowledged, in a window after the warm-up; what the actors would have made is `offered`
     put              from the call to the acknowledgement, median and 99th percentile
     batch            a batch that is complete, asked for once more: the buffer's own time and the way
+    turn             with `--turn-s`: the same for each recorded sample and answer (buffer.turns)
     staleness        the largest of any trajectory in any batch; the bound is `--max-staleness`
     memory           of the buffer at the window's begin and end; cores of it, and of those that simulate
 
+`--actors 64 --slots 8 --speed 100`, with `--turn-s 4` and without: what recorded turns cost at one turn in four seconds
+x 512 slots.
 Where the buffer takes a whole core, it is saturated; where those that simulate do, they are. From the buffer's CPU per
 trajectory follows how many GPUs one buffer carries. For memory there is one longer window (`--long`), whose slope is
 said. Prints what docs/explanation/scaling.md takes, as markdown; writes bench/results/scale.json. As it stands: five
@@ -30,8 +33,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -43,7 +48,9 @@ from results import finish, keep
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
-from asyncrl.trajectory import CONTEXT, Row, Ticket, Trajectory
+from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnReward
+from asyncrl.turn_codec import tools_digest
+from asyncrl.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
 
 ROOT = Path(__file__).parents[2]
 GROUP_SIZE = 8
@@ -68,6 +75,9 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=8.0)
     parser.add_argument("--long", type=float, default=75.0, help="length of one more window, at 128 actors, for memory")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that simulate")
+    parser.add_argument(
+        "--turn-s", type=float, default=0.0, help="seconds of one turn, which is recorded (buffer.turns); 0: off"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "scale.json")
     options = parser.parse_args()
     rows: list[Found] = []
@@ -96,8 +106,10 @@ def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found
                 "max_staleness": options.max_staleness,
                 "lease_s": 600.0,
                 "max_disk_gb": 1000,
+                "turns": "on" if options.turn_s else "off",
             },
             "eval": {"tasks": 0},
+            "env": {"max_tokens": LONGEST},
         }
     )
     context = multiprocessing.get_context("spawn")
@@ -134,12 +146,15 @@ def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found
         with closing(BufferClient(run.address("buffer"), identity="bench", deadline_s=60)) as client:
             status = client.status()
     puts = np.concatenate([s["puts"] for s in said if "puts" in s])
+    turns = np.concatenate([s["turns"] for s in said if "turns" in s])
     learned = next(s for s in said if "batches" in s)
     return {
         "actors": actors,
         "offered_per_s": at_once * options.speed / options.tokens,
         "trajectories_per_s": len(puts) / seconds,
         "put_ms": quantiles(puts),
+        "turns_per_s": len(turns) / seconds,
+        "turn_ms": quantiles(turns) if len(turns) else None,
         "batch_ms": quantiles(np.array(learned["batches"] or [math.nan])),
         "batch_trajectories": groups * GROUP_SIZE,
         "versions": learned["versions"],
@@ -156,14 +171,13 @@ def measured(actors: int, options: argparse.Namespace, window_s: float) -> Found
 def play(path: Path, mine: range, options: Found, version: Any, go: Event, stop: Event, results: Any) -> None:
     """The actors of one process."""
     done: list[float] = []
+    turns: list[float] = []
 
     async def episode(client: AsyncBufferClient, name: str, ticket: Ticket, length: int, held: int) -> None:
-        await asyncio.sleep(length / options["speed"])
-        made = trajectory(ticket, name, length, held)
-        began = time.perf_counter()
-        await client.put(made)
-        if go.is_set() and not stop.is_set():
-            done.append(time.perf_counter() - began)
+        took = length / options["speed"]
+        made = trajectory(ticket, name, length, held, turns_in(took, options))
+        await acted(client, ticket, made, took / made.turns, lambda sent: timed(sent, turns, go, stop))
+        await timed(client.put(made), done, go, stop)
 
     async def actor(i: int) -> None:
         name, lengths = f"actor-{i}", np.random.default_rng(i)
@@ -192,7 +206,31 @@ def play(path: Path, mine: range, options: Found, version: Any, go: Event, stop:
 
     run = RunFolder.existing(path)
     asyncio.run(all_of_them())
-    results.put({"puts": np.array(done)})
+    results.put({"puts": np.array(done), "turns": np.array(turns)})
+
+
+async def timed(sent: Coroutine[Any, Any, str], seconds: list[float], go: Event, stop: Event) -> None:
+    """Waits for the acknowledgement; notes in the window how long that took."""
+    began = time.perf_counter()
+    await sent
+    if go.is_set() and not stop.is_set():
+        seconds.append(time.perf_counter() - began)
+
+
+def turns_in(seconds: float, options: Found) -> int:
+    """Turns of an episode that takes so long."""
+    return max(1, round(seconds / options["turn_s"])) if options["turn_s"] else 1
+
+
+async def acted(
+    client: AsyncBufferClient, ticket: Ticket, made: Trajectory, turn_s: float, timed: Callable[[Any], Awaitable[None]]
+) -> None:
+    """The turns of an episode, in the time that they take; those of a durable ticket are recorded."""
+    for record in records(made):
+        if isinstance(record, RecordedSample):
+            await asyncio.sleep(turn_s)
+        if ticket.durable:
+            await timed(client.turn(ticket.id, ticket.attempt, record))
 
 
 def shape(options: Found) -> tuple[float, float]:
@@ -200,8 +238,12 @@ def shape(options: Found) -> tuple[float, float]:
     return math.log(options["tokens"]) - options["sigma"] ** 2 / 2, options["sigma"]
 
 
-def trajectory(ticket: Ticket, name: str, length: int, held: int) -> Trajectory:
-    mask = np.arange(length) >= length // 8
+def trajectory(ticket: Ticket, name: str, length: int, held: int, turns: int) -> Trajectory:
+    """Its sampled tokens are divided among so many turns."""
+    first = length // 8
+    turns = min(turns, length - first)
+    edges = np.linspace(first, length, turns + 1).astype(int).tolist()
+    mask = np.arange(length) >= first
     row = Row(
         np.arange(length, dtype=np.int32),
         mask,
@@ -210,7 +252,24 @@ def trajectory(ticket: Ticket, name: str, length: int, held: int) -> Trajectory:
     )
     reward = float(ticket.id.index % 2)
     task = str(ticket.task["id"])
-    return Trajectory(ticket.id, ticket.attempt, "train", name, task, "fake", (row,), reward, {}, 1, "done")
+    spans = [Span(0, start, end - start) for start, end in pairwise(edges)]
+    earned = tuple(TurnReward(reward / turns, (span,)) for span in spans) if turns > 1 else ()
+    about = (turns, "done")
+    made = Trajectory(ticket.id, ticket.attempt, "train", name, task, "fake", (row,), reward, {}, *about)
+    return replace(made, turn_rewards=earned)
+
+
+def records(made: Trajectory) -> Iterator[Recorded]:
+    """What an actor records of that episode: its reset, and each turn's sample and answer, with 1 kB of text."""
+    (row,) = made.rows
+    message = [{"role": "tool", "content": "x" * 1000}]
+    yield RecordedReset(message, tools_digest([]))
+    spans = [turn.spans[0] for turn in made.turn_rewards] or [Span(0, len(row) // 8, len(row) - len(row) // 8)]
+    for number, span in enumerate(spans):
+        of = slice(span.start, span.start + span.tokens)
+        tokens = (row.token_ids[of], row.logprobs[of], row.versions[of])
+        yield RecordedSample(number, *tokens, stop_reason="stop", prompt=ids_digest([number]))
+        yield RecordedAnswer(number, message, made.reward / made.turns, number + 1 == len(spans))
 
 
 def learn(path: Path, version: Any, go: Event, stop: Event, results: Any) -> None:

@@ -21,6 +21,7 @@ from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
+from asyncrl.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says
@@ -37,6 +38,8 @@ class FakeBuffer:
         self.failed: list[tuple[TicketId, int, str, str]] = []
         self.released: list[Lease] = []
         self.prefixes: list[Row | None] = []
+        self.turns: list[tuple[TicketId, int, Recorded]] = []
+        self.turn_outcome: Any = "stored"
         self.outcome: Any = "stored"
         self.refuses: Exception | None = None
         """Raised by `fail`."""
@@ -71,6 +74,16 @@ class FakeBuffer:
             raise self.outcome
         self.stored.append(trajectory)
         return self.outcome
+
+    async def turn(self, id: TicketId, attempt: int, record: Recorded) -> Any:
+        if self.silent:
+            self.silent -= 1
+            raise BufferTimeout("no answer")
+        if isinstance(self.turn_outcome, Exception):
+            raise self.turn_outcome
+        if self.turn_outcome == "stored":
+            self.turns.append((id, attempt, record))
+        return self.turn_outcome
 
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:
         self.failed.append((id, attempt, reason, detail))

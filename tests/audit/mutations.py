@@ -21,6 +21,8 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "groups.reason": (None, "stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch"),
     "attempts.ended": (None, "stored", "late", "lapsed", "released", "handed_back", "failed", "revoked", "lost"),
     "prefixes.ended": (None, "continued", "anew", "longer", "stale", "failed", "dropped"),
+    "turns.form": ("reset", "partial", "sample", "summary", "answer"),
+    "turns.ended": (None, "continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped"),
     "retired.why": ("stale", "yielded", "no_payload"),
     "scorings.ended": (None, "scored", "late", "lapsed", "returned", "revoked", "lost"),
     "batches.outcome": (None, "applied", "guard", "poison"),

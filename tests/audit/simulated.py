@@ -28,7 +28,7 @@ from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 from asyncrl.scorer.score_log import ScoreLog
 from asyncrl.teacher_scores import from_record as scores_from_record
-from asyncrl.trajectory import Ticket, TicketId
+from asyncrl.trajectory import Ticket, TicketId, Trajectory
 from tests.buffer.fakes import (
     RULES,
     FakeCurriculum,
@@ -43,6 +43,7 @@ from tests.buffer.fakes import (
 from tests.buffer.scoring.fakes import SCORED, lease, scores
 from tests.buffer.scoring.fakes import bring as put_scores
 from tests.buffer.tickets.test_prefixes import prefix
+from tests.buffer.tickets.test_turns import RESET, answer, episode, played, record, sample
 
 
 def more(version: int, results: Sequence[GroupResult], tasks: Sequence[Any]) -> list[str]:
@@ -85,6 +86,12 @@ class Simulated:
         made = trajectory(ticket, versions, float(ticket.id.index) if reward is None else reward)
         made = self.log.announce(made)
         if put(self.buffer, made) != "late" and ticket.kind == "train":
+            self.log.write(made)
+            self.buffer.logged("actor-0", self.log.head)
+
+    def put_made(self, made: Trajectory) -> None:
+        made = self.log.announce(made)
+        if put(self.buffer, made) != "late":
             self.log.write(made)
             self.buffer.logged("actor-0", self.log.head)
 
@@ -388,6 +395,44 @@ def stopped(folder: Path) -> Simulated:
     return run
 
 
+def recorded(folder: Path) -> Simulated:
+    """Turns were recorded: continued by a later attempt, interrupted in a sample, ended in every other way."""
+    run = Simulated(folder, durable=True, env_retries=9)
+    first = run.issue(6)
+    for ticket in first[:4]:
+        record(run.buffer, ticket, [*episode(2), sample(2, stop_reason="abort")])
+        run.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
+    for ticket in first[4:]:
+        record(run.buffer, ticket, episode(1))
+    run.kill()
+    again = run.issue(4)
+    for ticket, samples in zip(again, ([0, 1, 2], [0, 1, 2], [0, 1], [5]), strict=True):
+        if ticket.id.index == 1:
+            record(run.buffer, ticket, [sample(2, tokens=4 if ticket.id.group else 5)])
+        run.put_made(played(ticket, [sample(n, tokens=4 if n == 2 else 3) for n in samples]))
+    run.step()
+    run.checkpoint()
+    run.buffer.fail("actor-0", first[4].id, 0, "env_error", "away")
+    run.buffer.fail("actor-0", first[5].id, 0, "env_diverged", "another answer")
+    for ticket in run.issue(8):
+        if ticket.id.group > 2:
+            record(run.buffer, ticket, [RESET, sample(0, 1), answer(0)])
+            run.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
+        else:
+            run.put(ticket)
+    for ticket in run.issue(2):
+        record(run.buffer, ticket, [RESET, sample(0, 1, tokens=2)])
+        run.put_made(played(ticket, [sample(0, 1, tokens=2)]))
+    run.step()
+    for ticket in run.issue(8):
+        if ticket.id.group % 2:
+            run.put(ticket)
+    run.step()
+    for ticket in run.issue(3):
+        record(run.buffer, ticket, [RESET, sample(0, run.buffer.ledger.history.version)])
+    return run
+
+
 def automatic(folder: Path) -> Simulated:
     """The bound was raised, lowered while groups waited that were admitted before, and left for a branch."""
     run = Simulated(folder, auto=Auto(0, 4, 1), max_staleness=4)
@@ -466,6 +511,7 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "demonstrations": shown,
     "sft": supervised,
     "stopped": stopped,
+    "recorded": recorded,
     "auto": automatic,
     "taught": taught,
 }

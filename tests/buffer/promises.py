@@ -53,6 +53,15 @@ class Promises(RuleBasedStateMachine):
                 assert (uses > 0) == (state == "trained")
 
     @invariant()
+    def recorded_turns_add_up(self) -> None:
+        """recorded = kept + continued + ..., in memory as in the ledger."""
+        rows = self.sql("SELECT coalesce(ended, 'kept'), count(*), sum(sampled) FROM turns GROUP BY 1")
+        turns = self.buffer.tickets.carried.turns
+        assert {how: n for how, n, _ in rows} == {how: n for how, n in turns.counts.items() if n}
+        assert turns.recorded == sum(n for _, n, _ in rows)
+        assert turns.wasted == sum(n for how, _, n in rows if how not in ("kept", "continued", "longer"))
+
+    @invariant()
     def nothing_acknowledged_is_lost(self) -> None:
         digests = {(g, i): d for g, i, d in self.sql("SELECT grp, idx, digest FROM trajectories")}
         assert digests == {key: t.digest() for key, t in self.stored.items()}

@@ -23,7 +23,9 @@ from asyncrl.audit.checks.bounds import bounds as bounds_of_batches
 from asyncrl.audit.checks.curriculum import curriculum
 from asyncrl.audit.checks.drops import stale_groups_were_too_old, trained_groups_have_no_use_left
 from asyncrl.audit.checks.replays import replays
+from asyncrl.audit.checks.turns import turns
 from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.core import Buffer
@@ -31,9 +33,13 @@ from asyncrl.buffer.ledger.records import Draw
 from asyncrl.buffer.replaying import PRIORITIES, Replaying
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.selection import SAMPLERS, zero_variance
-from asyncrl.trajectory import Ticket, Trajectory
+from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.turn_codec import decode_turn, encode_turn
+from asyncrl.turns import Recorded, RecordedSample, successors
 from tests.buffer.fakes import FakeCurriculum, FakeSource, open_buffer, put, trajectory
 from tests.buffer.promises import Promises
+from tests.buffer.tickets import test_turns as recorded_turns
+from tests.buffer.tickets.test_turns import played
 
 ACTORS = ("a", "b")
 
@@ -48,11 +54,20 @@ class Interleavings(Promises):
         sampler=st.sampled_from(sorted(SAMPLERS)),
         filtered=st.booleans(),
         replayed=st.sampled_from(["", *PRIORITIES]),
+        durable=st.booleans(),
     )
     def begin(
-        self, over_age: str, max_staleness: int, max_uses: int, sampler: str, filtered: bool, replayed: str
+        self,
+        over_age: str,
+        max_staleness: int,
+        max_uses: int,
+        sampler: str,
+        filtered: bool,
+        replayed: str,
+        durable: bool,
     ) -> None:
         self.options = {
+            "durable": durable,
             "over_age": over_age,
             "max_staleness": max_staleness,
             "max_uses": max_uses,
@@ -78,6 +93,8 @@ class Interleavings(Promises):
         self.now = 0.0
         self.buffer = self.open()
         self.tickets: list[Ticket] = []
+        self.said: dict[tuple[TicketId, int], list[Recorded]] = {}
+        """What each attempt has of its episode: the turns that came with its ticket, and those that it recorded."""
         self.stored: dict[tuple[int, int], Trajectory] = {}
         self.fixed: dict[int, tuple[tuple[int, ...], Draw]] = {}
         self.checkpoints: list[tuple[int, int, int | None]] = [(0, 0, None)]
@@ -109,6 +126,10 @@ class Interleavings(Promises):
         if hasattr(self, "buffer"):
             self.buffer.database.close()
             ledger = read_ledger(self.folder)
+            # Recorded turns: each has its attempt, and each that was continued is in its trajectory, token for token.
+            files = PayloadFiles(self.folder / "payloads")
+            assert list(turns(ledger, files.read)) == []
+            files.close()
             shutil.rmtree(self.folder)
             # Through all crashes and forks: every draw, and every state of the curriculum, made again from the ledger.
             assert list(curriculum(ledger, FakeCurriculum())) == []
@@ -135,9 +156,15 @@ class Interleavings(Promises):
         assert len(issued) == credits or why
         self.commit()
         self.tickets = (self.tickets + issued)[-60:]
+        for ticket in issued:
+            assert ticket.durable <= self.options["durable"]
+            self.said[ticket.id, ticket.attempt] = [*ticket.turns]
 
     def made(self, data: Any, ticket: Ticket) -> Trajectory:
-        """With a prefix it goes on behind it, or starts over."""
+        """With a prefix or recorded turns it goes on behind them, or starts over."""
+        samples = [r for r in self.said[ticket.id, ticket.attempt] if isinstance(r, RecordedSample)]
+        if samples and data.draw(st.integers(0, 3)):
+            return played(ticket, samples)
         kept = ticket.prefix if ticket.prefix is not None and data.draw(st.booleans()) else None
         before = [] if kept is None else kept.versions[kept.mask].tolist()
         first = max([ticket.min_version[1], *before])
@@ -168,6 +195,48 @@ class Interleavings(Promises):
             again = self.stored[data.draw(st.sampled_from(sorted(self.stored)))]
             assert put(self.buffer, again) == "duplicate"
             self.commit()
+
+    @rule(data=st.data(), times=st.integers(1, 5), partial=st.booleans(), restart=st.sampled_from([False] * 5 + [True]))
+    def record(self, data: Any, times: int, partial: bool, restart: bool) -> None:
+        """The next turns of an episode: stored of the attempt that holds the ticket, of others revoked."""
+        if not self.tickets:
+            return
+        ticket = data.draw(st.sampled_from(self.tickets[-8:]))
+        said = self.said[ticket.id, ticket.attempt]
+        if restart and len(said) == len(ticket.turns):  # an attempt that has recorded nothing begins again
+            said.clear()
+        for _ in range(times):
+            record = self.next_record(said, ticket, partial and data.draw(st.booleans()))
+            for actor in ACTORS:
+                lease = self.buffer.leases.get(ticket.id.group, ticket.id.index)
+                holds = lease is not None and lease.is_of((ticket.id, ticket.attempt), actor)
+                refused = ""
+                try:
+                    id, attempt, turn = decode_turn(encode_turn(ticket.id, ticket.attempt, record))
+                    outcome = self.buffer.record_turn(actor, id, attempt, turn)
+                except Refused as error:
+                    refused = error.code
+                if refused:  # also the rest of a sample that this attempt has handed over itself
+                    mine = bool(said) and said[-1].form == "partial"
+                    assert (holds, refused) == (True, "bad_turn" if ticket.durable and mine else "not_durable")
+                else:
+                    assert outcome == ("stored" if holds else "revoked")
+                    said += [record] if holds else []
+        self.commit()
+
+    def next_record(self, said: list[Recorded], ticket: Ticket, partial: bool) -> Recorded:
+        """Behind what the attempt has of its episode. An interrupted sample is whole then, with the same beginning."""
+        version = self.buffer.ledger.history.recorded_version
+        if not said:
+            return recorded_turns.RESET
+        number, answer = next(iter(successors((said[-1].place[0], said[-1].form))))
+        if answer:
+            return recorded_turns.answer(number)
+        if isinstance(said[-1], RecordedSample) and said[-1].partial:
+            old = said[-1].versions[0]
+            return recorded_turns.sample(number, int(old), tokens=5)
+        reason = "abort" if partial else "stop"
+        return recorded_turns.sample(number, max(version, ticket.min_version[1]), stop_reason=reason)
 
     @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew", "hand back", "hand back"]))
     def give_up(self, data: Any, how: str) -> None:

@@ -52,6 +52,8 @@ def _value(node: ast.expr) -> float:
 class CalculatorEnv(ToolEnvironment):
     """The policy may call `calculate` as often as it has turns; its final text is scored."""
 
+    state_fields = ()
+
     def __init__(
         self, score: ScoreSpec = "exact_match", *, max_turns: int | None = None, tool_timeout_s: float = 30.0
     ) -> None:

@@ -16,6 +16,8 @@ from asyncrl.errors import ConfigError
 class LookupEnv(ToolEnvironment):
     """Reward 1 when the final text is exactly the task's answer, else 0."""
 
+    state_fields = ()
+
     def __init__(
         self, *, max_turns: int | None = None, tool_latency_s: float | str = 0.0, tool_timeout_s: float = 30.0
     ) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 from asyncrl.actors.envs import ENVIRONMENTS
 from asyncrl.actors.envs.agent import is_agent
 from asyncrl.actors.envs.protocol import Env, Environment, Message, Task, Turn
+from asyncrl.actors.envs.resuming import Way, told, way_of
 from asyncrl.config.rules.environments import LIMITS
 from asyncrl.plugins import check_options, resolve
+from asyncrl.turns import Snapshot
 
 _FIELDS = {"name", "options", "reward_weight"}
 
@@ -69,7 +71,12 @@ class MixEnv(Environment):
             for name, spec in options.get("envs", {}).items()
         }
 
-    async def reset(self, task: Task) -> list[Message]:
+    @property
+    def resumed_by(self) -> Way:
+        """As the task's environment is; known once `reset` has returned."""
+        return "none" if self._env is None else way_of(self._env)
+
+    async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:
         """Raises ValueError for a task of a source without an environment."""
         spec = self._envs.get(self.name_of(task))
         if spec is None:
@@ -78,7 +85,7 @@ class MixEnv(Environment):
             )
         self._env = functools.partial(_maker(spec, "env.options.envs"), **spec.get("options", {}))()
         self._weight = float(spec.get("reward_weight", 1.0))
-        messages = await self._env.reset(task)
+        messages = await self._env.reset(task, **told(self._env, interrupted))
         self.tools, self.reset_state = self._env.tools, getattr(self._env, "reset_state", None)
         return messages
 
@@ -86,6 +93,14 @@ class MixEnv(Environment):
         assert self._env is not None, "reset comes first"
         turn = await self._env.step(message)
         return dataclasses.replace(turn, reward=turn.reward * self._weight)
+
+    async def snapshot(self) -> Snapshot | None:
+        env: Any = self._env
+        return await env.snapshot()  # type: ignore[no-any-return]
+
+    async def restore(self, state: Snapshot) -> None:
+        env: Any = self._env
+        await env.restore(state)
 
     async def close(self) -> None:
         if self._env is not None:

@@ -68,6 +68,15 @@ class Env(Protocol):
     """The interface that the episode loop calls. One instance plays one episode and is never used again.
 
     An exception, or a missed deadline, costs that episode only: it is recorded as `env_error`, never as reward 0.
+
+    Under `buffer.turns` an episode whose actor is lost goes on elsewhere if its environment declares how
+    (docs/how-to/long-episodes.md), in one of these ways, in a new instance whose `reset` was called:
+
+    - `async def snapshot(self) -> bytes | str | None`: the state after `reset` or a `step`, or a reference to it, which
+      must never change; None: at this turn there is none. `async def restore(self, state) -> None` returns to it.
+    - `replayable = True`: equal actions get equal answers, so that the recorded actions can be stepped again.
+    - `reset(self, task, interrupted=None)`: the episode begins again; `interrupted` is the action (a message) whose
+      answer was not recorded: it may have been carried out.
     """
 
     tools: Sequence[Tool]
@@ -94,6 +103,9 @@ class Environment(ABC):
     reset_state: str | bytes | None = None
     """Key of the state that `reset` leaves, as `Turn.state`. None: siblings with equal prompts begin in the same state,
     which no later turn returns to."""
+    replayable: bool = False
+    """Equal actions get equal answers in every instance with the same task: an interrupted episode may be stepped
+    again from its `reset` (`buffer.turns`)."""
 
     @abstractmethod
     async def reset(self, task: Task) -> list[Message]: ...

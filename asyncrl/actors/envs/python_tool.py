@@ -13,6 +13,8 @@ from asyncrl.rewards.sandbox import Run, SandboxFailed, open_sandbox
 class PythonToolEnv(ToolEnvironment):
     """Each call of `python` is a new process: nothing is kept between calls."""
 
+    state_fields = ()
+
     def __init__(
         self,
         score: ScoreSpec = "exact_match",

@@ -7,9 +7,12 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+import msgpack
 
 from asyncrl.actors.envs.protocol import Environment, Message, Task, Tool, Turn
+from asyncrl.actors.envs.resuming import Way, takes_interrupted
 from asyncrl.actors.envs.single_turn import check_score
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.data.base import prompt_messages
@@ -28,6 +31,11 @@ class ToolEnvironment(Environment):
     Failures of a tool (any other exception, no answer within `tool_timeout_s`) end the episode as `env_error`: an
     outage must not teach the policy that its call was bad.
     """
+
+    state_fields: ClassVar[tuple[str, ...] | None] = None
+    """Attributes of a subclass that hold what it keeps between turns, as plain data; `()`: it keeps nothing. An
+    interrupted episode then goes on with them (`buffer.turns`). None, or not set by the class itself: it is not known,
+    and the episode begins again."""
 
     def __init__(
         self,
@@ -77,6 +85,30 @@ class ToolEnvironment(Environment):
     async def reset(self, task: Task) -> list[Message]:
         self.task = task
         return prompt_messages(task)
+
+    @property
+    def resumed_by(self) -> Way:
+        """Functions that are tools keep nothing for an episode, so that this class itself has a snapshot."""
+        cls = type(self)
+        if (
+            cls is ToolEnvironment
+            or vars(cls).get("state_fields") is not None
+            or cls.snapshot is not ToolEnvironment.snapshot
+        ):
+            return "snapshot"
+        return "replay" if self.replayable else "told" if takes_interrupted(self) else "none"
+
+    async def snapshot(self) -> bytes | str | None:
+        """The number of turns and the `state_fields`. Raises TypeError for one that is no plain data."""
+        kept = {name: getattr(self, name) for name in self.state_fields or ()}
+        packed: bytes = msgpack.packb([self._turns, kept])
+        return packed
+
+    async def restore(self, state: Any) -> None:
+        """`state`: what `snapshot` returned."""
+        self._turns, kept = msgpack.unpackb(state, strict_map_key=False)
+        for name in self.state_fields or ():
+            setattr(self, name, kept[name])
 
     async def step(self, message: Message) -> Turn:
         self._turns += 1

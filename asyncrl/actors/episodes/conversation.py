@@ -44,6 +44,10 @@ class Conversation:
         self.messages = [*self.messages, message]
         return message
 
+    def read(self, sampled_ids: Sequence[int]) -> Message:
+        """The message of sampled ids; the conversation stays as it is."""
+        return self._rendering.parse(sampled_ids)
+
     async def go_on(self, row: OpenRow, messages: Sequence[Message], *, closed: bool) -> OpenRow:
         """The row of the policy's next turn: `row` and the environment's messages, or a new one with the whole
         conversation, where the chat template changes earlier tokens. `closed`: the policy's message is complete."""

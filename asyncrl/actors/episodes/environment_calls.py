@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
+from asyncrl.actors.envs.resuming import Way, checked_snapshot, told, way_of
 from asyncrl.actors.episodes.turn_rewards import Earnings
 from asyncrl.redaction import redact
+from asyncrl.turns import Snapshot
 from asyncrl.user_errors import Cause, UserError, sendable, user_error
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ class GuardedEnv:
         self.rewards: dict[str, float] = {}
         self.metrics: dict[str, float] = {}
         self.earned = Earnings()
+        self.reset_state: str | bytes | None = None
+        """That `reset` left."""
         self._call_s, self._max_reward, self._called, self._tool_called = call_s, max_reward, called, tool_called
         with failing("environment: its constructor"):
             self._env = make()
@@ -83,21 +87,49 @@ class GuardedEnv:
                 raise EnvFailed(f"it holds {plain[0]!r}; make it one with Tool.from_function")
             return [tool.schema for tool in tools]
 
-    async def reset(self, task: Task) -> list[Message]:
-        messages = await self._call(lambda: self._env.reset(task), "reset")
+    @property
+    def way(self) -> Way:
+        """How an episode that was interrupted goes on. Final once `reset` has returned."""
+        with failing("environment"):
+            return way_of(self._env)
+
+    async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:
+        """`interrupted`: the action that an earlier attempt was interrupted in, for an environment that is told."""
+        with failing("environment.reset"):
+            more: Any = told(self._env, interrupted)
+        messages = await self._call(lambda: self._env.reset(task, **more), "reset")
         with failing("environment.reset, expected messages"):
-            self.earned.begin(getattr(self._env, "reset_state", None))
+            self.reset_state = getattr(self._env, "reset_state", None)
+            self.earned.begin(self.reset_state)
             return _checked(messages, "reset")
 
     async def step(self, message: Message) -> Turn:
+        turn = await self.step_again(message)
+        with failing("environment.step, expected a Turn"):
+            self.add(turn)
+        return turn
+
+    async def step_again(self, message: Message) -> Turn:
+        """Like `step`, for an action whose answer was added already."""
         turn = await self._call(lambda: self._env.step(message), "step")
         with failing("environment.step, expected a Turn"):
             _check_numbers(turn)
             _checked(turn.messages or (), "step")
-            self._add(turn)
         return turn
 
-    def _add(self, turn: Turn) -> None:
+    async def snapshot(self, most: int) -> Snapshot | None:
+        """For an environment with the way `snapshot`. `most`: bytes."""
+        env: Any = self._env
+        state = await self._call(lambda: env.snapshot(), "snapshot")
+        with failing("environment.snapshot"):
+            return checked_snapshot(state, most)
+
+    async def restore(self, state: Snapshot) -> None:
+        """For an environment with the way `snapshot`, after its `reset`."""
+        env: Any = self._env
+        await self._call(lambda: env.restore(state), "restore")
+
+    def add(self, turn: Turn) -> None:
         """Add the rewards of a turn. Raises EpisodeFailed for a sum that is larger than any reward may be."""
         self.reward += float(turn.reward)
         for name, value in turn.rewards.items():

@@ -8,6 +8,9 @@
 
     unblocked by   tokens of the engine; the environment, which has `env.call_s` for each call
 
+Where turns are durable, the samples and the environment's answers come first from the ticket's recording
+(recorded/), and the loop does not tell the difference.
+
 Sampled ids are never encoded again. The environment's messages are rendered once, as a tail appended to the row. Where
 the chat template would change earlier tokens, the row ends and a new row starts with the whole conversation.
 
@@ -21,15 +24,16 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from asyncrl.actors.engines.kept import generate
 from asyncrl.actors.engines.protocol import Engine, Generation, PromptTooLong
 from asyncrl.actors.envs.protocol import Env, Turn
 from asyncrl.actors.episodes.conversation import Conversation
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.actors.episodes.recorded.environment import RecordedEnv
+from asyncrl.actors.episodes.recorded.recording import Recording
+from asyncrl.actors.episodes.recorded.samples import Samples
 from asyncrl.actors.episodes.rendering import Rendering
 from asyncrl.actors.episodes.result import EpisodeResult
-from asyncrl.actors.episodes.resumption import first_turn
 from asyncrl.actors.episodes.rows import OpenRow, spans
 from asyncrl.rendering.template import Renderer
 from asyncrl.trajectory import StopReason, Ticket, TurnRecord
@@ -49,12 +53,27 @@ async def play(
     The last assistant message is passed to the environment even if a limit cut it short, so that the environment scores
     every trajectory.
     """
+    recording = Recording(ticket.turns, progress)
+    return await recording.played(lambda: _played(ticket, make_env, engine, renderer, limits, recording))
+
+
+async def _played(
+    ticket: Ticket,
+    make_env: Callable[[], Env],
+    engine: Engine,
+    renderer: Renderer,
+    limits: EpisodeLimits,
+    recording: Recording,
+) -> EpisodeResult:
+    progress = recording.progress
     env = GuardedEnv(
         make_env, limits.call_s, limits.max_reward, lambda: progress.enter("environment"), progress.tools.add
     )
     try:
         said = Conversation(Rendering(renderer, limits), progress)
-        return await _Episode(ticket, env, engine, said, renderer.stop_token_ids, limits, progress).run()
+        samples = Samples(ticket, engine, limits, renderer.stop_token_ids, recording)
+        recorded = RecordedEnv(env, recording, said.read, limits.max_snapshot)
+        return await _Episode(ticket, recorded, samples, said, limits, progress).run()
     finally:
         await env.close()
 
@@ -64,10 +83,9 @@ class _Episode:
     """The state of one episode: its rows, and what it took to make them."""
 
     _ticket: Ticket
-    _env: GuardedEnv
-    _engine: Engine
+    _env: RecordedEnv
+    _samples: Samples
     _conversation: Conversation
-    _stop_token_ids: tuple[int, ...]
     _limits: EpisodeLimits
     _progress: Progress
     _rows: list[OpenRow] = field(default_factory=list)
@@ -82,22 +100,22 @@ class _Episode:
                 detail = f"task {self._ticket.task['id']}: {error}"
                 raise EpisodeFailed("env_error", detail, Cause("too long")) from error
             stop_reason = "max_tokens"
-        rows, env = tuple(row.freeze() for row in self._rows), self._env
+        rows, env = tuple(row.freeze() for row in self._rows), self._env.env
         messages, earned = self._conversation.transcript, env.earned.by_turn(spans(self._rows))
         about = (self._turns, stop_reason, messages, self._records, earned)
         return EpisodeResult(rows, env.reward, env.rewards, env.metrics, *about)
 
     async def _take_turns(self) -> StopReason:
         first = await self._env.reset({**self._ticket.task, "episode": self._ticket.id.index})
-        row = await self._conversation.begin(first, self._env.tools)
+        row = await self._conversation.begin(first, self._env.env.tools)
         while True:
             generation = await self._generate(row)
             message = self._conversation.parse(generation.token_ids.tolist())
-            sampled_at = self._progress.at
             last, stopped = self._turns == self._limits.max_turns, generation.stop_reason == "stop"
             # The environment learns how many tokens were sampled (for a length penalty), but not which.
-            turn = await self._env.step({**message, "tokens": len(generation.token_ids), "last": last})
-            self._records[-1] = replace(self._records[-1], environment=self._progress.at - sampled_at)
+            told = {**message, "tokens": len(generation.token_ids), "last": last}
+            turn = await self._env.step(told, self._turns - 1)
+            self._records[-1] = replace(self._records[-1], environment=self._env.seconds)
             if turn.done and stopped:
                 return "done"
             if len(row.ids) >= self._limits.max_tokens:
@@ -108,36 +126,16 @@ class _Episode:
                 return "max_turns"
             row = await self._continue(row, turn, closed=stopped)
 
-    async def _generate(self, row: OpenRow) -> Generation:
+    async def _generate(self, row: OpenRow, *, summary: bool = False) -> Generation:
         """One turn of the policy, appended to `row`. Raises PromptTooLong when the row has no room for it."""
-        ticket = self._ticket
-        sampling = self._limits.sampling(ticket, self._turns, self._stop_token_ids)
-        request = f"{ticket.id}-{ticket.attempt}/{self._turns}"
-        self._progress.enter("generate")
-        began = self._progress.at
-        try:
-            if self._turns:
-                generation = await generate(self._engine, request, row.ids, sampling)
-            else:
-                generation = await first_turn(self._engine, request, row.ids, sampling, ticket.prefix, self._progress)
-        finally:
-            self._progress.enter("environment")
-        if generation.stop_reason == "abort":
-            raise EpisodeFailed("aborted", f"{ticket.id} in turn {self._turns}")
+        turn = await self._samples.next(row, self._turns, summary=summary)
         if not row.sampled_any:
             self._rows.append(row)
-        self._record(row, generation, self._progress.at - began)
-        row.sampled(generation)
-        self._progress.sampled(len(generation.token_ids))
+        row.sampled(turn.generation)
+        self._records.append(turn.cost)
+        self._progress.sampled(len(turn.generation.token_ids))
         self._turns += 1
-        return generation
-
-    def _record(self, row: OpenRow, generation: Generation, seconds: float) -> None:
-        """Records the turn of `generation` behind `row`; the environment's time is filled in after its step."""
-        begun = 0 if self._turns else self._progress.prefix_tokens
-        prefilled = row.behind + begun if generation.prefilled is None else generation.prefilled
-        sampled = len(generation.token_ids) - begun
-        self._records.append(TurnRecord(generation.queue_s, seconds, None, prefilled, sampled))
+        return turn.generation
 
     async def _continue(self, row: OpenRow, turn: Turn, *, closed: bool) -> OpenRow:
         """The row of the policy's next turn. Where `row` has become long, the policy sums the conversation up first."""
@@ -147,6 +145,6 @@ class _Episode:
         if not compaction.due(len(row.ids), self._turns):
             return await self._conversation.go_on(row, turn.messages, closed=closed)
         row = await self._conversation.go_on(row, compaction.asking(turn.messages), closed=closed)
-        summary = await self._generate(row)
-        self._env.earned.unheard()
+        summary = await self._generate(row, summary=True)
+        self._env.env.earned.unheard()
         return await self._conversation.compact(row, summary.token_ids.tolist(), compaction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from asyncrl.actors.engines.protocol import Sampling
@@ -12,6 +12,14 @@ from asyncrl.actors.episodes.compaction import REQUEST, Compaction
 from asyncrl.actors.spent import Spent
 from asyncrl.config import Config
 from asyncrl.trajectory import Row, Ticket
+from asyncrl.turns import Recorded
+
+Keep = Callable[[Recorded], Awaitable[None]]
+"""Returns when the buffer has stored the record. Raises EpisodeFailed: it is revoked, or refused."""
+
+
+_BESIDE_A_SNAPSHOT = 1024
+"""Bytes of `buffer.turn_max_kb` that are left to a turn's messages, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class EpisodeLimits:
     compact: float = 0.0
     """Share of `max_tokens` from which a row ends with a summary; 0: never."""
     compact_request: str = REQUEST
+    max_snapshot: int = 1 << 20
+    """Bytes of an environment's snapshot."""
 
     @classmethod
     def of(cls, config: Config) -> EpisodeLimits:
@@ -42,7 +52,8 @@ class EpisodeLimits:
         episode = (env.max_turns, env.max_tokens, actors.max_new_tokens, env.call_s, env.max_reward)
         most = actors.max_kept if actors.truncated else 0
         sampling = (actors.top_p, actors.top_k, actors.min_p, most)
-        return cls(*episode, *sampling, env.compact, env.compact_request or REQUEST)
+        snapshot = config.buffer.turn_max_kb * 1024 - _BESIDE_A_SNAPSHOT
+        return cls(*episode, *sampling, env.compact, env.compact_request or REQUEST, snapshot)
 
     @property
     def compaction(self) -> Compaction:
@@ -71,18 +82,25 @@ class Progress:
     at: float
     """Time of the last progress, by `clock`; at first, the start of the episode."""
     phase: str = "environment"
-    """`environment`, `generate`, or `put` (over, not yet acknowledged)."""
+    """`environment`, `generate`, `record` (waits until the buffer has stored a turn), or `put` (over, not yet
+    acknowledged)."""
     tokens: int = 0
     """Tokens sampled so far."""
     prefix_tokens: int = 0
-    """Those of `tokens` that an earlier attempt sampled: they came with the ticket."""
+    """Those of `tokens` that need not be sampled again: they came with the ticket, or are recorded."""
     interruptible: str = ""
-    """Id of the engine's request of the first turn while it runs, else empty. If it is aborted, its sampled tokens are
-    kept as a prefix."""
+    """Id of the engine's request, while it runs, of a turn whose tokens another actor can continue; else empty."""
     interrupted: bool = False
     """Set before aborting the request, when the actor shuts down."""
+    handed_over: bool = False
+    """The tokens of the aborted request are recorded in the buffer, or stand in `prefix`."""
     prefix: Row | None = None
-    """The prompt and the tokens sampled so far, after such an abort; None if nothing was sampled."""
+    """Without durable turns: the prompt and the tokens of the first turn, after such an abort; None if nothing was
+    sampled."""
+    keep: Keep | None = None
+    """Records a turn in the buffer; None: the ticket's turns are not durable (`buffer.turns`)."""
+    begun_again: int = 0
+    """How often the recording of earlier attempts did not fit, so that the episode began again."""
     prefix_breaks: int = 0
     """How often the chat template changed earlier tokens, so that a new row began."""
     turn_at: float = field(init=False)

@@ -22,6 +22,7 @@ from asyncrl.audit.checks.replays import REPLAYS, replays
 from asyncrl.audit.checks.scores import SCORES, Told, scores
 from asyncrl.audit.checks.settings import SETTINGS, settings
 from asyncrl.audit.checks.stops import STOPS, stops
+from asyncrl.audit.checks.turns import TURNS, turns
 from asyncrl.audit.payloads import PAYLOADS, payloads
 from asyncrl.audit.table import Check, described
 from asyncrl.audit.witnesses import Evidence
@@ -60,6 +61,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),
     "scores": (SCORES, lambda e: scores(e.ledger, _told(e))),
     "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
+    "turns": (TURNS, lambda e: turns(e.ledger, e.payload)),
     "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),
     "evaluations": (EVALUATIONS, lambda e: evaluations(e.ledger, e.rules, e.held_out)),
     "stops": (STOPS, lambda e: stops(e.ledger, e.rules)),

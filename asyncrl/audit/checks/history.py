@@ -165,13 +165,14 @@ def attempts_are_in_order(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 
 def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """The oldest version that an attempt may have was the published one, or is older, that of the prefix it goes on."""
+    """The oldest version that an attempt may have was the published one, or is older, that of what it goes on."""
     published = sorted((row["attempts"], row["branch"], row["version"]) for row in ledger.tables["published"])
     latest = [version for _, version in accumulate(((b, v) for _, b, v in published), max)]
     begins = [n for n, _, _ in published]
     prefixes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for p in ledger.tables["prefixes"]:
-        prefixes[p["grp"], p["idx"]].append(p["oldest"])
+    for p in (*ledger.tables["prefixes"], *ledger.tables["turns"]):
+        if p["oldest"] is not None:
+            prefixes[p["grp"], p["idx"]].append(p["oldest"])
     for key, attempts in ledger.attempts.items():
         for a in attempts:
             place = bisect.bisect_right(begins, a.serial)

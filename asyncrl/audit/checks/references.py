@@ -19,6 +19,13 @@ def groups_are_numbered(ledger: LedgerRows) -> Iterator[str]:
         yield f"group {missing} is missing from the ledger: groups are numbered without gaps"
 
 
+def groups_have_branches(ledger: LedgerRows) -> Iterator[str]:
+    """Every group is of a branch in the ledger."""
+    for number, group in ledger.groups.items():
+        if group.branch not in ledger.branches:
+            yield f"group {number} is of branch {group.branch}, which is not in the ledger"
+
+
 def attempts_have_tickets(ledger: LedgerRows) -> Iterator[str]:
     """Every attempt is at a ticket of a group in the ledger."""
     for number, index in sorted(ledger.attempts.keys() - _tickets(ledger)):
@@ -88,6 +95,7 @@ def _tickets(ledger: LedgerRows) -> set[tuple[int, int]]:
 
 ROWS: tuple[Check, ...] = (
     groups_are_numbered,
+    groups_have_branches,
     attempts_have_tickets,
     attempts_are_numbered,
     stored_attempts_have_trajectories,

@@ -1,6 +1,7 @@
 """The one door to the buffer process, for actors and learner: it reaches nothing else of the buffer but the record.
 
 blocking.py, asynchronous.py    the two clients
+turns.py                        recorded turns on their way
 messages.py                     every request and reply, told once for both ends
 retry.py                        when a request is sent again, and a call repeated
 errors.py                       how a call ends without its answer

@@ -14,10 +14,13 @@ import zmq.asyncio
 
 from asyncrl.buffer.client import codec, messages, retry
 from asyncrl.buffer.client.errors import TOO_LARGE, BufferRefused, BufferTimeout
-from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Request, TicketReply
+from asyncrl.buffer.client.messages import Head, PutOutcome, ReplyHeader, Request, TicketReply, TurnOutcome
+from asyncrl.buffer.client.turns import TurnSender
 from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
+from asyncrl.turn_codec import encode_turn
+from asyncrl.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -47,9 +50,11 @@ class AsyncBufferClient:
         self._putting: set[asyncio.Future[PutOutcome]] = set()
         """Puts that are awaited."""
         self._reader: asyncio.Task[None] | None = None
+        self._turns = TurnSender(self._ask, identity)
 
     async def close(self) -> None:
-        """Puts that are not answered yet end as cancelled."""
+        """Puts and turns that are not answered yet end as cancelled."""
+        await self._turns.close()
         tasks = [*self._senders, *([self._reader] if self._reader is not None else [])]
         for task in tasks:
             task.cancel()
@@ -109,6 +114,9 @@ class AsyncBufferClient:
         answers = iter(answered)
         outcomes = [messages.Refusal(TOO_LARGE, why) if why else next(answers) for why in beyond]
         return [BufferRefused("put", o.code, o.message) if isinstance(o, messages.Refusal) else o for o in outcomes]
+
+    async def turn(self, id: TicketId, attempt: int, record: Recorded) -> TurnOutcome:
+        return await self._turns.send(encode_turn(id, attempt, record))
 
     async def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:
         await self._ask(messages.FailRequest.of(self._identity, id, attempt, reason, detail, cause))

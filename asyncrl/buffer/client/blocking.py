@@ -25,6 +25,7 @@ from asyncrl.buffer.client.messages import (
     ScoringReply,
     Start,
     TicketReply,
+    TurnOutcome,
 )
 from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.record import to_record, too_large
@@ -32,6 +33,8 @@ from asyncrl.sockets import Endpoint, Link
 from asyncrl.teacher_scores import GroupScores
 from asyncrl.teacher_scores import to_record as scores_to_record
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
+from asyncrl.turn_codec import encode_turn
+from asyncrl.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
@@ -79,6 +82,14 @@ class BlockingBuffer(ABC):
         (outcome,) = self.ask(messages.PutRequest(), [record])
         if isinstance(outcome, messages.Refusal):
             raise BufferRefused("put", outcome.code, outcome.message)
+        return outcome
+
+    def turn(self, id: TicketId, attempt: int, record: Recorded) -> TurnOutcome:
+        """Returns when the recorded turn is durable, or revoked: another attempt may have the ticket by now, so that
+        the environment must not be stepped. Raises Unrecordable."""
+        (outcome,) = self.ask(messages.TurnRequest(self.identity), [encode_turn(id, attempt, record)])
+        if isinstance(outcome, messages.Refusal):
+            raise BufferRefused("turn", outcome.code, outcome.message)
         return outcome
 
     def fail(self, id: TicketId, attempt: int, reason: str, detail: str, cause: Cause | None = None) -> None:

@@ -22,7 +22,8 @@ from asyncrl.buffer.client.messages import (
 from asyncrl.buffer.record import from_record
 from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Count, Row, Ticket
-from asyncrl.wire import MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_prefix
+from asyncrl.turn_codec import decode_carried, encode_carried
+from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_prefix
 
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ def decode_reply(request: Request[T], header: ReplyHeader, frames: Sequence[Fram
         raise BufferRefused(request.op, header.error.code, header.error.message)
     reply: Any = _decoded(_REPLIES[type(request)], header.reply, _MAX_REPLY_BYTES)
     if isinstance(reply, TicketReply):
-        reply = _with_prefixes(reply, frames)
+        reply = _with_carried(reply, frames)
     elif isinstance(reply, RecordReply) and frames:
         reply = RecordReply(from_record(frames[0]))
     elif isinstance(reply, BatchReply):
@@ -110,7 +111,10 @@ def ticket_reply(
 ) -> tuple[TicketReply, list[Frame]]:
     """A reply with its frames."""
     places, frames = encode_prefixes([ticket.prefix for ticket in tickets])
-    return TicketReply([replace(t, prefix=None) if t.prefix else t for t in tickets], why, hold, places), frames
+    turns = [(place, len(ticket.turns)) for place, ticket in enumerate(tickets) if ticket.turns]
+    frames += [encode_carried(record) for ticket in tickets for record in ticket.turns]
+    bare = [replace(t, prefix=None, turns=()) if t.prefix or t.turns else t for t in tickets]
+    return TicketReply(bare, why, hold, places, turns), frames
 
 
 def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
@@ -153,8 +157,19 @@ def _with_trajectories(reply: ScoringReply, frames: Sequence[Frame]) -> ScoringR
     return replace(reply, trajectories=[from_record(record) for record in frames])
 
 
-def _with_prefixes(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:
-    tickets = list(reply.tickets)
-    for place, prefix in prefixes_at(reply.prefixes, frames, len(tickets)).items():
+def _with_carried(reply: TicketReply, frames: Sequence[Frame]) -> TicketReply:
+    """The reply with the prefixes and the recorded turns of its tickets."""
+    tickets, of_prefixes = list(reply.tickets), FRAMES_OF_A_PREFIX * len(reply.prefixes)
+    for place, prefix in prefixes_at(reply.prefixes, frames[:of_prefixes], len(tickets)).items():
         tickets[place] = replace(tickets[place], prefix=prefix)
-    return replace(reply, tickets=tickets, prefixes=())
+    records = frames[of_prefixes:]
+    if len(records) != sum(count for _, count in reply.turns):
+        raise WireError(f"{len(records)} recorded turns came, turns counts {[*reply.turns]}")
+    if len({place for place, _ in reply.turns if place < len(tickets)}) != len(reply.turns):
+        raise WireError(f"turns is {[*reply.turns]}, expected different places below {len(tickets)}")
+    begins = 0
+    for place, count in reply.turns:
+        carried = tuple(map(decode_carried, records[begins : begins + count]))
+        tickets[place] = replace(tickets[place], turns=carried)
+        begins += count
+    return replace(reply, tickets=tickets, prefixes=(), turns=())

@@ -2,7 +2,7 @@
 
 A request is [header, *frames]; its header is one of the structures below, with its `op` and its number `n`. The reply
 is [header, *frames]; its header is a ReplyHeader. Arrays travel as frames: a put and a batch carry one record per
-trajectory, tickets and leases six frames per prefix. client/codec.py encodes and decodes them.
+trajectory, tickets and leases six frames per prefix, recorded turns one each. client/codec.py encodes and decodes them.
 
 Every request may be sent again: the buffer answers a repeat as it answered the first.
 """
@@ -42,6 +42,8 @@ PutOutcome = Literal["stored", "duplicate", "late"]
 ScoreOutcome = PutOutcome
 MAX_SCORED = 256
 """Groups that one scorer may hold."""
+TurnOutcome = Literal["stored", "revoked"]
+"""revoked: the attempt does not hold the ticket: nothing is stored, and its episode ends before it steps."""
 Outcome = Literal["applied", "guard", "poison"]
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
 
@@ -105,6 +107,8 @@ class TicketReply:
     else to do. None: the newest."""
     prefixes: Sequence[Count] = ()
     """Indices into `tickets`: these tickets have a prefix. The frames come in the same order."""
+    turns: Sequence[tuple[Count, Count]] = ()
+    """Indices into `tickets`, each with the number of its recorded turns, whose frames come behind the prefixes'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +293,13 @@ class RenewRequest(Request[list[Lease]], frozen=True):
 
 class PutRequest(Request[list[PutOutcome | Refusal]], frozen=True):
     """Several records in one request cost the buffer less than one by one; each has its own outcome."""
+
+
+class TurnRequest(Request[list[TurnOutcome | Refusal]], frozen=True):
+    """At most MAX_PUTS recorded turns of the actor's attempts, one per frame; each has its own outcome. Those of one
+    attempt come in their order: what is behind a refused one is refused too."""
+
+    actor: _Name
 
 
 class FailRequest(Request[None], frozen=True):

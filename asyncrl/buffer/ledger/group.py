@@ -89,6 +89,8 @@ class Group:
     """Serial of the curriculum's state that chose it."""
     measured: int | None = None
     """Serial of the first state that knows its rewards."""
+    durable: bool = False
+    """Turns of its episodes are recorded (`buffer.turns`)."""
     attempts: list[int] = field(init=False)
     """[size] attempts at each ticket so far; the last one has number attempts - 1."""
     failures: list[int] = field(init=False)

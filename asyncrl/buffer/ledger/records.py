@@ -14,7 +14,9 @@ from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.trajectory import LogHead
 
-_GROUP = "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured"
+_GROUP = (
+    "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured, durable"
+)
 _TRAJECTORY = (
     "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, "
     "reward, env, stop_reason, line, head"
@@ -24,8 +26,8 @@ _INSERT_TRAJECTORY = f"INSERT INTO trajectories({_TRAJECTORY}, received_at) VALU
 
 def insert_group(db: Database, g: Group) -> None:
     values = (g.number, g.branch, g.draw, g.task_id, g.size, g.state, g.replaces, g.reason, g.weight, g.uses)
-    drawn = (g.task, g.curriculum, g.measured)
-    db.write(f"INSERT INTO groups({_GROUP}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, *drawn))
+    drawn = (g.task, g.curriculum, g.measured, g.durable)
+    db.write(f"INSERT INTO groups({_GROUP}) VALUES ({', '.join('?' * 14)})", (*values, *drawn))
 
 
 def insert_trajectory(db: Database, number: int, index: int, r: Received) -> None:
@@ -42,6 +44,7 @@ def read_groups(db: Database, where: str, values: tuple[int, ...] = ()) -> dict[
     groups: dict[int, Group] = {}
     for row in db.read(f"SELECT {_GROUP} FROM groups g WHERE {where} ORDER BY number", values):
         group = Group(*row)
+        group.durable = bool(group.durable)
         groups[group.number] = group
     for number, idx, attempts, failures in db.read(
         "SELECT grp, idx, max(attempt) + 1, sum(ended IS 'failed') "

@@ -22,6 +22,7 @@ from asyncrl.buffer.record import from_record
 from asyncrl.buffer.requests.answer import Answer as Answer
 from asyncrl.buffer.requests.readers import Readers
 from asyncrl.buffer.requests.scoring import ScoringRequests
+from asyncrl.buffer.requests.turns import record_turn
 from asyncrl.buffer.rules import Refused
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame, WireError
@@ -78,6 +79,7 @@ class Requests:
             ),
             messages.RenewRequest: Handler(self.on_renew, urgent=False),
             messages.PutRequest: Handler(self.on_put, urgent=False),
+            messages.TurnRequest: Handler(self.on_turn, urgent=False),
             messages.FailRequest: Handler(self.on_fail),
             messages.ReleaseRequest: Handler(self.on_release),
             messages.ScoringRequest: Handler(
@@ -160,6 +162,11 @@ class Requests:
         if outcome != "stored":
             self._counts[f"{outcome}_tokens"] += trajectory.num_policy_tokens
         return outcome
+
+    def on_turn(self, request: messages.TurnRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
+        if not frames:
+            raise WireError(f"turn carries 1 to {messages.MAX_PUTS} recorded turns, got none")
+        return Answer([record_turn(self._buffer, request.actor, frame, self._counts) for frame in frames])
 
     def on_fail(self, request: messages.FailRequest, _: Sequence[Frame], at_once: bool) -> Answer:
         r = request

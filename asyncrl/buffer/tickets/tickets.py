@@ -17,11 +17,11 @@ from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.staleness import admits, verdict
 from asyncrl.buffer.tasks.drawing import Draw, TaskDraws
 from asyncrl.buffer.tasks.sources import ticket_seed
+from asyncrl.buffer.tickets.carried import Carried
 from asyncrl.buffer.tickets.failures import Failures
 from asyncrl.buffer.tickets.filtering import Filtering
 from asyncrl.buffer.tickets.leases import ActiveLease, Leases, TicketKey
 from asyncrl.buffer.tickets.places import Places
-from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.queue import IssueQueue
 from asyncrl.buffer.tickets.validity import Validity
 from asyncrl.data.base import TaskSource
@@ -38,7 +38,7 @@ class Tickets:
         self._sizes = GroupSizes(source, rules.group_size)
         self.places = Places(ledger, rules, self._sizes)
         self.validity = Validity(ledger, leases)
-        self.prefixes = Prefixes(ledger.db)
+        self.carried = Carried(ledger.db, rules)
         self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
         self.bound = self.queue.bound
         self.failures = Failures(rules)
@@ -77,21 +77,22 @@ class Tickets:
     def _start_attempt(self, now: float, key: TicketKey, actor: str, least: tuple[int, int]) -> Ticket:
         number, index = key
         group = self._ledger.live[number]
-        prefix = self.prefixes.for_attempt(key, self._ledger.history.version, self.bound.holds)
-        oldest = least[1] if prefix is None else min(prefix[1], least[1])
-        attempt = self._ledger.start_attempt(group, index, actor, oldest)
+        begun = self.carried.for_attempt(key, self._ledger.history.version, least[1], self.bound.holds)
+        attempt = self._ledger.start_attempt(group, index, actor, begun.oldest)
         id = TicketId(group.branch, number, index)
-        self._leases.add(now, id, attempt, actor, oldest)
+        self._leases.add(now, id, attempt, actor, begun.oldest)
         seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
         temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
-        task, row, lease_s = self._draws.task(group.task), prefix and prefix[0], self._rules.lease_s
-        return Ticket(id, attempt, "train", task, least, group.size, temperature, seed, lease_s, row)
+        task, lease_s, carried = self._draws.task(group.task), self._rules.lease_s, (group.durable, begun.turns)
+        sampling = (temperature, seed, lease_s, begun.prefix, "")
+        return Ticket(id, attempt, "train", task, least, group.size, *sampling, *carried)
 
     def _issue_group(self) -> Group:
         put_back = self._ledger.put_back()
         draw = self._draws.next() if put_back is None else Draw(put_back.draw, put_back.task, put_back.curriculum)
         task_id = str(self._draws.task(draw.task)["id"])
         group = self._ledger.issue(self._sizes.of(draw.task), task_id, draw.task, draw.curriculum, put_back)
+        self.carried.begin(group)
         if put_back is None:
             self._draws.issued(draw)
         return group
@@ -156,7 +157,7 @@ class Tickets:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
         self.failures.budget.note("")
         location = self._ledger.db.payloads.append(record)
-        self.prefixes.received(trajectory)
+        self.carried.received(trajectory)
         self._ledger.record_trajectory(group, id.index, Received.of(trajectory, versions, digest, location))
         self._judge(group)
         return "stored"
@@ -193,7 +194,7 @@ class Tickets:
         """Ends a group that is in flight or waiting; one that was trained on before ends as trained."""
         for lease in self._leases.of_group(group.number):
             self._end(lease, "revoked")
-        self.prefixes.drop(group.number, group.size)
+        self.carried.drop(group.number, group.size)
         if group.uses:
             retire(self._ledger, group, "stale")
         else:
@@ -207,7 +208,7 @@ class Tickets:
             return False  # the lease lapsed before, or this is a repeat
         self._end(lease, "failed", f"{reason}: {detail}"[:2000])
         self.failures.budget.note(f"{reason}: {detail}")
-        self.prefixes.end((id.group, id.index), "failed")
+        self.carried.failed((id.group, id.index), reason)
         group = self._ledger.live[id.group]
         if group.failures[id.index] > self._rules.env_retries:
             self.drop(group, "env_error")
@@ -218,7 +219,7 @@ class Tickets:
     def release(self, lease: ActiveLease, how: str, prefix: Row | None = None) -> None:
         """How: released, lapsed or revoked. The ticket is issued again, with what its attempt has sampled."""
         if prefix is not None:
-            self.prefixes.store(lease.key, lease.attempt, prefix)
+            self.carried.prefixes.store(lease.key, lease.attempt, prefix)
         self._end(lease, how if prefix is None else "handed_back")
         self._requeue(lease.key)
 
@@ -232,13 +233,13 @@ class Tickets:
             self.queue.add(key)
 
     def forked(self) -> None:
-        """Ends the leases and prefixes of groups that the fork dropped."""
+        """Ends the leases of groups that the fork dropped, and what their tickets carry."""
         self.filtering.forked()
         for lease in self._leases:
             if not lease.eval and lease.id.group not in self._ledger.live:
                 self._end(lease, "revoked")
-        for number in self.prefixes.groups() - self._ledger.live.keys():
-            self.prefixes.drop(number, self._sizes.largest)
+        for number in self.carried.groups() - self._ledger.live.keys():
+            self.carried.drop(number, self._sizes.largest)
 
     def _end(self, lease: ActiveLease, how: str, detail: str | None = None) -> None:
         self._leases.remove(lease.id.group, lease.id.index)

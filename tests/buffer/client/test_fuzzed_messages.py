@@ -22,6 +22,7 @@ from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
 from asyncrl.trajectory import Span, Ticket, TicketId, Trajectory, TurnRecord, TurnReward
+from asyncrl.turn_codec import encode_turn
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
@@ -32,7 +33,8 @@ from asyncrl.weights.protocol import WeightsCorrupt
 from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
 from tests.buffer.fakes import open_buffer, trajectory
 from tests.buffer.fuzzing import malformed, mutations
-from tests.buffer.processes import BufferProcess
+from tests.buffer.processes import CONFIG, BufferProcess
+from tests.buffer.tickets.test_turns import RESET, answer, sample
 
 MANY = 20_000
 
@@ -73,7 +75,10 @@ def requests(folder: Path) -> list[list[bytes]]:
         {"op": "evaluation", "everyone": True, "lost": [0, 0]},
         {"op": "status"},
     ]
-    return [[pack(header | who)] for header in headers] + [[pack({"op": "put"} | who), record]] * 6
+    id = TicketId(0, 0, 0)
+    turns = [encode_turn(id, 0, each) for each in (RESET, sample(0), answer(0), sample(1, stop_reason="abort"))]
+    puts = [[pack({"op": "put"} | who), record]] * 6 + [[pack({"op": "turn", "actor": "actor-0"} | who), *turns]] * 3
+    return [[pack(header | who)] for header in headers] + puts
 
 
 def test_trajectories_records_and_tickets() -> None:
@@ -125,7 +130,7 @@ def test_batches_with_demonstrations() -> None:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    buffer = open_buffer(tmp_path / "buffer")
+    buffer = open_buffer(tmp_path / "buffer", durable=True)
     buffer.start(0, 0, None)
     made = Service(buffer, f"ipc://{tmp_path}/s", 0.0, checkpoints=tmp_path / "checkpoints")
     yield made
@@ -250,7 +255,7 @@ def test_requests_for_weights_on_a_gpu_and_their_answers(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_million_to_a_real_buffer_which_lives_and_does_not_grow(tmp_path: Path) -> None:
-    buffer = BufferProcess(tmp_path / "run")
+    buffer = BufferProcess(tmp_path / "run", buffer={**CONFIG["buffer"], "turns": "on"})
     buffer.start()
     try:
         learner, _ = buffer.learner()

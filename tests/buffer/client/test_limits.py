@@ -35,6 +35,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "tickets": {"held": [0, 0], "credits": 1, "leased": [], "wait_s": 0.0, "logged": [0, "d"]},
     "renew": {"leases": []},
     "put": {},
+    "turn": {},
     "fail": {"id": LEASE[0], "attempt": 0, "reason": "x", "detail": "x"},
     "release": {"leases": []},
     "scoring": {
@@ -177,7 +178,7 @@ def test_a_list_is_taken_up_to_its_limit_and_a_header_up_to_its_size() -> None:
 
 @pytest.mark.parametrize("op", sorted(REQUIRED))
 def test_frames_that_no_request_has_are_refused(op: str) -> None:
-    most = {"put": messages.MAX_PUTS, "release": 0, "scored": 1}.get(op, 0)
+    most = {"put": messages.MAX_PUTS, "turn": messages.MAX_PUTS, "release": 0, "scored": 1}.get(op, 0)
     LIMITS.decode([header(op), *[b""] * most])
     with pytest.raises(WireError, match="frames behind its header"):
         LIMITS.decode([header(op), *[b""] * (most + 1)])

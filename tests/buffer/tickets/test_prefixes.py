@@ -88,7 +88,7 @@ def test_the_next_attempt_gets_what_was_sampled_and_goes_on_behind_it(tmp_path: 
     assert counts(buffer) == {"continued": 1}
     ended = buffer.database.read("SELECT attempt, ended FROM attempts ORDER BY attempt")
     assert list(ended) == [(0, "handed_back"), (1, "released"), (2, "stored")]
-    assert buffer.tickets.prefixes.wasted == 0
+    assert buffer.tickets.carried.prefixes.wasted == 0
 
 
 def test_a_longer_one_takes_its_place_and_one_that_was_not_used_is_counted(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_longer_one_takes_its_place_and_one_that_was_not_used_is_counted(tmp_p
     row = replace(other.rows[0], token_ids=other.rows[0].token_ids + 1)
     put(buffer, replace(other, rows=(row,)))
     assert counts(buffer) == {"anew": 1, "longer": 1}
-    assert buffer.tickets.prefixes.wasted == 3
+    assert buffer.tickets.carried.prefixes.wasted == 3
 
 
 def test_its_oldest_token_counts_for_the_bound(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_failure_and_a_drop_end_it(tmp_path: Path) -> None:
     again, _ = issue(buffer, credits=2)
     buffer.fail("actor-0", again.id, again.attempt, "env_error", "boom")
     assert counts(buffer) == {"dropped": 1, "failed": 1}
-    assert buffer.tickets.prefixes.wasted == 4
+    assert buffer.tickets.carried.prefixes.wasted == 4
 
 
 def test_a_new_branch_keeps_none(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from asyncrl.actors.envs.adapters.server import tls
 from asyncrl.actors.envs.protocol import Message, Task, Tool
+from asyncrl.actors.envs.resuming import Way
 from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.rewards import ScoreSpec
@@ -41,13 +42,14 @@ class McpToolEnv(ToolEnvironment):
     connects again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a configuration
         self,
         servers: list[dict[str, Any]],
         score: ScoreSpec,
         *,
         only: list[str] | None = None,
         per_episode: bool = False,
+        replayable: bool = False,
         connect_s: float = 30.0,
         max_turns: int | None = None,
         tool_timeout_s: float = 30.0,
@@ -60,12 +62,22 @@ class McpToolEnv(ToolEnvironment):
             score, max_turns, tool_timeout_s, max_tool_chars: as in ToolEnvironment.
             only: names of the tools to offer; None: all.
             per_episode: a connection (over stdio: a server process) for each episode instead of one for all.
+            replayable: with `per_episode`: equal calls in equal order get equal results from a new connection, so that
+                an interrupted episode can call again what it had called (`buffer.turns`). Servers that all episodes
+                share keep nothing for one of them, and need not be called again.
             connect_s: deadline for a server to start and list its tools; `env.call_s` bounds it too.
         """
         super().__init__((), score, max_turns=max_turns, tool_timeout_s=tool_timeout_s, max_tool_chars=max_tool_chars)
         self._servers, self._only = servers, only
         self._per_episode, self._connect_s = per_episode, connect_s
+        self.replayable = replayable
         self._own: list[McpConnection] = []
+
+    @property
+    def resumed_by(self) -> Way:
+        if not self._per_episode:
+            return "snapshot"
+        return "replay" if self.replayable else "none"
 
     @staticmethod
     def check(options: Mapping[str, Any]) -> None:

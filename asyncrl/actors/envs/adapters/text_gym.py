@@ -27,7 +27,7 @@ _numbers = itertools.count()
 class TextGymEnv(Environment):
     """A game of gem, textarena or skyrl-gym (pip install gem-llm, textarena or skyrl-gym, in any Python)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a configuration
         self,
         gym: str,
         game: str = "",
@@ -36,6 +36,7 @@ class TextGymEnv(Environment):
         opponent: str = "",
         python: str = "",
         workers: int = 1,
+        replayable: bool = False,
         answer_s: float = 20.0,
         max_chars: int = 4000,
     ) -> None:
@@ -49,6 +50,8 @@ class TextGymEnv(Environment):
                 player 0.
             python: the interpreter that has the package; empty: that of asyncrl.
             workers: processes that share the actor's episodes; each runs one step at a time.
+            replayable: the game depends on its seed and the moves alone, so that an interrupted episode can play its
+                moves again (`buffer.turns`).
             answer_s: a longer call ends its process, and the episodes in it fail with `env_error`. Keep it below
                 `env.call_s`.
             max_chars: a longer observation is cut, with a note.
@@ -58,6 +61,7 @@ class TextGymEnv(Environment):
         config = {"gym": gym, "game": game, "options": options or {}, "opponent": opponent, "worker": n % workers}
         self._command = [python or sys.executable, "-P", WORKER, json.dumps(config, sort_keys=True)]
         self._answer_s, self._max_chars = answer_s, max_chars
+        self.replayable = replayable
         self._worker: ForeignProcess | None = None
 
     @staticmethod

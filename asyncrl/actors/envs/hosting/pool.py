@@ -25,7 +25,9 @@ from typing import Any, Literal
 
 from asyncrl.actors.envs.hosting.worker import message, read, serve
 from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Tool, Turn
+from asyncrl.actors.envs.resuming import Way
 from asyncrl.errors import ConfigError
+from asyncrl.turns import Snapshot
 from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
@@ -74,9 +76,13 @@ class HostedEnv(Environment):
 
     def __init__(self, worker: EnvWorker) -> None:
         self._worker, self._number = worker, worker.add_env()
+        self.resumed_by: Way = "none"
+        """As the environment in the worker is; known once `reset` has returned."""
 
-    async def reset(self, task: Task) -> list[Message]:
-        reply = await self._worker.call(self._number, "reset", dict(task))
+    async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:
+        told = None if interrupted is None else dict(interrupted)
+        reply = await self._worker.call(self._number, "reset", [dict(task), told])
+        self.resumed_by = reply["resumed_by"]
         self.tools = [Tool(name, schema, _not_here) for name, schema in reply["tools"]]
         self.reset_state = reply["reset_state"]
         messages: list[Message] = reply["messages"]
@@ -84,6 +90,13 @@ class HostedEnv(Environment):
 
     async def step(self, message: Message) -> Turn:
         return Turn(**await self._worker.call(self._number, "step", dict(message)))
+
+    async def snapshot(self) -> Snapshot | None:
+        state: Snapshot | None = await self._worker.call(self._number, "snapshot", None)
+        return state
+
+    async def restore(self, state: Snapshot) -> None:
+        await self._worker.call(self._number, "restore", state)
 
     async def close(self) -> None:
         await self._worker.close_env(self._number)

@@ -1,6 +1,6 @@
 """Hosts environments off the actor's event loop: a thread, or `python -m asyncrl.actors.envs.hosting.worker FD`.
 
-takes: {"n", "env", "op": reset | step | close | cancel, "arg"} from the socket, any number at once
+takes: {"n", "env", "op": reset | step | snapshot | restore | close | cancel, "arg"} from the socket, any number at once
 gives: {"n", "begun"} when a call begins, then {"n", "value"} or {"n", "error", "cause"}
 ends:  with the socket; a process also with its parent
 
@@ -21,6 +21,7 @@ import msgpack
 
 from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.envs.protocol import Env
+from asyncrl.actors.envs.resuming import told, way_of
 from asyncrl.plugins import resolve
 from asyncrl.process.parent import end_with_parent
 from asyncrl.user_errors import sendable, user_error
@@ -112,16 +113,25 @@ class _Host:
     async def _call(self, number: int, op: str, arg: Any) -> Any:
         if op == "reset":
             env = self._envs[number] = self._make()
-            messages = list(await env.reset(arg))
-            tools = [[tool.name, tool.schema] for tool in env.tools]
-            return {"messages": messages, "tools": tools, "reset_state": getattr(env, "reset_state", None)}
+            return await _reset(env, *arg)
         if op == "close":
             if number in self._envs:
                 await self._envs.pop(number).close()
             return None
+        if op in ("snapshot", "restore"):
+            given = () if op == "snapshot" else (arg,)
+            return await getattr(self._envs[number], op)(*given)
         turn = await self._envs[number].step(arg)
         told = ("messages", "reward", "done", "metrics", "rewards", "state", "calls")
         return {name: getattr(turn, name) for name in told}
+
+
+async def _reset(env: Any, task: Mapping[str, Any], interrupted: dict[str, Any] | None) -> dict[str, Any]:
+    """What the actor learns of a reset."""
+    messages = list(await env.reset(task, **told(env, interrupted)))
+    tools = [[tool.name, tool.schema] for tool in env.tools]
+    state = getattr(env, "reset_state", None)
+    return {"messages": messages, "tools": tools, "reset_state": state, "resumed_by": way_of(env)}
 
 
 def _number(value: Any) -> float:

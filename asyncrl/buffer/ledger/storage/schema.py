@@ -60,6 +60,7 @@ CREATE TABLE groups (
     put_back INTEGER NOT NULL DEFAULT 0,    -- 1: its prompt waits to be drawn again
     payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
     measured INTEGER,               -- serial of the first curriculum state that knows its rewards
+    durable INTEGER NOT NULL DEFAULT 0,     -- 1: turns of its episodes are recorded
     ended_at REAL                   -- NULL while live
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
@@ -93,6 +94,25 @@ CREATE TABLE prefixes (             -- what an interrupted attempt at the first 
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
 CREATE INDEX prefixes_kept ON prefixes(grp, idx) WHERE ended IS NULL;
+CREATE TABLE turns (                -- what the attempts at a ticket recorded of their episodes (tickets/turns.py)
+    serial INTEGER PRIMARY KEY,     -- 0, 1, 2 ... in the order in which they came
+    grp INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,       -- that recorded it
+    number INTEGER NOT NULL,        -- of the turn; -1: the reset
+    form TEXT NOT NULL,             -- reset, partial, sample, summary, answer
+    sampled INTEGER NOT NULL,       -- tokens; 0: of an answer
+    oldest INTEGER,                 -- version among them; NULL: there are none
+    newest INTEGER,
+    tokens TEXT,                    -- digest of the sampled tokens; NULL: an answer
+    segment INTEGER NOT NULL,       -- of the payloads; the bytes are needed until it has ended
+    start INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    at REAL NOT NULL,
+    ended TEXT                      -- NULL while its ticket has it; else how (tickets/turns.py)
+);
+CREATE INDEX turns_kept ON turns(grp, idx) WHERE ended IS NULL;
 CREATE TABLE trajectories (
     grp INTEGER NOT NULL,
     idx INTEGER NOT NULL,

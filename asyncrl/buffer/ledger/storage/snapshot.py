@@ -25,12 +25,13 @@ log = logging.getLogger(__name__)
 
 NEEDED = (
     "SELECT DISTINCT t.segment FROM groups g JOIN trajectories t ON t.grp = g.number "
-    "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?1) UNION "
-    "SELECT s.segment FROM groups g JOIN scores s ON s.grp = g.number "
-    "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?1)"
+    "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?1) "
+    "UNION SELECT s.segment FROM groups g JOIN scores s ON s.grp = g.number "
+    "WHERE g.payload = 1 AND (g.ended_batch IS NULL OR g.ended_batch > ?1) "
+    "UNION SELECT segment FROM turns WHERE ended IS NULL"
 )
-"""Segments that hold a payload, or scores, whose group has not ended, or ended after a checkpoint at this batch
-number."""
+"""Segments that hold a recorded turn that a ticket has, or a payload, or scores, whose group has not ended, or ended
+after a checkpoint at this batch number."""
 
 
 RECLAIMED = "UPDATE groups SET payload = 0 WHERE payload = 1 AND ended_batch <= ?"

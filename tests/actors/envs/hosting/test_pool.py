@@ -191,13 +191,16 @@ def test_what_cannot_be_hosted_is_refused() -> None:
         stage(config("threads", name=f"{__name__}:agent"), scenario)
     with pytest.raises(ConfigError, match=r"env.compact is 0.4 and env.name .* an agent: it keeps its own"):
         stage(Config(env=EnvConfig(name=f"{__name__}:agent", compact=0.4)), scenario)
+    durable = Config.model_validate({"env": {"name": f"{__name__}:agent"}, "buffer": {"turns": "on"}})
+    with pytest.raises(ConfigError, match=r'buffer.turns is "on" and env.name .* an agent'):
+        stage(durable, scenario)
 
 
 def test_a_held_out_set_with_an_agent_of_its_own_is_played_in_a_run_with_compaction_and_workers() -> None:
-    """Both are for environments: the run's own."""
+    """They are for environments, the run's own, as durable turns are."""
     sets = {name: {"env": f"{__name__}:{name}", "tasks": 1} for name in ("agent", "HeldOut")}
     env = EnvConfig(name=f"{__name__}:HeldOut", compact=0.4, max_tokens=1000, workers="threads")
-    c = Config.model_validate({"env": env, "eval": {"sets": sets}})
+    c = Config.model_validate({"env": env, "eval": {"sets": sets}, "buffer": {"turns": "on"}})
 
     engine: Any = FakeEngine(lambda *_: [65, STOP])
 

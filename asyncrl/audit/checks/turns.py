@@ -1,0 +1,253 @@
+"""The turns that attempts recorded: each is of an attempt, in the order of an episode, and what became of it is so."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.payloads import PayloadDiffers, ReadPayload, decoded
+from asyncrl.audit.table import Check, apply
+from asyncrl.buffer.ledger.storage.payloads import checksum
+from asyncrl.buffer.tickets.carried import DIVERGED
+from asyncrl.sampled_turns import turn_digest
+from asyncrl.trajectory import Trajectory
+from asyncrl.turn_codec import decode_carried
+from asyncrl.turns import RecordedSample, successors
+from asyncrl.wire import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    serial: int
+    grp: int
+    idx: int
+    attempt: int
+    number: int
+    """Of the turn; -1: the reset."""
+    form: str
+    sampled: int
+    oldest: int | None
+    newest: int | None
+    tokens: str | None
+    """Digest of the sampled tokens; None: an answer."""
+    segment: int
+    start: int
+    bytes: int
+    checksum: int
+    at: float
+    ended: str | None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.grp, self.idx
+
+    @property
+    def place(self) -> tuple[int, bool]:
+        return self.number, self.form in ("reset", "answer")
+
+
+_ENDS = ("continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped")
+_FORMS = ("reset", "partial", "sample", "summary", "answer")
+
+
+def turns(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    return apply(TURNS, ledger, read)
+
+
+def turns_are_numbered(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """Recorded turns are numbered without gaps, and what became of each is one of the known ends."""
+    for expected, row in enumerate(_rows(ledger)):
+        if row.serial != expected:
+            yield f"recorded turn {expected} is missing from the ledger: they are numbered without gaps"
+            return
+        if row.form not in _FORMS or row.ended not in (None, *_ENDS):
+            yield f"{_name(ledger, row)} is a {row.form} and ended as {row.ended}: there is no such thing"
+
+
+def turns_have_attempts(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """Every recorded turn is of an attempt at a ticket whose turns are recorded, with versions that its actor held."""
+    for row in _rows(ledger):
+        group = ledger.groups.get(row.grp)
+        attempt = next((a for a in ledger.attempts.get(row.key, ()) if a.attempt == row.attempt), None)
+        if attempt is None or group is None or not group.durable:
+            yield f"{_name(ledger, row)} is recorded, and no such attempt was to record turns"
+        elif row.oldest is not None and row.oldest < attempt.min_version:
+            yield f"{_name(ledger, row)} has a token of version {row.oldest}, its attempt held {attempt.min_version}"
+
+
+def turns_are_whole(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """A recorded sample has tokens with their versions and a digest, an answer has none."""
+    for row in _rows(ledger):
+        none = row.sampled == 0 and row.oldest is None and row.newest is None
+        some = row.sampled > 0 and row.oldest is not None and row.newest is not None and row.oldest <= row.newest
+        fits = none and row.tokens is None if row.place[1] else row.tokens is not None and (some or none)
+        if not fits or (row.form == "partial" and none) or (row.number == -1) != (row.form == "reset"):
+            yield (
+                f"{_name(ledger, row)}, a {row.form}, has {row.sampled} tokens of versions {row.oldest} to "
+                f"{row.newest}, with the digest {row.tokens}"
+            )
+
+
+def turns_come_in_their_order(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """The recorded turns of a ticket are in the order of one episode; what was ended may be recorded again."""
+    for key, rows in _by_ticket(ledger).items():
+        again = any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
+        chain: list[TurnRow] = []
+        if [row.attempt for row in rows] != sorted(row.attempt for row in rows):
+            yield f"turns of attempts at trajectory {ledger.name(*key)} are recorded behind those of later attempts"
+        if len({(row.attempt, row.place, row.form) for row in rows}) < len(rows):
+            yield f"an attempt at trajectory {ledger.name(*key)} recorded one turn twice"
+        for row in rows:
+            while chain and row.place not in _next(chain[-1]) and (again or chain[-1].ended not in (None, "continued")):
+                chain.pop()
+            if row.place not in _next(chain[-1] if chain else None):
+                yield f"{_name(ledger, row)}, a {row.form}, cannot come where it is recorded"
+                break
+            chain.append(row)
+
+
+def kept_turns_are_of_open_tickets(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """A recorded turn that is kept is of a ticket that is still open."""
+    for row in _rows(ledger):
+        group = ledger.groups.get(row.grp)
+        if row.ended is None and (group is None or group.state != "in_flight" or row.key in ledger.trajectories):
+            yield f"{_name(ledger, row)} is kept, and its ticket is not open"
+
+
+def kept_turns_are_as_recorded(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    """The bytes of a recorded turn that is kept are what the ledger's row describes."""
+    for row in _rows(ledger):
+        if row.ended is None and (problem := _unlike(row, read)):
+            yield f"{_name(ledger, row)} {problem}"
+
+
+def continued_turns_are_stored(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
+    """A trajectory that continued recorded turns has each of them, token for token."""
+    for key, rows in _by_ticket(ledger).items():
+        attempts = ledger.attempts.get(key, ())
+        continued = [row for row in rows if row.ended == "continued"]
+        if not continued or any(a.ended == "lost" for a in attempts):
+            continue
+        stored, group = ledger.trajectories.get(key), ledger.groups.get(key[0])
+        if stored is None:
+            yield f"{_name(ledger, continued[0])} was continued, and no trajectory of its ticket is stored"
+            continue
+        if group is None or not group.payload:
+            continue
+        try:
+            trajectory = decoded(group, stored, read)
+        except PayloadDiffers:
+            continue  # reported by `payloads`
+        for row in continued:
+            if problem := _missing(row, trajectory):
+                yield f"{_name(ledger, row)} was continued, and {problem}"
+
+
+def ends_have_their_reasons(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """What became of a recorded turn that no trajectory has follows from its ticket's attempts and its group."""
+    for key, rows in _by_ticket(ledger).items():
+        for row in rows:
+            if row.ended in _REASONS and not _REASONS[row.ended](ledger, row, rows):
+                yield f"{_name(ledger, row)} ended as {row.ended}, and nothing else in the ledger says so: {key}"
+
+
+def _later(ledger: LedgerRows, row: TurnRow) -> bool:
+    """Whether the ticket was issued again."""
+    return any(a.attempt > row.attempt for a in ledger.attempts.get(row.key, ()))
+
+
+def _failed(ledger: LedgerRows, row: TurnRow, diverged: bool) -> bool:
+    """Whether an attempt has failed for that reason. One that was put all the same tells no reason any more."""
+    attempts = [a for a in ledger.tables["attempts"] if (a["grp"], a["idx"]) == row.key and a["attempt"] >= row.attempt]
+    failed = [str(a["detail"]).startswith(f"{DIVERGED}:") for a in attempts if a["ended"] == "failed"]
+    return diverged in failed or any(a["ended"] in ("late", "stored") for a in attempts)
+
+
+_REASONS: dict[str | None, Any] = {
+    "longer": lambda ledger, row, rows: any(
+        r.serial > row.serial and r.place == row.place and r.sampled >= row.sampled and r.attempt > row.attempt
+        for r in rows
+    ),
+    "stale": lambda ledger, row, _: _later(ledger, row),
+    "lost": lambda ledger, row, _: _later(ledger, row),
+    "anew": lambda ledger, row, rows: row.key in ledger.trajectories or _later(ledger, row),
+    "failed": lambda ledger, row, _: _failed(ledger, row, False),
+    "diverged": lambda ledger, row, _: _failed(ledger, row, True),
+    "dropped": lambda ledger, row, _: row.grp in ledger.groups and ledger.groups[row.grp].state == "dropped",
+}
+
+
+def _rows(ledger: LedgerRows) -> Iterator[TurnRow]:
+    """In the order in which they came."""
+    for row in ledger.tables.get("turns", ()):
+        yield TurnRow(**row)
+
+
+def _by_ticket(ledger: LedgerRows) -> dict[tuple[int, int], list[TurnRow]]:
+    found: defaultdict[tuple[int, int], list[TurnRow]] = defaultdict(list)
+    for row in _rows(ledger):
+        found[row.key].append(row)
+    return found
+
+
+def _next(row: TurnRow | None) -> set[tuple[int, bool]]:
+    return successors(None if row is None else (row.number, row.form))  # type: ignore[arg-type]
+
+
+def _unlike(row: TurnRow, read: ReadPayload) -> str:
+    """How the bytes of a record differ from its row; empty: not at all."""
+    try:
+        frame = read(row)
+    except FileNotFoundError:
+        return f"is missing: there is no segment {row.segment}"
+    if len(frame) != row.bytes or checksum(frame) != row.checksum:
+        return f"was changed: the bytes in segment {row.segment} have another length or checksum"
+    try:
+        record = decode_carried(frame)
+    except WireError as error:
+        return f"cannot be decoded: {error}"
+    about: tuple[Any, ...] = (*record.place, record.form, 0, None, None, None)
+    if isinstance(record, RecordedSample):
+        n = len(record.versions)
+        oldest, newest = (int(record.versions.min()), int(record.versions.max())) if n else (None, None)
+        about = (*record.place, record.form, n, oldest, newest, record.digest())
+    said = (*row.place, row.form, row.sampled, row.oldest, row.newest, row.tokens)
+    return f"is {about}, the ledger says {said}" if about != said else ""
+
+
+def _missing(row: TurnRow, trajectory: Trajectory) -> str:
+    """What the trajectory lacks of a record; empty: nothing."""
+    if row.number >= trajectory.turns:
+        return f"what is stored has {trajectory.turns} turns"
+    if row.tokens is None:
+        return ""
+    if turn_digest(trajectory, row.number, row.sampled if row.form == "partial" else None) != row.tokens:
+        return "what is stored has other tokens in that turn"
+    spans = trajectory.turn_rewards[row.number].spans if trajectory.turn_rewards else ()
+    rows = trajectory.rows
+    versions = [v for s in spans for v in rows[s.row].versions[s.start : s.start + s.tokens].tolist()]
+    if spans and row.form != "partial":
+        about = len(versions), min(versions), max(versions)
+        said = row.sampled, row.oldest, row.newest
+        if about != said:
+            return f"what is stored has there (tokens, oldest, newest) {about}, the ledger says {said}"
+    return ""
+
+
+def _name(ledger: LedgerRows, row: TurnRow) -> str:
+    return f"recorded turn {row.number} of attempt {row.attempt} at trajectory {ledger.name(row.grp, row.idx)}"
+
+
+TURNS: tuple[Check, ...] = (
+    turns_are_numbered,
+    turns_have_attempts,
+    turns_are_whole,
+    turns_come_in_their_order,
+    kept_turns_are_of_open_tickets,
+    kept_turns_are_as_recorded,
+    continued_turns_are_stored,
+    ends_have_their_reasons,
+)

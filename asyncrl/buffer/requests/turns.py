@@ -1,0 +1,31 @@
+"""One recorded turn at the door: read, checked against the run's bounds, kept."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from asyncrl.buffer.client.messages import Refusal, TurnOutcome
+from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.rules import Refused
+from asyncrl.turn_codec import decode_turn
+from asyncrl.wire import Frame, WireError
+
+log = logging.getLogger(__name__)
+
+
+def record_turn(buffer: Buffer, actor: str, frame: Frame, counts: Counter[str]) -> TurnOutcome | Refusal:
+    """The outcome of one of several turns in a request. A refused one does not affect those of other attempts."""
+    try:
+        id, attempt, turn = decode_turn(frame, buffer.limits.turn_bytes)
+        buffer.limits.check_turn(turn.record, id)
+        outcome = buffer.record_turn(actor, id, attempt, turn)
+    except WireError as error:
+        counts["refused"] += 1
+        log.warning("refused a recorded turn: %s", error)
+        return Refusal("malformed", str(error))
+    except Refused as error:
+        log.warning("refused a recorded turn: %s", error)
+        return Refusal(error.code, str(error))
+    counts["turns" if outcome == "stored" else "turns_revoked"] += 1
+    return outcome

@@ -1,0 +1,67 @@
+"""What the attempts at a ticket leave to the next one: a prefix, or under `buffer.turns` recorded turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.buffer.ledger.group import Group
+from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.rules import Rules
+from asyncrl.buffer.tickets.leases import TicketKey
+from asyncrl.buffer.tickets.prefixes import Prefixes
+from asyncrl.buffer.tickets.turns import Turns
+from asyncrl.trajectory import Row, Trajectory
+from asyncrl.turns import Recorded
+
+DIVERGED = "env_diverged"
+"""Reason of the failure of an episode whose environment, played again, answered otherwise than was recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a ticket that is issued brings along."""
+
+    prefix: Row | None
+    turns: tuple[Recorded, ...]
+    oldest: int
+    """Oldest version that a token of the attempt may have."""
+
+
+class Carried:
+    def __init__(self, db: Database, rules: Rules) -> None:
+        self.prefixes, self.turns = Prefixes(db), Turns(db)
+        self._db, self._durable = db, rules.durable
+        self._masks = rules.over_age == "mask"
+        """Tokens past the bound carry no loss: recorded turns may have them."""
+
+    def begin(self, group: Group) -> None:
+        """A new group: whether its episodes' turns are recorded is fixed."""
+        if self._durable:
+            group.durable = True
+            self._db.write("UPDATE groups SET durable = 1 WHERE number = ?", (group.number,))
+
+    def for_attempt(self, key: TicketKey, version: int, published: int, bound: int) -> Beginning:
+        """`version`: the learner's; `published`: that the actor holds at least; `bound`: on staleness, in force."""
+        prefix = self.prefixes.for_attempt(key, version, bound)
+        turns, oldest = self.turns.for_attempt(key, version, float("inf") if self._masks else bound)
+        ages = [published] + ([] if prefix is None else [prefix[1]]) + ([] if oldest is None else [oldest])
+        return Beginning(prefix and prefix[0], turns, min(ages))
+
+    def received(self, trajectory: Trajectory) -> None:
+        """A trajectory is stored: what its ticket carried ends."""
+        self.prefixes.received(trajectory)
+        self.turns.received(trajectory)
+
+    def failed(self, key: TicketKey, reason: str) -> None:
+        """An episode failed: its ticket begins again."""
+        self.prefixes.end(key, "failed")
+        self.turns.end(key, "diverged" if reason == DIVERGED else "failed")
+
+    def drop(self, number: int, size: int) -> None:
+        """Ends what the tickets of a group carry."""
+        self.prefixes.drop(number, size)
+        self.turns.drop(number, size)
+
+    def groups(self) -> set[int]:
+        """Numbers of the groups whose tickets carry anything."""
+        return self.prefixes.groups() | self.turns.groups()

@@ -1,0 +1,134 @@
+"""Episodes with durable turns, of fakes: what they record, and how they go on from it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from asyncrl.actors.engines.protocol import Generation, Sampling
+from asyncrl.actors.envs.protocol import Message, Task, Turn
+from asyncrl.actors.episodes.episode import play
+from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
+from asyncrl.trajectory import Ticket, Trajectory
+from asyncrl.turn_codec import decode_carried, encode_carried
+from asyncrl.turns import Recorded
+from tests.actors.fakes import STOP, FakeEngine, FakeRenderer, ticket
+
+LIMITS = EpisodeLimits(max_turns=9, max_tokens=600, max_new_tokens=10, call_s=5.0)
+
+
+class PureEngine(FakeEngine):
+    """Its output depends on the prompt alone, whichever engine samples it: three letters and the stop token."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: [], 600)
+
+    async def generate(self, request: str, prompt: Sequence[int], sampling: Sampling) -> Generation:
+        begun = next(k for k in range(5) if k == 4 or not 97 <= prompt[-1 - k] <= 99)
+        seed = sum(i * id for i, id in enumerate(prompt[: len(prompt) - begun])) % 9973
+        rng = np.random.default_rng(seed)
+        ids = np.array([*rng.integers(97, 100, 3), STOP], np.int32)
+        logprobs = -rng.random(4).astype(np.float32)
+        self.calls.append((request, list(prompt), sampling))
+        self.said += ids[begun:].tolist()
+        await asyncio.sleep(0)
+        return Generation(ids[begun:], logprobs[begun:], np.full(4 - begun, self.held_version[1], np.int32), "stop")
+
+
+class Counter:
+    """Counts the actions that were carried out on its state; done after `turns`."""
+
+    tools = ()
+    reset_state = "begin"
+    carried_out = 0
+    """Steps of all instances."""
+
+    def __init__(self, turns: int = 6, role: str = "tool") -> None:
+        self._turns, self._role = turns, role
+        self.heard: list[str] = []
+
+    async def reset(self, task: Task) -> list[Message]:
+        return [{"role": "system", "content": "count"}]
+
+    async def step(self, message: Message) -> Turn:
+        type(self).carried_out += 1
+        self.heard.append(message["content"])
+        n = len(self.heard)
+        rewards = {"half": n / 2}
+        if n == self._turns:
+            assert len(self.heard) == self._turns
+            return Turn(reward=1.5, done=True, rewards=rewards, metrics={"heard": n})
+        # A list that was a tuple, numbers that are not Python's own: as environments give them.
+        content = f"{n}:{message['content']}"
+        return Turn(
+            messages=[{"role": self._role, "content": content, "more": (1, 2)}], reward=float(np.float32(n) / 4),
+            rewards=rewards, metrics={"heard": np.float32(n)}, state=f"s{n}", calls=[("count", 0.5)],
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        return None
+
+
+class Replayable(Counter):
+    replayable = True
+
+
+class Snapshots(Counter):
+    every = 1
+
+    async def snapshot(self) -> bytes | None:
+        return "|".join(self.heard).encode() if len(self.heard) % self.every == 0 else None
+
+    async def restore(self, state: bytes) -> None:
+        self.heard = state.decode().split("|") if state else []
+
+
+class Sparse(Snapshots):
+    every = 3
+
+
+@dataclass
+class Recorder:
+    """What a buffer would have stored of an episode; the record number `revokes`, and those behind it, are revoked."""
+
+    records: list[Recorded] = field(default_factory=list)
+    error: Exception | None = None
+    after: int = 1 << 30
+
+    async def keep(self, record: Recorded) -> None:
+        await asyncio.sleep(0)
+        if self.error is not None and len(self.records) >= self.after:
+            raise self.error
+        self.records.append(record)
+
+    def carried(self, n: int) -> tuple[Recorded, ...]:
+        """The first n records, as they come with a ticket."""
+        return tuple(decode_carried(encode_carried(record)) for record in self.records[:n])
+
+
+def counting() -> Callable[[], float]:
+    times = itertools.count()
+    return lambda: float(next(times))
+
+
+async def playing(
+    make_env: Callable[[], Any], recorder: Recorder | None, carried: Sequence[Recorded] = (), **options: Any
+) -> tuple[Trajectory, PureEngine, Progress]:
+    engine = options.get("engine") or PureEngine()
+    begun: Ticket = replace(ticket(2, group=5), durable=True, turns=tuple(carried))
+    progress = options.get("progress") or Progress(0.0, clock=counting())
+    progress.keep = None if recorder is None else recorder.keep
+    limits = options.get("limits", LIMITS)
+    result = await play(begun, make_env, engine, options.get("renderer", FakeRenderer()), limits, progress)
+    return result.trajectory(begun, progress, actor="actor-0", env_name="fake"), engine, progress
+
+
+def played(
+    make_env: Callable[[], Any], recorder: Recorder | None, carried: Sequence[Recorded] = (), **options: Any
+) -> tuple[Trajectory, PureEngine, Progress]:
+    return asyncio.run(asyncio.wait_for(playing(make_env, recorder, carried, **options), 20))

@@ -1,0 +1,78 @@
+"""Environments that count the actions on their state, and tell of every step that they make, in whichever process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncrl
+
+TURNS = 20
+
+
+class Counting(asyncrl.Environment):
+    """A turn's reward is the number of actions on the state so far; done after TURNS. A step sleeps, as tools do."""
+
+    def __init__(self, log: str, sleep_s: float = 0.1) -> None:
+        self._log, self._sleep_s = log, sleep_s
+        self._count = 0
+
+    async def reset(self, task: Any) -> list[dict[str, Any]]:
+        self._key = f"{task['id']}/{task['episode']}"
+        return [{"role": "user", "content": "count"}]
+
+    async def step(self, message: Any) -> asyncrl.Turn:
+        self._count += 1
+        said = hashlib.blake2b((message["content"] or "").encode(), digest_size=8).hexdigest()
+        line = f"{self._key} {self._count} {message['tokens']} {said} {os.getpid()}\n"
+        file = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(file, line.encode())
+        os.close(file)
+        await asyncio.sleep(self._sleep_s)
+        done = self._count == TURNS
+        messages = [] if done else [{"role": "tool", "content": str(self._count)}]
+        return asyncrl.Turn(messages=messages, reward=float(self._count), done=done)
+
+
+class WithSnapshots(Counting):
+    async def snapshot(self) -> bytes:
+        return str(self._count).encode()
+
+    async def restore(self, state: bytes) -> None:
+        self._count = int(state)
+
+
+class Again(Counting):
+    replayable = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of the log: an action that was carried out."""
+
+    key: str
+    """Of the episode."""
+    count: int
+    tokens: int
+    said: str
+
+
+def carried_out(log: Path) -> list[Step]:
+    if not log.exists():
+        return []
+    lines = log.read_text().splitlines()
+    return [Step(key, int(n), int(tokens), said) for key, n, tokens, said, _ in (line.split() for line in lines)]
+
+
+def sampled_again(steps: Sequence[Step]) -> int:
+    """Tokens of turns that were sampled more than once: another text at the same place of the same episode."""
+    said: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+    for step in steps:
+        said[step.key, step.count][step.said] = step.tokens
+    return sum(sum(texts.values()) - max(texts.values()) for texts in said.values())

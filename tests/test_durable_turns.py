@@ -1,0 +1,194 @@
+"""Actors, buffer and launcher are killed in the middle of episodes of twenty turns, with the real processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.audit.checks import violations
+from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.witnesses import gather
+from asyncrl.launch.processes import kill_all, of_run
+from asyncrl.quickstart.build import build_model
+from asyncrl.quickstart.tokenizer import build_tokenizer
+from asyncrl.run_folder import RunFolder
+from asyncrl.trajectory import Trajectory
+from tests.counting_env import TURNS, Step, carried_out, sampled_again
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[1]
+START_S = 240.0
+"""On a machine that is busy with other things, starting torch takes a minute."""
+
+
+class LongRun:
+    """A run whose episodes have twenty turns, and the environment's log of them."""
+
+    def __init__(self, folder: Path, env: str, turns: str, steps: int) -> None:
+        tokenizer = build_tokenizer()
+        for part in (build_model(tokenizer, positions=512), tokenizer):
+            part.save_pretrained(folder / "model")
+        self.folder, self.log, self.run = folder, folder / "steps.log", RunFolder(folder / "run")
+        config = {
+            "model": {"path": str(folder / "model")},
+            "env": {
+                "name": f"tests.counting_env:{env}", "options": {"log": str(self.log)},
+                "max_turns": TURNS, "max_tokens": 512,
+            },
+            "actors": {"count": 1, "slots": 4, "max_new_tokens": 8, "drain_s": 1.0},
+            "buffer": {"turns": turns, "max_staleness": 50, "capacity": 64, "keep": "all", "lease_s": 10.0},
+            "learner": {"groups_per_step": 1, "group_size": 4, "steps": steps, "checkpoint_every": 1},
+            "eval": {"tasks": 0},
+            "launch": {"runs_dir": str(folder), "name": "run", "restarts": 1000},
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config))
+        self.launcher = self._launch("--config", str(folder / "config.json"))
+
+    def _launch(self, *words: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "out").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "asyncrl", "launch", *words],
+                stdout=out, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()[-3000:]
+
+    def pid(self, role: str) -> int:
+        """0: it is not there."""
+        if role == "launcher":
+            return self.launcher.pid
+        path = self.run.path / "run.json"
+        if not path.is_file() or not path.read_text():
+            return 0
+        return int(self.run.record()["processes"].get(role, [0])[0])
+
+    def kill(self, role: str) -> None:
+        """Kill a process, and wait until its successor is there."""
+        before = self.pid(role)
+        if role == "launcher":
+            self.launcher.kill()
+            self.launcher.wait(10)
+            kill_all(of_run(self.run.id))
+            self.launcher = self._launch("--resume", str(self.run.path))
+            return
+        os.kill(before, signal.SIGKILL)
+        assert until(lambda: self.pid(role) not in (0, before), START_S), self.out
+
+    def steps(self) -> list[Step]:
+        return carried_out(self.log)
+
+    def end(self) -> None:
+        self.launcher.send_signal(signal.SIGINT)
+        self.launcher.wait(START_S)
+
+    def close(self) -> None:
+        self.launcher.kill()
+        self.launcher.wait(10)
+        if (self.run.path / "run.json").is_file():
+            kill_all(of_run(self.run.id))
+            self.run.remove_temporary()
+
+    def stored(self) -> list[Trajectory]:
+        ledger = read_ledger(self.run.buffer)
+        with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
+            return [decoded(ledger.groups[row.group], row, files.read) for row in ledger.trajectories.values()]
+
+    def audited(self) -> list[str]:
+        with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
+            return list(violations(gather(self.run, self.run.load_config(), files)))
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[Any]:
+    begun: list[LongRun] = []
+
+    def begin(env: str, turns: str, steps: int) -> LongRun:
+        begun.append(LongRun(tmp_path, env, turns, steps))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
+
+
+def exact(run: LongRun) -> list[Trajectory]:
+    """Each action was carried out exactly once in the history of every stored trajectory."""
+    trajectories = run.stored()
+    for t in trajectories:
+        assert [turn.reward for turn in t.turn_rewards] == [float(n) for n in range(1, TURNS + 1)], t.id
+        assert t.turns == TURNS
+    assert run.audited() == []
+    return trajectories
+
+
+@pytest.mark.system
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("env", "turns"),
+    [
+        pytest.param("WithSnapshots", "on"),
+        pytest.param("Again", "on", marks=pytest.mark.slow),
+        pytest.param("WithSnapshots", "off", marks=pytest.mark.slow),
+    ],
+)
+def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(long_run: Any, env: str, turns: str) -> None:
+    run = long_run(env, turns, steps=2)
+    for kill in range(2):
+        # Twelve turns of four episodes: the middle, wherever each of them is.
+        enough = (4 * 12, 4 * 12 + 4 * TURNS)[kill]
+        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), run.out
+        run.kill("actor-0")
+    assert run.launcher.wait(START_S) == 0, run.out
+    trajectories = exact(run)
+    assert len(trajectories) >= 8
+    again = sampled_again(run.steps())
+    print(f"{env}, turns {turns}: {again} tokens sampled again after 2 kills, {again / 2:.0f} a kill")
+    if turns == "off":
+        assert again > 0, "the measure notices what is sampled again"
+        return
+    assert again == 0
+    ended = {row["ended"] for row in read_ledger(run.run.buffer).tables["turns"]}
+    assert "continued" in ended
+    assert not ended & {"failed", "diverged", "lost", "stale"}
+    assert any(t.attempt for t in trajectories), "some episodes went on in another attempt"
+
+
+KILLED = ("actor-0", "buffer", "actor-0", "launcher")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(14400)
+@pytest.mark.parametrize("env", ["WithSnapshots", "Again"])
+def test_kills_at_random_turns_lose_none(long_run: Any, env: str) -> None:
+    """`ASYNCRL_TEST_KILLS` (200) kills of actors, the buffer, and the launcher, which is resumed."""
+    kills = int(os.environ.get("ASYNCRL_TEST_KILLS", "200"))
+    run, seen = long_run(env, "on", steps=100_000), 0
+    for number, role in zip(range(kills), itertools.cycle(KILLED), strict=False):
+        enough = seen + 13 + 7 * number % 29  # somewhere else in the episodes each time
+        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), f"kill {number}\n{run.out}"
+        assert until(lambda role=role: run.pid(role) != 0, START_S), run.out
+        time.sleep(0.02 * (number % 5))
+        seen = len(run.steps())
+        run.kill(role)
+    enough = seen + 8 * TURNS
+    assert until(lambda: len(run.steps()) >= enough, START_S), run.out
+    run.end()
+    exact(run)
+    again = sampled_again(run.steps())
+    print(f"{env}: {again} tokens sampled again after {kills} kills")
+    assert again == 0
