@@ -125,7 +125,8 @@ def snapshot_bytes(snapshot: Snapshot | None) -> int:
 
 def encode_turn(id: TicketId, attempt: int, record: Recorded, most: int = MAX_TURN_BYTES) -> bytes:
     """The frame of a record in a request. Raises Unrecordable: it is larger than `most` bytes, or not encodable."""
-    frame = _encode(_Sent((id.branch, id.group, id.index), attempt, encode_body(record), _snapshot_of(record)))
+    body = encode_body(record)
+    frame = _encoded(_Sent((id.branch, id.group, id.index), attempt, body, _snapshot_of(record)), record)
     if len(frame) > most:
         raise Unrecordable(
             f"{record.named} of ticket {id} has {len(frame)} bytes with its snapshot, expected at most "
@@ -147,7 +148,7 @@ def stored_turn(body: bytes, snapshot: Snapshot | None) -> StoredTurn:
 
 def encode_carried(record: Recorded) -> bytes:
     """The frame of a record that travels with its ticket, as it is stored. Raises Unrecordable."""
-    return _encode(_Carried(encode_body(record), _snapshot_of(record)))
+    return _encoded(_Carried(encode_body(record), _snapshot_of(record)), record)
 
 
 def kept_bytes(turn: StoredTurn) -> bytes:
@@ -164,7 +165,15 @@ def decode_carried(frame: Frame) -> Recorded:
 def encode_body(record: Recorded) -> bytes:
     """A record without its snapshot. Raises Unrecordable."""
     try:
-        return _encode(_body(record))
+        body = _body(record)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Unrecordable(f"{record.named} cannot be a message: {error}") from error
+    return _encoded(body, record)
+
+
+def _encoded(content: msgspec.Struct, record: Recorded) -> bytes:
+    try:
+        return _encode(content)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Unrecordable(f"{record.named} cannot be a message: {error}") from error
 

@@ -128,6 +128,7 @@ def test_the_digest_of_tokens_knows_each_array_and_not_how_they_are_parted() -> 
         (replace(ANSWER, messages=[{"role": "user", "content": object()}]), "answer 0 cannot be a message"),
         (replace(ANSWER, messages=[{"role": "user", "content": "\ud800"}]), "answer 0 cannot be a message"),
         (replace(ANSWER, messages=[{"n": 2**70}]), "answer 0 cannot be a message"),
+        (replace(ANSWER, snapshot="\ud800"), "answer 0 cannot be a message"),
         (replace(ANSWER, snapshot=bytes(3000)), r"with its snapshot, expected at most 2000 \(buffer.turn_max_kb\)"),
     ],
 )

@@ -41,14 +41,15 @@ class Patience:
         """Why the episode is given up; empty if it is not. All times are of one clock.
 
         While the episode waits for tokens, progress of the engine counts as its own. While it waits for the buffer, to
-        store a turn or to acknowledge the trajectory, it is never given up.
+        store a turn or to acknowledge the trajectory, it is never given up. The time in which recorded turns are
+        stepped again does not count for the longest episode; each of them is a finished turn.
 
         >>> Patience(2.0, 9.0).exhausted(5.0, Progress(1.0), 0.0)
         'no progress for 4 s in phase environment (actors.episode_idle_s is 2)'
         """
         if progress.phase in ("record", "put"):
             return ""
-        lasted, since = now - progress.started, now - progress.turn_at
+        lasted, since = now - progress.started - progress.again_s, now - progress.turn_at
         if lasted > max(self.most_s, self.episode_s):
             name = "actors.episode_max_s" if self.most_s > self.episode_s else "actors.episode_s"
             return f"it has lasted {lasted:.0f} s ({name} is {max(self.most_s, self.episode_s):g})"

@@ -67,7 +67,10 @@ def checked_snapshot(state: Any, most: int) -> Snapshot | None:
         return None
     if not isinstance(state, bytes | str):
         raise EnvFailed(f"it gave a {type(state).__name__}, expected bytes, a reference as a text, or None")
-    size = len(state.encode("utf-8", "surrogatepass") if isinstance(state, str) else state)
+    try:
+        size = len(state.encode() if isinstance(state, str) else state)
+    except UnicodeEncodeError as error:
+        raise EnvFailed(f"it gave a text that is no Unicode: {error}; give bytes") from error
     if size > most:
         raise EnvFailed(
             f"it gave {size} bytes, at most {most} are stored with a turn: raise buffer.turn_max_kb, or keep the state "

@@ -56,7 +56,7 @@ class Conversation:
         if tail is not None:
             row.context(tail)
             return row
-        self._progress.prefix_breaks += 1
+        self._progress.prefix_broke()
         warn_of_prefix_break(messages[0]["role"])
         return await self._new_row()
 

@@ -129,15 +129,16 @@ class GuardedEnv:
         env: Any = self._env
         await self._call(lambda: env.restore(state), "restore")
 
-    def add(self, turn: Turn) -> None:
-        """Add the rewards of a turn. Raises EpisodeFailed for a sum that is larger than any reward may be."""
+    def add(self, turn: Turn, *, given: bool = False) -> None:
+        """Add the rewards of a turn. Raises EpisodeFailed for a sum that is larger than any reward may be. `given`: by
+        the recording, so that its tools are counted already."""
         self.reward += float(turn.reward)
         for name, value in turn.rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + float(value)
         for value in (self.reward, *self.rewards.values()):
             check_reward(value, "environment.step", self._max_reward)
         self.earned.add(turn.reward, turn.rewards, turn.state)
-        for name, seconds in turn.calls:
+        for name, seconds in () if given else turn.calls:
             self._tool_called(name, float(seconds))
         self.metrics.update({name: float(value) for name, value in turn.metrics.items()})
 

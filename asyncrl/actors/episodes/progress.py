@@ -104,7 +104,12 @@ class Progress:
     prefix_breaks: int = 0
     """How often the chat template changed earlier tokens, so that a new row began."""
     turn_at: float = field(init=False)
-    """Time at which the last turn of the policy ended; at first, the start of the episode."""
+    """Time at which the last turn of the policy ended, or its action was stepped again; at first, the start of the
+    episode."""
+    again_s: float = 0.0
+    """Seconds in which the environment was brought to where the recorded turns end."""
+    given: bool = False
+    """Whether the latest turn or answer came from the recording: it was counted by the actor that played it."""
     compactions: int = 0
     """How often a summary replaced the conversation."""
     compacted_from: int = 0
@@ -131,8 +136,20 @@ class Progress:
         self.tokens += tokens
         self.turn_at = self.clock()
 
+    def stepped_again(self) -> None:
+        """Note that a recorded turn was carried out again on the environment."""
+        now = self.clock()
+        self.again_s += now - self.turn_at
+        self.turn_at = now
+
+    def prefix_broke(self) -> None:
+        """Count a chat template that changed earlier tokens."""
+        self.prefix_breaks += not self.given
+
     def compacted(self, before: int, after: int) -> None:
         """Count a summary that replaced a row of `before` tokens by a prompt of `after`."""
+        if self.given:
+            return
         self.compactions += 1
         self.compacted_from += before
         self.compacted_to += after

@@ -50,6 +50,10 @@ class Forgetful(Plain):
         return b""
 
 
+class Half(Snapshots):
+    restore = None  # type: ignore[assignment]
+
+
 class Doing(ToolEnvironment):
     """Keeps what its tools did."""
 
@@ -98,7 +102,10 @@ def test_what_cannot_be_declared_says_so(env: Any, words: str) -> None:
         _ = GuardedEnv(lambda: env, 1.0, 1e6).way
 
 
-@pytest.mark.parametrize(("state", "words"), [(7, "it gave a int"), ("ü" * 6, "it gave 12 bytes, at most 10")])
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [(7, "it gave a int"), ("\ud800", "a text that is no Unicode"), ("ü" * 6, "it gave 12 bytes, at most 10")],
+)
 def test_a_snapshot_is_checked(state: Any, words: str) -> None:
     class Odd(Snapshots):
         async def snapshot(self) -> Any:
@@ -165,6 +172,22 @@ def test_an_episode_goes_on_wherever_its_environment_runs(workers: str) -> None:
     assert resumed.digest() == undisturbed.digest()
     assert len(engine.said) == 8, "two of three turns are sampled"
     assert len(whole.records) == 3 + len(rest.records)
+
+
+@pytest.mark.parametrize("workers", ["async", "threads"])
+def test_half_a_pair_of_methods_is_asked_about_only_where_turns_are_durable(workers: str) -> None:
+    env = {"name": f"{HERE}:Half", "workers": workers, "worker_count": 1, "call_s": 30.0, "max_turns": 9}
+    config = Config.model_validate({"env": env, "actors": {"max_new_tokens": 10}})
+
+    async def episode(durable: bool) -> Trajectory:
+        engine: Any = PureEngine()
+        keep = Recorder().keep if durable else None
+        async with player(config, engine, FakeRenderer(), actor="actor-0") as play:
+            return await asyncio.wait_for(play(replace(ticket(), durable=durable), Progress(0.0, keep=keep)), 60)
+
+    assert asyncio.run(episode(False)).turns == 6
+    with pytest.raises(EpisodeFailed, match="it has snapshot and no restore"):
+        asyncio.run(episode(True))
 
 
 @pytest.mark.parametrize("workers", ["async", "processes"])

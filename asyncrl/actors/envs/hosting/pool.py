@@ -76,13 +76,21 @@ class HostedEnv(Environment):
 
     def __init__(self, worker: EnvWorker) -> None:
         self._worker, self._number = worker, worker.add_env()
-        self.resumed_by: Way = "none"
-        """As the environment in the worker is; known once `reset` has returned."""
+        self._resumed_by: Way = "none"
+        self._half = ""
+
+    @property
+    def resumed_by(self) -> Way:
+        """As the environment in the worker is; known once `reset` has returned. Raises EnvFailed where it declares no
+        way that holds."""
+        if self._half:
+            raise EnvFailed(self._half)
+        return self._resumed_by
 
     async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:
         told = None if interrupted is None else dict(interrupted)
         reply = await self._worker.call(self._number, "reset", [dict(task), told])
-        self.resumed_by = reply["resumed_by"]
+        self._resumed_by, self._half = reply["resumed_by"], reply.get("half", "")
         self.tools = [Tool(name, schema, _not_here) for name, schema in reply["tools"]]
         self.reset_state = reply["reset_state"]
         messages: list[Message] = reply["messages"]

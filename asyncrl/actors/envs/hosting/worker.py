@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 
 from asyncrl.actors.daemon_threads import use_daemon_threads
-from asyncrl.actors.envs.protocol import Env
+from asyncrl.actors.envs.protocol import Env, EnvFailed
 from asyncrl.actors.envs.resuming import told, way_of
 from asyncrl.plugins import resolve
 from asyncrl.process.parent import end_with_parent
@@ -131,7 +131,11 @@ async def _reset(env: Any, task: Mapping[str, Any], interrupted: dict[str, Any] 
     messages = list(await env.reset(task, **told(env, interrupted)))
     tools = [[tool.name, tool.schema] for tool in env.tools]
     state = getattr(env, "reset_state", None)
-    return {"messages": messages, "tools": tools, "reset_state": state, "resumed_by": way_of(env)}
+    told_back = {"messages": messages, "tools": tools, "reset_state": state}
+    try:
+        return told_back | {"resumed_by": way_of(env)}
+    except EnvFailed as error:  # fails the episodes that ask for it, which are those with durable turns
+        return told_back | {"resumed_by": "none", "half": sendable(str(error)[:_ERROR_CHARS])}
 
 
 def _number(value: Any) -> float:

@@ -51,6 +51,8 @@ class RecordedEnv:
         messages = await self.env.reset(task, interrupted)
         way = self.env.way
         recording.goes_on, recording.recorded = way in ("snapshot", "replay"), way != "none"
+        if way == "told" and recording.only_begun and _plain(messages) == _plain(recording.reset_messages):
+            return messages  # nothing was stepped: the first sample goes on
         if way == "told" or (way == "none" and (recording.answers or recording.reset)):
             recording.begin_again()
         if way == "none":
@@ -67,7 +69,8 @@ class RecordedEnv:
         if recorded is None:
             return await self._step(message, number)
         turn = _turn(recorded)
-        self.env.add(turn)
+        self._recording.progress.given = True
+        self.env.add(turn, given=True)
         self.seconds = recorded.environment_s
         self._behind.append((message, turn))
         over = turn.done or message["last"]
@@ -79,6 +82,7 @@ class RecordedEnv:
         progress = self._recording.progress
         began = progress.at
         turn = await self.env.step(message)
+        progress.given = False
         self.seconds = progress.at - began
         recording = self._recording
         # What ends the episode is put at once, and needs no record.
@@ -105,12 +109,14 @@ class RecordedEnv:
         again = self._behind
         if state is not None:
             await self.env.restore(state)
+            self._recording.progress.stepped_again()
             # Summaries are turns without an answer, so the answered ones are counted.
             stepped = sum(answered <= number for answered in self._recording.answers)
             again = again[stepped:]
         self._behind = []
         for message, answer in again:
             turn = await self.env.step_again(message)
+            self._recording.progress.stepped_again()
             then, now = _compared(answer), _compared(turn)
             if now != then:
                 raise _diverged("step", then, now)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Keep, Progress
@@ -67,6 +67,16 @@ class Recording:
         if last is None or last.partial or last.summary or last.number in self.answers:
             return None
         return last
+
+    @property
+    def only_begun(self) -> bool:
+        """Whether a part of the first sample is all that is carried beside the reset."""
+        return not self.answers and [(n, s.partial) for n, s in self.samples.items()] == [(0, True)]
+
+    @property
+    def reset_messages(self) -> Sequence[Mapping[str, Any]]:
+        """The recorded ones; none where the reset is not carried."""
+        return () if self.reset is None else self.reset.messages
 
     def snapshot(self) -> tuple[int, Snapshot | None]:
         """The latest snapshot, and the turn that it is behind; of the reset, -1."""

@@ -83,6 +83,9 @@ class Samples:
         tokens = len(recorded.token_ids)
         if tokens and (recorded.kept is None) != (sampling.max_kept == 0):
             raise PlaysOtherwise(f"turn {recorded.number} was sampled under other actors.top_p, top_k or min_p")
+        if recorded.kept is not None and recorded.kept.counts.max(initial=0) > sampling.max_kept:
+            raise PlaysOtherwise(f"turn {recorded.number} was sampled under a larger actors.max_kept")
+        self._progress.given = True
         self._progress.prefix_tokens += tokens
         self._progress.enter("environment")
         prefilled = recorded.prefilled or 0
@@ -104,6 +107,7 @@ class Samples:
             generation = await resumed(self._engine, request, row.ids, sampling, begun)
         finally:
             progress.enter("environment")
+        progress.given = False
         before = 0 if begun is None else len(begun.token_ids)
         prefilled = row.behind + before if generation.prefilled is None else generation.prefilled
         if recorded is None:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.recorded.recording import Revoked
 from asyncrl.actors.episodes.resumption import Interrupted
+from asyncrl.actors.leases import Patience
+from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import Trajectory
 from asyncrl.turn_codec import tools_digest
 from asyncrl.turns import Recorded, RecordedReset, RecordedSample, follows
@@ -323,3 +326,76 @@ def test_a_state_without_a_snapshot_is_stepped_again_only_from_the_same_reset() 
     Changing.words = "add up"
     with pytest.raises(EpisodeFailed, match=r"environment\.reset gave"):
         played(Changing, Recorder(), recorder.carried(3))
+
+
+def test_what_is_stepped_again_is_progress_and_no_part_of_the_longest_episode() -> None:
+    clock = {"now": 0.0}
+    given_up: list[str] = []
+
+    class Slow(Replayable):
+        async def step(self, message: Any) -> Any:
+            clock["now"] += 100.0
+            given_up.append(Patience(1e9, 150.0, 450.0).exhausted(clock["now"], progress, 0.0))
+            return await super().step(message)
+
+    recorder = Recorder()
+    progress = Progress(0.0, clock=lambda: clock["now"])
+    undisturbed, _, _ = played(Replayable, recorder)
+    resumed, _, _ = played(Slow, Recorder(), recorder.carried(9), progress=progress)
+    assert resumed.digest() == undisturbed.digest()
+    assert given_up == [""] * 6, "four steps again, and two new ones"
+    assert progress.again_s == 400.0
+
+
+def test_what_was_counted_is_not_counted_again() -> None:
+    class Breaking(FakeRenderer):
+        """Changes earlier tokens at every turn."""
+
+        def render_tail(self, *args: Any, **options: Any) -> list[int] | None:
+            return None
+
+    recorder = Recorder()
+    _, _, first = played(Snapshots, recorder, renderer=Breaking())
+    _, _, second = played(Snapshots, Recorder(), recorder.carried(7), renderer=Breaking())
+    assert (first.prefix_breaks, first.tools.times) == (5, {"count": 5})
+    assert (second.prefix_breaks, second.tools.times) == (2, {"count": 2})
+    recorder = Recorder()
+    make, limits = (lambda: Snapshots(5, "user")), COMPACTING
+    _, _, first = played(make, recorder, limits=limits)
+    summaries = sum(isinstance(r, RecordedSample) and r.summary for r in recorder.records)
+    _, _, second = played(make, Recorder(), recorder.carried(100), limits=limits)
+    assert first.compactions == summaries
+    assert (second.compactions, second.compacted_from, second.compacted_to) == (0, 0, 0)
+
+
+def test_more_kept_ids_than_are_kept_now_begin_the_episode_again() -> None:
+    recorder = Recorder()
+    played(Snapshots, recorder)
+    kept = KeptIds(np.array([3, 0, 0, 0], np.uint16), np.array([97, 98, 99], np.int32))
+    carried = [replace(r, kept=kept) if isinstance(r, RecordedSample) else r for r in recorder.carried(5)]
+
+    class Keeping(PureEngine):
+        async def generate(self, request: str, prompt: Any, sampling: Any) -> Any:
+            made = await super().generate(request, prompt, sampling)
+            n = len(made.token_ids)
+            return replace(made, kept=KeptIds(np.zeros(n, np.uint16), np.zeros(0, np.int32)))
+
+    for most, again in ((3, 0), (2, 1)):
+        limits = replace(LIMITS, top_k=3, max_kept=most)
+        _, _, progress = played(Snapshots, Recorder(), carried, limits=limits, engine=Keeping())
+        assert progress.begun_again == again
+
+
+def test_an_interrupted_first_sample_goes_on_where_the_environment_would_be_told() -> None:
+    class Told(Counter):
+        async def reset(self, task: Any, interrupted: Any = None) -> Any:
+            return await super().reset(task)
+
+    undisturbed, engine, _ = played(Told, Recorder())
+    whole, recorder, rest = len(engine.said), Recorder(), Recorder()
+    _, sampled = asyncio.run(cut(Told, 0, recorder))
+    assert [r.form for r in recorder.records] == ["reset", "partial"]
+    resumed, engine, _ = played(Told, rest, recorder.carried(100))
+    assert resumed.digest() == undisturbed.digest()
+    assert sampled + len(engine.said) == whole, "no token is sampled twice"
+    assert rest.records[0].place == (0, False)
