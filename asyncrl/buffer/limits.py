@@ -27,7 +27,8 @@ from asyncrl.buffer.client.messages import (
 )
 from asyncrl.buffer.rules import Rules
 from asyncrl.trajectory import Row, TicketId
-from asyncrl.turns import Recorded, RecordedSample
+from asyncrl.turn_codec import MAX_TURN_BYTES, StoredTurn
+from asyncrl.turns import RecordedSample
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
 
 _HEADER_BYTES = 64 << 10
@@ -36,6 +37,12 @@ _LEASE_BYTES = 64
 """... and for each of these."""
 Place = tuple[str | int, ...]
 """Where a number stands: a field, and the places inside it."""
+
+_TOKEN_BYTES = 14
+"""Of one recorded token: id, logprob, version and number of kept ids."""
+_KEPT_BYTES = 4
+_BESIDE_TOKENS = 4096
+"""Of a recorded sample, beside its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Limits:
     kept: int
     """Kept ids of one token: `actors.max_kept`."""
     turn_bytes: int
-    """Of one recorded turn, its snapshot included: `buffer.turn_max_kb`."""
+    """Of one recorded reset or answer, its snapshot included: `buffer.turn_max_kb`."""
 
     @classmethod
     def of(cls, rules: Rules, reached: tuple[int, int], eval_tickets: int) -> Limits:
@@ -119,9 +126,21 @@ class Limits:
                     "(env.max_tokens + actors.max_new_tokens)"
                 )
 
-    def check_turn(self, record: Recorded, id: TicketId) -> None:
-        """Raises WireError for a sample that no turn of this run has."""
+    @property
+    def record_bytes(self) -> int:
+        """Of any recorded turn; a sample is as large as its tokens are many."""
+        sample = self.row_tokens * (_TOKEN_BYTES + _KEPT_BYTES * self.kept) + _BESIDE_TOKENS
+        return min(MAX_TURN_BYTES, max(self.turn_bytes, sample))
+
+    def check_turn(self, turn: StoredTurn, id: TicketId) -> None:
+        """Raises WireError for a sample that no turn of this run has, and for an answer with too many bytes."""
+        record = turn.record
         if not isinstance(record, RecordedSample):
+            if turn.size > self.turn_bytes:
+                raise WireError(
+                    f"{record.named} of ticket {id} has {turn.size} bytes with its snapshot, expected at most "
+                    f"{self.turn_bytes}: raise buffer.turn_max_kb, or shorten what the environment gives"
+                )
             return
         kept = 0 if record.kept is None else int(record.kept.counts.max(initial=0))
         if kept > self.kept or len(record.token_ids) > self.row_tokens:

@@ -240,7 +240,8 @@ class BufferConfig(Section):
     """on: the turns of an episode are recorded as they are played, so that another actor goes on at the turn where one
     has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`."""
     turn_max_kb: int = Field(1024, ge=4, le=65536)
-    """KiB of one recorded turn, its environment's snapshot included. An episode with more fails as env_error."""
+    """KiB of what an environment gives at one turn, its snapshot included. An episode with more fails as env_error. The
+    policy's messages are bounded by their tokens."""
 
     @property
     def most_staleness(self) -> int:

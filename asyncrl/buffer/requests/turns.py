@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def record_turn(buffer: Buffer, actor: str, frame: Frame, counts: Counter[str]) -> TurnOutcome | Refusal:
     """The outcome of one of several turns in a request. A refused one does not affect those of other attempts."""
     try:
-        id, attempt, turn = decode_turn(frame, buffer.limits.turn_bytes)
-        buffer.limits.check_turn(turn.record, id)
+        id, attempt, turn = decode_turn(frame, buffer.limits.record_bytes)
+        buffer.limits.check_turn(turn, id)
         outcome = buffer.record_turn(actor, id, attempt, turn)
     except WireError as error:
         counts["refused"] += 1

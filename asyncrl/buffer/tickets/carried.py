@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from asyncrl.buffer.ledger.group import Group
@@ -15,6 +16,9 @@ from asyncrl.turns import Recorded
 
 DIVERGED = "env_diverged"
 """Reason of the failure of an episode whose environment, played again, answered otherwise than was recorded."""
+
+GIVEN_UP = ("aborted", "timeout")
+"""Reasons of failures after which the episode goes on at its turn: neither is said by the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +51,27 @@ class Carried:
         ages = [published] + ([] if prefix is None else [prefix[1]]) + ([] if oldest is None else [oldest])
         return Beginning(prefix and prefix[0], turns, min(ages))
 
+    def free(self, group: Group, leased: Collection[int], since: int) -> list[int]:
+        """Oldest versions of what the tickets of a group carry that nobody holds. What is older than `since` is not
+        carried on. `leased`: indices of the others."""
+        ages = [
+            kept.oldest((group.number, index))
+            for index in range(group.size)
+            for kept in (self.prefixes, self.turns)
+            if index not in leased
+        ]
+        return [age for age in ages if age is not None and age >= since]
+
     def received(self, trajectory: Trajectory) -> None:
         """A trajectory is stored: what its ticket carried ends."""
         self.prefixes.received(trajectory)
         self.turns.received(trajectory)
 
     def failed(self, key: TicketKey, reason: str) -> None:
-        """An episode failed: its ticket begins again."""
+        """An episode failed: its ticket begins again, but recorded turns stay where the actor gave the episode up."""
         self.prefixes.end(key, "failed")
+        if reason in GIVEN_UP:
+            return
         self.turns.end(key, "diverged" if reason == DIVERGED else "failed")
 
     def drop(self, number: int, size: int) -> None:

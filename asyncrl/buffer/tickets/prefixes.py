@@ -78,6 +78,11 @@ class Prefixes:
             return None
         return self._row(key, kept), kept.oldest
 
+    def oldest(self, key: TicketKey) -> int | None:
+        """The oldest version among the tokens of a ticket's prefix."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept.oldest
+
     def received(self, trajectory: Trajectory) -> None:
         """A trajectory is stored: the prefix of its ticket ends."""
         key = trajectory.id.group, trajectory.id.index

@@ -13,11 +13,15 @@ from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.staleness import due, last_version
 from asyncrl.buffer.tickets.bound_in_force import BoundInForce
+from asyncrl.buffer.tickets.carried import Carried
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
 
 
 class IssueQueue:
-    def __init__(self, ledger: Ledger, rules: Rules, leases: Leases, largest_group: int, now: float) -> None:
+    def __init__(
+        self, ledger: Ledger, rules: Rules, leases: Leases, carried: Carried, largest_group: int, now: float
+    ) -> None:
+        self._carried = carried
         self._ledger, self._rules, self._leases, self.bound = ledger, rules, leases, BoundInForce(ledger, rules)
         self._keys: list[TicketKey] = []
         """Sorted. Some are no longer issuable: a late put stored them, or their group was dropped."""
@@ -55,9 +59,10 @@ class IssueQueue:
         return key
 
     def last_version(self, group: Group) -> float:
-        """The highest version at which the group still meets the bound, with what its leased tickets may bring."""
-        leased = [lease.min_version for lease in self._leases.of_group(group.number)]
-        return last_version(group, leased, self.bound.holds)
+        """The highest version at which the group still meets the bound, with what its tickets may bring."""
+        leases, bound = self._leases.of_group(group.number), self.bound.holds
+        free = self._carried.free(group, {lease.id.index for lease in leases}, self._ledger.history.version - bound)
+        return last_version(group, [*(lease.min_version for lease in leases), *free], bound)
 
     def due(self, version: int) -> list[Group]:
         """Under `wait`: the groups that the batch for `version` must hold, complete or not. Otherwise none."""

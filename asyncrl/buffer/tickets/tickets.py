@@ -29,6 +29,9 @@ from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame
 
+CARRIED_AT_ONCE = 32 << 20
+"""Bytes of recorded turns from which no further ticket is issued in the same reply."""
+
 
 class Tickets:
     def __init__(
@@ -39,7 +42,7 @@ class Tickets:
         self.places = Places(ledger, rules, self._sizes)
         self.validity = Validity(ledger, leases)
         self.carried = Carried(ledger.db, rules)
-        self.queue = IssueQueue(ledger, rules, leases, self._sizes.largest, now)
+        self.queue = IssueQueue(ledger, rules, leases, self.carried, self._sizes.largest, now)
         self.bound = self.queue.bound
         self.failures = Failures(rules)
         self.filtering = Filtering(ledger, rules)
@@ -65,7 +68,10 @@ class Tickets:
         if held < least:
             return [], f"{actor} holds weights {held}, {least} are needed"
         tickets: list[Ticket] = []
+        before = self.carried.turns.carried_bytes
         while len(tickets) < credits:
+            if self.carried.turns.carried_bytes - before >= CARRIED_AT_ONCE:
+                return tickets, f"recorded turns: at most {CARRIED_AT_ONCE >> 20} MiB are sent at once"
             if (key := self.queue.pop(now, actor)) is not None:
                 tickets.append(self._start_attempt(now, key, actor, least))
             elif why := self._why_no_group():

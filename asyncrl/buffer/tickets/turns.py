@@ -29,7 +29,7 @@ from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.tickets.leases import TicketKey
 from asyncrl.sampled_turns import turn_digest
 from asyncrl.trajectory import Trajectory
-from asyncrl.turn_codec import StoredTurn, decode_carried, kept_bytes
+from asyncrl.turn_codec import StoredTurn, decode_carried, kept_bytes, snapshot_bytes
 from asyncrl.turns import (
     Form,
     Place,
@@ -85,6 +85,8 @@ class Turns:
         """Tickets issued with recorded turns, since this process began."""
         self.carried_tokens = 0
         """Sampled tokens that these carried."""
+        self.carried_bytes = 0
+        """Bytes that these carried."""
         ended = db.read("SELECT ended, count(*), sum(sampled) FROM turns GROUP BY 1")
         for how, count, sampled in ended:
             self.counts[how or "kept"] = count
@@ -155,7 +157,15 @@ class Turns:
         if records:
             self.resumed += 1
             self.carried_tokens += sum(kept.sampled for kept in self._kept[key])
-        return _with_one_snapshot(records), _oldest(self._kept.get(key, []))
+        carried = _with_one_snapshot(records)
+        unsent = (record for record, sent in zip(records, carried, strict=True) if record is not sent)
+        snapshots = sum(snapshot_bytes(r.snapshot) for r in unsent if not isinstance(r, RecordedSample))
+        self.carried_bytes += sum(kept.at.bytes for kept in self._kept.get(key, ())) - snapshots
+        return carried, _oldest(self._kept.get(key, []))
+
+    def oldest(self, key: TicketKey) -> int | None:
+        """The oldest version among the tokens of a ticket's turns."""
+        return _oldest(self._kept.get(key, ()))
 
     def received(self, trajectory: Trajectory) -> None:
         """A trajectory is stored: the turns of its ticket end, each as continued if the trajectory has it."""
