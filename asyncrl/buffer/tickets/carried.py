@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Rules
-from asyncrl.buffer.tickets.leases import TicketKey
+from asyncrl.buffer.tickets.leases import Leases, TicketKey
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
-from asyncrl.trajectory import Row, Trajectory
+from asyncrl.trajectory import Row, Ticket, Trajectory
 from asyncrl.turns import Recorded
 
 DIVERGED = "env_diverged"
@@ -19,6 +19,8 @@ DIVERGED = "env_diverged"
 
 GIVEN_UP = ("aborted", "timeout")
 """Reasons of failures after which the episode goes on at its turn: neither is said by the environment."""
+CARRIED_AT_ONCE = 32 << 20
+"""Bytes of recorded turns from which no further ticket is issued in the same reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Beginning:
 class Carried:
     def __init__(self, db: Database, rules: Rules) -> None:
         self.prefixes, self.turns = Prefixes(db), Turns(db)
+        self._before = 0
+        """`carried_bytes` when the latest reply was begun."""
         self._db, self._durable = db, rules.durable
         self._masks = rules.over_age == "mask"
         """Tokens past the bound carry no loss: recorded turns may have them."""
@@ -51,16 +55,24 @@ class Carried:
         ages = [published] + ([] if prefix is None else [prefix[1]]) + ([] if oldest is None else [oldest])
         return Beginning(prefix and prefix[0], turns, min(ages))
 
-    def free(self, group: Group, leased: Collection[int], since: int) -> list[int]:
-        """Oldest versions of what the tickets of a group carry that nobody holds. What is older than `since` is not
-        carried on. `leased`: indices of the others."""
+    def fills(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether these tickets, all that were issued for one reply, carry so much that no other fits into it."""
+        if not tickets:
+            self._before = self.turns.carried_bytes
+        return self.turns.carried_bytes - self._before >= CARRIED_AT_ONCE
+
+    def versions(self, group: Group, leases: Leases, since: int) -> list[int]:
+        """Oldest versions that the tickets of a group may bring: those of its leases, and of what the tickets carry
+        that nobody holds, unless that is older than `since` and ends when it is issued."""
+        held = {lease.id.index: lease.min_version for lease in leases.of_group(group.number)}
         ages = [
             kept.oldest((group.number, index))
             for index in range(group.size)
             for kept in (self.prefixes, self.turns)
-            if index not in leased
+            if index not in held
         ]
-        return [age for age in ages if age is not None and age >= since]
+        free = [age for age in ages if age is not None and age >= since]
+        return [*held.values(), *free]
 
     def received(self, trajectory: Trajectory) -> None:
         """A trajectory is stored: what its ticket carried ends."""

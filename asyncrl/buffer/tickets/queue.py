@@ -19,13 +19,13 @@ from asyncrl.buffer.tickets.leases import Leases, TicketKey
 
 class IssueQueue:
     def __init__(
-        self, ledger: Ledger, rules: Rules, leases: Leases, carried: Carried, largest_group: int, now: float
+        self, ledger: Ledger, rules: Rules, leases: Leases, carried: Carried, largest: int, now: float
     ) -> None:
         self._carried = carried
         self._ledger, self._rules, self._leases, self.bound = ledger, rules, leases, BoundInForce(ledger, rules)
         self._keys: list[TicketKey] = []
         """Sorted. Some are no longer issuable: a late put stored them, or their group was dropped."""
-        self._per_s = max(16, rules.groups_per_step * largest_group)
+        self._per_s = max(16, rules.groups_per_step * largest)
         self._allowance = float(self._per_s)
         """How many tickets that were issued before may be issued now."""
         self._allowance_at = now
@@ -60,18 +60,16 @@ class IssueQueue:
 
     def last_version(self, group: Group) -> float:
         """The highest version at which the group still meets the bound, with what its tickets may bring."""
-        leases, bound = self._leases.of_group(group.number), self.bound.holds
-        free = self._carried.free(group, {lease.id.index for lease in leases}, self._ledger.history.version - bound)
-        return last_version(group, [*(lease.min_version for lease in leases), *free], bound)
+        since = self._ledger.history.version - self.bound.holds
+        return last_version(group, self._carried.versions(group, self._leases, since), self.bound.holds)
 
     def due(self, version: int) -> list[Group]:
         """Under `wait`: the groups that the batch for `version` must hold, complete or not. Otherwise none."""
-        rules = self._rules
-        if rules.over_age != "wait":
+        if self._rules.over_age != "wait":
             return []
         unused = [g for g in self._ledger.live.values() if g.state in ("in_flight", "waiting") and not g.uses]
         deadlines = [(self.last_version(group), group) for group in unused]
-        return due(deadlines, version, self.bound.holds, rules.groups_per_step)
+        return due(deadlines, version, self.bound.holds, self._rules.groups_per_step)
 
     def _may_get(self, actor: str, key: TicketKey) -> bool:
         """Whether the rate allows it and, where groups are scored together, no other actor plays the group."""

@@ -29,9 +29,6 @@ from asyncrl.data.group_sizes import GroupSizes
 from asyncrl.trajectory import Row, Ticket, TicketId, Trajectory
 from asyncrl.wire import Frame
 
-CARRIED_AT_ONCE = 32 << 20
-"""Bytes of recorded turns from which no further ticket is issued in the same reply."""
-
 
 class Tickets:
     def __init__(
@@ -58,7 +55,7 @@ class Tickets:
     # Going out
 
     def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
-        """At most `credits` tickets; with fewer, why there are no more."""
+        """At most `credits` tickets; with fewer, why there are no more; empty where they carry as much as fits."""
         history = self._ledger.history
         if history.recorded_version >= self._rules.steps:
             return [], f"all {self._rules.steps} training steps are done"
@@ -68,10 +65,7 @@ class Tickets:
         if held < least:
             return [], f"{actor} holds weights {held}, {least} are needed"
         tickets: list[Ticket] = []
-        before = self.carried.turns.carried_bytes
-        while len(tickets) < credits:
-            if self.carried.turns.carried_bytes - before >= CARRIED_AT_ONCE:
-                return tickets, f"recorded turns: at most {CARRIED_AT_ONCE >> 20} MiB are sent at once"
+        while len(tickets) < credits and not self.carried.fills(tickets):
             if (key := self.queue.pop(now, actor)) is not None:
                 tickets.append(self._start_attempt(now, key, actor, least))
             elif why := self._why_no_group():

@@ -159,7 +159,7 @@ class Turns:
             self.carried_tokens += sum(kept.sampled for kept in self._kept[key])
         carried = _with_one_snapshot(records)
         unsent = (record for record, sent in zip(records, carried, strict=True) if record is not sent)
-        snapshots = sum(snapshot_bytes(r.snapshot) for r in unsent if not isinstance(r, RecordedSample))
+        snapshots = sum(snapshot_bytes(r.snapshot) for r in unsent if isinstance(r, RecordedReset | RecordedAnswer))
         self.carried_bytes += sum(kept.at.bytes for kept in self._kept.get(key, ())) - snapshots
         return carried, _oldest(self._kept.get(key, []))
 

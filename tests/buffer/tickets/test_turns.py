@@ -464,7 +464,7 @@ def test_one_reply_has_a_bound_of_recorded_turns(tmp_path: Path, monkeypatch: py
     for ticket in tickets:
         record(buffer, ticket, episode(2))
     buffer.release("actor-0", [(ticket.id, ticket.attempt) for ticket in tickets])
-    monkeypatch.setattr("asyncrl.buffer.tickets.tickets.CARRIED_AT_ONCE", 400)
+    monkeypatch.setattr("asyncrl.buffer.tickets.carried.CARRIED_AT_ONCE", 400)
     (first,) = issue(buffer, credits=3)
     assert len(first.turns) == 5
     assert [len(issue(buffer, credits=1)) for _ in range(2)] == [1, 1]
