@@ -119,6 +119,11 @@ def to_record(scores: GroupScores) -> bytes:
     return b"".join([_LENGTH.pack(len(header)), header, padding, *(np.ascontiguousarray(a).tobytes() for a in arrays)])
 
 
+def bytes_at_most(scores: GroupScores) -> int:
+    """Of the record, with a header as long as one may be."""
+    return _LENGTH.size + _MAX_HEADER_BYTES + 4 * sum(len(each) * (2 * scores.k + 1) for each in scores.scores)
+
+
 def from_record(record: Frame) -> GroupScores:
     """The inverse of `to_record`; arrays are read-only views on `record`. Raises WireError for a record that is
     malformed, and for numbers that no distribution has."""

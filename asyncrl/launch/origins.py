@@ -17,6 +17,7 @@ from asyncrl.config import Config
 from asyncrl.config.demonstrations import supervised
 from asyncrl.config.loading import Sourced, fields, load
 from asyncrl.config.resuming import FIELDS, differences, settings
+from asyncrl.config.teacher import scored_by_servers, words_scored
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import check_disk, refuse_live
 from asyncrl.run_folder import RunFolder, replace
@@ -85,10 +86,12 @@ class Origin:
                 )
             _check_fixed(before, config, "--fork", besides=("buffer.dir",))
             _check_kind(before, config, "--fork")
+            _check_words(before, config, "--fork")
         else:
             _check_place(earlier, before, config)
             _check_fixed(before, config, "--resume")
             _check_kind(before, config, "--resume")
+            _check_words(before, config, "--resume")
         return checkpoint
 
     def warnings(self, config: Config) -> list[str]:
@@ -184,6 +187,16 @@ def _check_kind(before: Config, config: Config, option: str) -> None:
         )
 
 
+def _check_words(before: Config, config: Config, option: str) -> None:
+    """Stored scores have as many words a token as their servers were asked for."""
+    if scored_by_servers(config) and (now := words_scored(config)) > (was := words_scored(before)):
+        raise ConfigError(
+            f"learner.teacher.over and learner.teacher.k ask for {now} words of each token, and the scores that the "
+            f"ledger holds have {was}: the number cannot rise with {option}. Leave them as they were, or start a new "
+            "run from the weights: --config FILE --model.path RUN/checkpoints/STEP/hf."
+        )
+
+
 def inherit(run: RunFolder, source: RunFolder, checkpoint: Path) -> None:
     """Gives the folder of a fork the checkpoint, ledger included, and the witnesses of what that ledger holds.
 
@@ -196,7 +209,8 @@ def inherit(run: RunFolder, source: RunFolder, checkpoint: Path) -> None:
     if source.score_logs.is_dir():
         run.score_logs.mkdir()
         inherit_logs(source.score_logs, run.score_logs, held)
-        shutil.copyfile(source.teacher, run.teacher)
+        if source.teacher.is_file():  # it is not there before a server has answered
+            shutil.copyfile(source.teacher, run.teacher)
     unfinished = run.checkpoints / f".unfinished-{checkpoint.name}"
     shutil.copytree(checkpoint, unfinished)
     unfinished.rename(run.checkpoints / checkpoint.name)

@@ -21,6 +21,8 @@ from asyncrl.teacher_scores import TrajectoryScores
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity, which JSON does not have."""
+MOST_WORDS = 1 << 31
+"""Ids of words are 32-bit integers."""
 Words = list[tuple[float, int]]
 """(logprob, word)"""
 
@@ -129,6 +131,11 @@ def scores_of(said: Sequence[Token], places: Sequence[int], k: int, where: str, 
                     f"{where} gave the logprob {logprob} at token {place} of a row: its weights are damaged, or it "
                     "truncates (top_p, top_k, a mask of allowed words). Serve the plain model, in a wider dtype."
                 )
+        if not all(0 <= word < MOST_WORDS for _, word in best):
+            raise TeacherUnusable(
+                f"{where} named the words {[word for _, word in best][:10]} for token {place} of a row, expected ids "
+                "of a vocabulary: serve the teacher by vLLM or SGLang (learner.teacher.dialect)."
+            )
         sampled[row] = token.sampled
         ids[row], logprobs[row] = [word for _, word in best], [logprob for logprob, _ in best]
     return TrajectoryScores(ids, logprobs, sampled)

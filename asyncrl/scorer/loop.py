@@ -22,16 +22,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from asyncrl.buffer.client.blocking import BlockingBuffer
+from asyncrl.buffer.client.blocking import BlockingBuffer, scores_too_large
 from asyncrl.buffer.client.messages import GroupLease, ScoringReply
 from asyncrl.buffer.client.retry import through_outages
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.scorer.dialects import TeacherUnusable
 from asyncrl.scorer.score_log import ScoreLog
 from asyncrl.scorer.servers import TeacherServers, TeacherSilent
 from asyncrl.teacher_scores import GroupScores, TrajectoryScores
 from asyncrl.tracking.reporter import Reporter
-from asyncrl.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -118,9 +118,12 @@ class Scorer:
     def _put(self, work: _Work, scores: tuple[TrajectoryScores, ...]) -> None:
         lease, identity = work.lease, self._servers.identity
         assert identity is not None
-        made = self._acks.announced(
-            GroupScores(lease.branch, lease.group, lease.attempt, self._name, identity.digest, lease.digests, scores)
+        found = GroupScores(
+            lease.branch, lease.group, lease.attempt, self._name, identity.digest, lease.digests, scores
         )
+        if why := scores_too_large(found):  # the buffer would close the connection
+            raise TeacherUnusable(why)
+        made = self._acks.announced(found)
         outcome = self._ask(lambda: self._buffer.scored(made))
         if outcome == "late":
             log.info("the scores of group %d came too late", lease.group)
@@ -146,14 +149,9 @@ class Scorer:
         trajectories = iter(reply.trajectories)
         for lease in reply.groups:
             own = [next(trajectories) for _ in lease.digests]
-            future = self._threads.submit(self._score, own)
+            future = self._threads.submit(self._servers.score, own)
             self._work.append(_Work(lease, future, time.monotonic()))
         self._tell(reply, silent)
-
-    def _score(self, trajectories: list[Trajectory]) -> tuple[TrajectoryScores, ...]:
-        scores = tuple(self._servers.score(t) for t in trajectories)
-        self._servers.verify()  # a server that was started again with another model in between is noticed here
-        return scores
 
     def _tell(self, reply: ScoringReply, silent: str) -> None:
         if silent:

@@ -6,6 +6,7 @@ silent until it answers its probe again; what it says wrongly raises TeacherUnus
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -25,15 +26,21 @@ from asyncrl.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
+_UNLIMITED = httpx.Limits()
+"""`learner.teacher.score_slots` bounds the connections."""
 RETRY_S = 1.0
 """Between two probes of a server that is silent."""
+MOST_BYTES = 16 << 20
+"""Of an answer, beside what its words take."""
+BYTES_A_WORD = 1024
+"""Its id, its text, its rank and its logprob, as JSON."""
 
 
 class TeacherSilent(Exception):
     """No server answers; says why."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Server:
     url: str
     model: str = ""
@@ -67,7 +74,8 @@ class TeacherServers:
         self._dialect, self._k, self._longest = dialect, k, longest
         self._probe, self._remember = tuple(probe), remember
         self._lock = threading.Lock()
-        self._http = httpx.Client(timeout=server_s, trust_env=False)
+        self._server_s = server_s
+        self._http = httpx.Client(timeout=server_s, trust_env=False, limits=_UNLIMITED)
         self.identity: Identity | None = None
         self.failures = 0
         """Requests that a server did not answer."""
@@ -96,25 +104,29 @@ class TeacherServers:
                     log.info("%s serves the teacher %s", server.url, server.model)
                     server.silent = ""
 
-    def score(self, trajectory: Trajectory) -> TrajectoryScores:
-        """Of all sampled tokens of a trajectory. Raises TeacherSilent, TeacherUnusable."""
-        parts = [self._row(row.token_ids.tolist(), np.flatnonzero(row.mask).tolist()) for row in trajectory.rows]
+    def score(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryScores, ...]:
+        """Of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it may have
+        been started again with another model in between. Raises TeacherSilent, TeacherUnusable."""
+        gave: list[_Server] = []
+        scores = tuple(self._trajectory(each, gave) for each in trajectories)
+        for server in gave:
+            try:
+                self._verify(server, thorough=False)
+            except TeacherSilent as error:
+                self._failed(server, str(error))
+                raise
+        return scores
+
+    def _trajectory(self, trajectory: Trajectory, gave: list[_Server]) -> TrajectoryScores:
+        parts = [self._row(row.token_ids.tolist(), np.flatnonzero(row.mask).tolist(), gave) for row in trajectory.rows]
         return TrajectoryScores(
             np.concatenate([part.ids for part in parts]),
             np.concatenate([part.logprobs for part in parts]),
             np.concatenate([part.sampled for part in parts]),
         )
 
-    def verify(self) -> None:
-        """Every server that answers still serves the run's teacher. Raises TeacherUnusable."""
-        for server in self._servers:
-            if not server.silent:
-                try:
-                    self._verify(server, thorough=False)
-                except TeacherSilent as error:
-                    self._failed(server, str(error))
-
-    def _row(self, tokens: list[int], places: list[int]) -> TrajectoryScores:
+    def _row(self, tokens: list[int], places: list[int], gave: list[_Server]) -> TrajectoryScores:
+        """The server that gives it joins `gave`."""
         while True:
             server = self._least_busy()
             try:
@@ -125,6 +137,8 @@ class TeacherServers:
                         "context."
                     )
                 said = self._said(server, tokens, self._k)
+                if server not in gave:
+                    gave.append(server)
                 return scores_of(said, places, self._k, server.url, self._dialect.more_words)
             except TeacherSilent as error:
                 self._failed(server, str(error))
@@ -149,8 +163,15 @@ class TeacherServers:
 
     def _learn(self, server: _Server) -> None:
         """The model's name at the server, and its context."""
-        entries = self._answer(server, self._dialect.about, None).get("data") or [{}]
-        server.model, context = str(entries[0].get("id", "")), entries[0].get("max_model_len")
+        reply = self._answer(server, self._dialect.about, None)
+        try:
+            first = (reply["data"] or [{}])[0]
+            server.model, context = str(first.get("id", "")), first.get("max_model_len")
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise TeacherUnusable(
+                f"{server.url}{self._dialect.about} answered {str(reply)[:200]}, expected a list of models: name the "
+                "URL of a vLLM or SGLang server in learner.teacher.servers."
+            ) from error
         server.context = context if isinstance(context, int) else None
         if server.context is not None and self._longest + self._dialect.spare > server.context:
             raise ConfigError(
@@ -181,10 +202,10 @@ class TeacherServers:
 
     def _said(self, server: _Server, tokens: Sequence[int], k: int) -> list[Token]:
         path, body = self._dialect.request(tokens, k, server.model)
-        reply = self._answer(server, path, body)
+        reply = self._answer(server, path, body, MOST_BYTES + len(tokens) * (k + 2) * BYTES_A_WORD)
         try:
             said = self._dialect.read(reply, tokens, k)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise TeacherUnusable(
                 f"{server.url}{path} answered in another form than expected ({type(error).__name__} {error}): "
                 f"{str(reply)[:300]}. Check learner.teacher.dialect, and the release of the server "
@@ -192,27 +213,49 @@ class TeacherServers:
             ) from error
         return said
 
-    def _answer(self, server: _Server, path: str, body: Any) -> Any:
-        """Raises TeacherSilent for a server that may answer later, TeacherUnusable for one that refuses."""
+    def _answer(self, server: _Server, path: str, body: Any, most: int = MOST_BYTES) -> Any:
+        """`most`: bytes of the longest answer. Raises TeacherSilent for a server that may answer later,
+        TeacherUnusable for one that refuses."""
         url = server.url + path
         try:
-            response = self._http.get(url) if body is None else self._http.post(url, json=body)
+            status, content = self._fetched(url, body, most)
         except httpx.HTTPError as error:
             raise TeacherSilent(f"{type(error).__name__} {error}".strip()) from error
-        if response.status_code >= 500 or response.status_code in (404, 408, 429):
-            raise TeacherSilent(f"{path} answered {response.status_code}: {response.text[:200]}")
-        if response.status_code != 200:
+        text = content[:500].decode(errors="replace")
+        if status == 404 and body is None and not server.model:
             raise TeacherUnusable(
-                f"{url} refused a request: {response.status_code} {response.text[:500]}. If it is asked for too many "
+                f"{url} answered 404: {text[:200]}. Name the URL of a vLLM or SGLang server in "
+                "learner.teacher.servers, without a path."
+            )
+        if status >= 500 or status in (404, 408, 429):
+            raise TeacherSilent(f"{path} answered {status}: {text[:200]}")
+        if status != 200:
+            raise TeacherUnusable(
+                f"{url} refused a request: {status} {text}. If it is asked for too many "
                 f"words: {self._dialect.more_words.format(k=self._k)}, or lower learner.teacher.k."
             )
         try:
-            return response.json()
+            return json.loads(content)
         except ValueError as error:
             raise TeacherUnusable(
-                f"{url} answered {response.text[:200]!r}, which is no JSON: name the URL of a vLLM or SGLang server in "
+                f"{url} answered {text[:200]!r}, which is no JSON: name the URL of a vLLM or SGLang server in "
                 "learner.teacher.servers."
             ) from error
+
+    def _fetched(self, url: str, body: Any, most: int) -> tuple[int, bytes]:
+        """(status, content). The client's own deadline is of each read: this one is of the whole answer."""
+        until, content = time.monotonic() + self._server_s, bytearray()
+        with self._http.stream("GET" if body is None else "POST", url, json=body) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > most:
+                    raise TeacherUnusable(
+                        f"{url} answered with more than {most} bytes, expected a few hundred for each word of each "
+                        "token: name the URL of a vLLM or SGLang server in learner.teacher.servers."
+                    )
+                if time.monotonic() > until:
+                    raise TeacherSilent(f"its answer was not whole after {self._server_s:g} s")
+        return response.status_code, bytes(content)
 
 
 def remembered(file: Path, path: str) -> Callable[[Probe], Identity]:

@@ -11,6 +11,8 @@ from asyncrl.chaos.plan import targets
 from asyncrl.config import Config
 from asyncrl.config.resuming import change, settings
 from asyncrl.config.teacher import scorer_names, words_scored
+from asyncrl.errors import ConfigError
+from asyncrl.launch.origins import _check_words
 from asyncrl.launch.placement.demand import demand
 from asyncrl.launch.placement.resources import role_names
 from asyncrl.launch.roles import roles
@@ -35,6 +37,7 @@ def config(teacher: dict[str, Any] | None = None, **sections: Any) -> Config:
         ({"over": "vocabulary"}, {}, r"over is vocabulary and learner\.teacher\.scored_by servers.*set over top_k"),
         ({"top_k_of": "student"}, {}, r"top_k_of is student .*set top_k_of teacher"),
         ({"k": 2000}, {}, r"learner\.teacher\.k is 2000, expected at most 1024"),
+        ({"k": 512}, {"env": {"max_tokens": 65536}}, r"the scores of one group may have \d+ bytes .*lower one of them"),
         ({}, {"actors": {"temperature": 0.7}}, r"actors\.temperature is 0\.7 .*set actors\.temperature 1"),
         ({"scored_by": "learner"}, {}, r"servers is set and learner\.teacher\.scored_by is learner"),
         ({"path": ""}, {}, r"learner\.teacher\.\w+ is set and learner\.teacher\.path is empty"),
@@ -68,3 +71,11 @@ def test_what_resume_makes_of_its_fields() -> None:
     kinds = {name: change(f"learner.teacher.{name}") for name in ("path", "scored_by", "servers", "dialect", "k")}
     assert kinds == {"path": "refused", "scored_by": "refused", "servers": "free", "dialect": "free", "k": "branch"}
     assert settings(config()) == settings(config({"servers": ["http://other:1"]}))
+
+
+@pytest.mark.parametrize("option", ["--resume", "--fork"])
+def test_more_words_than_the_stored_scores_have_are_refused(option: str) -> None:
+    for before, now in ((config(), config({"k": 6})), (config({"over": "token"}), config())):
+        with pytest.raises(ConfigError, match=rf"number cannot rise with {option}"):
+            _check_words(before, now, option)
+        _check_words(now, before, option)

@@ -30,7 +30,11 @@ class Fake:
     context: int = 4096
     most_words: int = 1000
     fault: str = ""
-    """truncate, renormalise, infinite, nameless, form, delay, 500, 400."""
+    """truncate, renormalise, infinite, nameless, form, delay, trickle, 500, 404, 400."""
+    about: Any = None
+    """What /v1/models answers instead."""
+    until: int = 1 << 60
+    """Rows that it answers before it answers 500."""
     asked: list[int] = field(default_factory=list)
     """Tokens of each row, the probe's too."""
 
@@ -84,14 +88,20 @@ class _Handler(BaseHTTPRequestHandler):
     fake: Fake
 
     def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": f"fake-{self.fake.seed}", "max_model_len": self.fake.context}]})
+        if self.fake.fault == "404":
+            self._send(404, {"error": "as the test wants it"})
+            return
+        said = {"data": [{"id": f"fake-{self.fake.seed}", "max_model_len": self.fake.context}]}
+        self._send(200, said if self.fake.about is None else self.fake.about)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake = self.fake
         if fake.fault == "delay":
             time.sleep(1.0)
-        if fake.fault in ("500", "400"):
+        if len(fake.asked) >= fake.until:
+            self._send(500, {"error": "as the test wants it"})
+        elif fake.fault in ("500", "400"):
             self._send(int(fake.fault), {"error": "as the test wants it"})
         elif max(body.get("prompt_logprobs", 0), body.get("top_logprobs_num", 0)) > fake.most_words:
             self._send(400, {"error": {"message": f"Requested prompt logprobs, max allowed: {fake.most_words}"}})
@@ -106,7 +116,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        for byte in content if self.fake.fault == "trickle" else ():
+            try:
+                self.wfile.write(bytes([byte]))
+            except OSError:  # the client went away
+                return
+            time.sleep(0.05)
+        if self.fake.fault != "trickle":
+            self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
         return None

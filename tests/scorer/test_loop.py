@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer.client.blocking import scores_too_large
 from asyncrl.buffer.in_process import InProcessBuffer
 from asyncrl.config import Config
 from asyncrl.scorer.dialects import VLLM, TeacherUnusable
@@ -18,6 +19,7 @@ from asyncrl.scorer.servers import TeacherServers, remembered
 from tests.buffer.fakes import FakeSource, play, rules
 from tests.buffer.scoring.fakes import SCORED
 from tests.scorer.fake_teacher import Fake, serving
+from tests.scorer.test_teacher_scores import some
 
 DEADLINE_S = 120.0
 
@@ -122,3 +124,9 @@ def test_a_scorer_that_is_told_to_stop_gives_its_groups_back(tmp_path: Path, ope
         run.scorer.stop()
         run.scorer.run()
     assert run.buffer.status()["scoring"] == {}
+
+
+def test_scores_beyond_what_the_buffer_takes_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scores_too_large(some()) == ""
+    monkeypatch.setattr("asyncrl.buffer.client.blocking.MAX_RECORD_BYTES", 1000)
+    assert "lower learner.teacher.k, learner.group_size or env.max_tokens" in scores_too_large(some())

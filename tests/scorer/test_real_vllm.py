@@ -58,8 +58,7 @@ def test_the_scores_are_those_of_the_models_own_forward_pass(url: str, tmp_path:
     with asked([url], tmp_path / "teacher.json", k=k, server_s=120.0) as servers:
         servers.look(0.0)
         assert servers.silence == ""
-        scores = servers.score(t)
-        servers.verify()
+        (scores,) = servers.score([t])
     before = torch.arange(1, 21)
     expected = log_q[before, tokens[2:]].numpy()
     assert np.abs(scores.sampled - expected).max() < 1e-4

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
-from asyncrl.scorer.dialects import DIALECTS, TeacherUnusable
+from asyncrl.scorer.dialects import DIALECTS, TeacherUnusable, Token, scores_of
 from asyncrl.scorer.identity import Probe, of_run
-from asyncrl.scorer.servers import TeacherServers, TeacherSilent, remembered
+from asyncrl.scorer.servers import MOST_BYTES, TeacherServers, TeacherSilent, remembered
 from asyncrl.teacher_scores import unlikely
 from asyncrl.trajectory import TicketId
 from tests.buffer.fakes import trajectory
@@ -43,8 +43,7 @@ def test_the_scores_are_those_of_the_model(tmp_path: Path, dialect: str, k: int)
     with serving(fake) as url, asked([url], tmp_path / "teacher.json", dialect, k) as servers:
         servers.look(0.0)
         assert servers.silence == ""
-        scores = servers.score(t)
-        servers.verify()
+        (scores,) = servers.score([t])
     tokens = t.rows[0].token_ids.tolist()
     table = fake.table()
     assert np.allclose(scores.sampled, [table[tokens[i - 1], tokens[i]] for i in (2, 3, 4, 5)], atol=1e-6)
@@ -71,7 +70,7 @@ def test_a_server_that_cannot_be_learned_from_is_refused_with_the_remedy(tmp_pat
         with pytest.raises(TeacherUnusable, match=f"(?s){url}.*{why}"):
             servers.look(0.0)
         with pytest.raises(TeacherSilent):
-            servers.score(trajectory(TicketId(0, 0, 0)))
+            servers.score([trajectory(TicketId(0, 0, 0))])
 
 
 def test_a_token_that_the_server_does_not_name_is_refused(tmp_path: Path) -> None:
@@ -87,7 +86,7 @@ def test_rows_beyond_the_context(tmp_path: Path) -> None:
     with serving(Fake(context=8)) as url, asked([url], tmp_path / "teacher.json", longest=7) as servers:
         servers.look(0.0)
         with pytest.raises(TeacherUnusable, match=r"a row has 10 tokens, and the teacher at .* reads at most 7: lower"):
-            servers.score(trajectory(TicketId(0, 0, 0), (0,) * 8))
+            servers.score([trajectory(TicketId(0, 0, 0), (0,) * 8)])
 
 
 def test_another_teacher_is_noticed_at_the_start_and_after_a_group(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_another_teacher_is_noticed_at_the_start_and_after_a_group(tmp_path: Pat
             identity = servers.identity
             fake.seed = 2
             with pytest.raises(TeacherUnusable, match="serves another teacher than the one that this run learns from"):
-                servers.verify()
+                servers.score([trajectory(TicketId(0, 0, 0))])
         with asked([url], file) as servers, pytest.raises(TeacherUnusable, match="Serve the first one again"):
             servers.look(0.0)
         fake.seed = 1
@@ -112,16 +111,16 @@ def test_a_silent_server_is_asked_again_and_the_others_meanwhile(tmp_path: Path)
     with serving(fake) as one, serving(other) as two, asked([one, two], tmp_path / "t.json") as servers:
         servers.look(0.0)
         fake.fault = "500"
-        assert len(servers.score(t)) == 3
+        assert len(servers.score([t])[0]) == 3
         assert servers.silence == ""
         assert servers.failures == 1
         fake.fault = other.fault = "500"
         with pytest.raises(TeacherSilent, match="answered 500"):
-            servers.score(t)
+            servers.score([t])
         assert "answered 500" in servers.silence
         fake.fault = other.fault = ""
         servers.look(time.monotonic() + 5.0)
-        assert len(servers.score(t)) == 3
+        assert len(servers.score([t])[0]) == 3
 
 
 def test_a_server_that_is_not_there_is_silent(tmp_path: Path) -> None:
@@ -141,3 +140,45 @@ def test_the_first_of_two_scorers_names_the_teacher(tmp_path: Path) -> None:
     with pytest.raises(AsyncRLError, match="is damaged"):
         of_run(file, "t", first)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_server_that_gave_rows_and_then_no_probe_gives_its_group_back(tmp_path: Path) -> None:
+    """It may have been started again with another model before the rows."""
+    fake = Fake()
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers:
+        servers.look(0.0)
+        fake.until = len(fake.asked) + 1
+        with pytest.raises(TeacherSilent, match="answered 500"):
+            servers.score([trajectory(TicketId(0, 0, 0))])
+        assert "answered 500" in servers.silence
+
+
+@pytest.mark.parametrize("reply", [[], {"data": 3}, {"data": ["m"]}, "models"])
+def test_what_is_no_list_of_models_is_named(tmp_path: Path, reply: Any) -> None:
+    no_list = pytest.raises(TeacherUnusable, match=r"v1/models answered .*learner\.teacher\.servers")
+    with serving(Fake(about=reply)) as url, asked([url], tmp_path / "t.json") as servers, no_list:
+        servers.look(0.0)
+
+
+def test_a_url_where_no_teacher_is_ends_the_run(tmp_path: Path) -> None:
+    wrong = pytest.raises(TeacherUnusable, match=r"answered 404.*learner\.teacher\.servers")
+    with serving(Fake(fault="404")) as url, asked([url], tmp_path / "t.json") as servers, wrong:
+        servers.look(0.0)
+
+
+def test_an_answer_that_trickles_or_is_too_long_has_an_end(tmp_path: Path) -> None:
+    with serving(Fake(fault="trickle")) as url, asked([url], tmp_path / "t.json", server_s=0.3) as servers:
+        servers.look(0.0)
+        assert "not whole after 0.3 s" in servers.silence
+    long = pytest.raises(TeacherUnusable, match="answered with more than")
+    with (
+        serving(Fake(about={"data": "x" * (MOST_BYTES + 1)})) as url,
+        asked([url], tmp_path / "t.json") as servers,
+        long,
+    ):
+        servers.look(0.0)
+
+
+def test_a_word_that_no_vocabulary_has_is_refused() -> None:
+    with pytest.raises(TeacherUnusable, match=r"named the words \[2147483648\]"):
+        scores_of([Token(-1.0, [(-1.0, 1 << 31)])], [1], 1, "http://t", "")

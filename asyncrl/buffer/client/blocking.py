@@ -28,9 +28,9 @@ from asyncrl.buffer.client.messages import (
     TurnOutcome,
 )
 from asyncrl.buffer.client.pages import Page
-from asyncrl.buffer.record import to_record, too_large
+from asyncrl.buffer.record import MAX_RECORD_BYTES, to_record, too_large
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.teacher_scores import GroupScores
+from asyncrl.teacher_scores import GroupScores, bytes_at_most
 from asyncrl.teacher_scores import to_record as scores_to_record
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
 from asyncrl.turn_codec import encode_turn
@@ -39,6 +39,16 @@ from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
 
 T = TypeVar("T")
+
+
+def scores_too_large(scores: GroupScores) -> str:
+    """Why the buffer cannot take the record of these scores, and the remedy; empty: it can."""
+    if (size := bytes_at_most(scores)) <= MAX_RECORD_BYTES:
+        return ""
+    return (
+        f"the scores of group {scores.group} have up to {size} bytes, expected at most {MAX_RECORD_BYTES}: lower "
+        "learner.teacher.k, learner.group_size or env.max_tokens."
+    )
 
 
 class BlockingBuffer(ABC):
@@ -119,6 +129,8 @@ class BlockingBuffer(ABC):
 
     def scored(self, scores: GroupScores) -> PutOutcome:
         """Returns when the scores are durable. late: others came first, or the group needs none any more."""
+        if why := scores_too_large(scores):
+            raise BufferRefused("scored", TOO_LARGE, why)
         return self.ask(messages.ScoredRequest(), [scores_to_record(scores)])
 
     def start(

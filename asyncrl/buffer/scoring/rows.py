@@ -50,11 +50,15 @@ def lose(db: Database, number: int) -> None:
     db.write("UPDATE scorings SET ended = 'lost' WHERE grp = ? AND ended = 'scored'", (number,))
 
 
-def begin(db: Database, number: int, scorer: str) -> int:
-    """Records a new lease of a group; returns its attempt."""
-    ((attempt, serial),) = db.read(
-        "SELECT (SELECT count(*) FROM scorings WHERE grp = ?), (SELECT count(*) FROM scorings)", (number,)
-    )
+def issued(db: Database) -> int:
+    """How many leases of groups were ever issued."""
+    ((count,),) = db.read("SELECT count(*) FROM scorings")
+    return int(count)
+
+
+def begin(db: Database, number: int, scorer: str, serial: int) -> int:
+    """Records a new lease of a group, `serial` in the order of issue; returns its attempt."""
+    ((attempt,),) = db.read("SELECT count(*) FROM scorings WHERE grp = ?", (number,))
     db.write(
         "INSERT INTO scorings(grp, attempt, scorer, serial, issued_at) VALUES (?, ?, ?, ?, ?)",
         (number, attempt, scorer, serial, db.wall_clock()),
@@ -76,6 +80,12 @@ def scorer_of(db: Database, number: int, attempt: int) -> str | None:
     """Whose lease an attempt was; None: it was never issued."""
     rows = db.read("SELECT scorer FROM scorings WHERE grp = ? AND attempt = ?", (number, attempt))
     return next((str(scorer) for (scorer,) in rows), None)
+
+
+def is_lost(db: Database, number: int, attempt: int) -> bool:
+    """Whether what this attempt had brought was lost: the group is scored under another one."""
+    query = "SELECT 1 FROM scorings WHERE grp = ? AND attempt = ? AND ended = 'lost'"
+    return bool(list(db.read(query, (number, attempt))))
 
 
 def outstanding(db: Database) -> list[tuple[int, int, str]]:

@@ -45,6 +45,7 @@ class Scoring:
         self._scored = rows.read(ledger.db, _LIVE)
         """Of all live groups, at least."""
         self._active: dict[int, _Active] = {}
+        self._issued = rows.issued(ledger.db)
         for number, attempt, scorer in rows.outstanding(ledger.db):
             self._active[number] = _Active(attempt, scorer, now + rules.lease_s)
         self.teacher = ledger.db.get(rows.TEACHER) or ""
@@ -60,6 +61,8 @@ class Scoring:
 
     def of(self, number: int) -> Scored | None:
         """The scores of a live group, or of one that ended."""
+        if not self.wanted:
+            return None
         return self._scored.get(number) or rows.read(self._ledger.db, "g.number = ?", (number,)).get(number)
 
     def waiting(self) -> list[Group]:
@@ -83,7 +86,7 @@ class Scoring:
     @property
     def answering(self) -> bool:
         """Whether a scorer answered lately, as of the last look at the clock."""
-        return self.clock.answers(self._now) and not self.why_silent
+        return self.clock.answers(self._now)
 
     @property
     def silence(self) -> str:
@@ -129,8 +132,10 @@ class Scoring:
         """Renews the leases of a scorer, and takes back those that it returns. Returns those that it holds no longer.
         `silent`: why its teacher does not answer; empty if it does."""
         self._now, self.why_silent = now, silent
-        if not silent:
-            self.clock.heard(now)
+        if silent:
+            self.clock.silent(now, scorer)
+        else:
+            self.clock.heard(now, scorer)
         for number, attempt in returned:
             if self._is_of(number, attempt, scorer):
                 self._end(number, "returned")
@@ -151,7 +156,8 @@ class Scoring:
             candidates.sort(key=lambda g: (self._queue.last_version(g), g.number))
         leases = []
         for group in candidates[:credits]:
-            attempt = rows.begin(self._ledger.db, group.number, scorer)
+            attempt = rows.begin(self._ledger.db, group.number, scorer, self._issued)
+            self._issued += 1
             self._active[group.number] = _Active(attempt, scorer, now + self._rules.lease_s)
             digests = tuple(r.digest for r in group.trajectories)
             leases.append(GroupLease(group.branch, group.number, attempt, digests))
@@ -173,11 +179,12 @@ class Scoring:
         return self._late_or_duplicate(group, scores, digest) or self._store(group, scores, digest, record)
 
     def _late_or_duplicate(self, group: Group, scores: GroupScores, digest: str) -> ScoreOutcome | None:
-        """None: the first scores of the group, which needs them."""
+        """None: the first scores of the group, which needs them. Equal numbers under another attempt are late."""
         stored, present = self.of(scores.group), tuple(r.digest for r in group.trajectories)
-        if stored is not None and stored.digest == digest:
+        if stored is not None and (stored.digest, stored.attempt) == (digest, scores.attempt):
             return "duplicate"
-        if stored is None and group.state == "waiting" and present == scores.trajectories:
+        needed = stored is None and group.state == "waiting" and present == scores.trajectories
+        if needed and not rows.is_lost(self._ledger.db, scores.group, scores.attempt):
             return None
         if stored is None or stored.attempt != scores.attempt:
             rows.end(self._ledger.db, scores.group, scores.attempt, "late")

@@ -9,6 +9,10 @@ MAX_K = 1024
 """Most words of a token that a record of scores holds."""
 
 
+MAX_SCORE_BYTES = 254 << 20
+"""Of the record of one group's scores, at most, beside its header."""
+
+
 def learns_from_teacher(c: Tree) -> bool:
     """Whether there is something to learn where rewards are equal."""
     return bool(c.learner.teacher.path) and c.learner.teacher.coef > 0
@@ -83,6 +87,13 @@ def _on_servers(c: Tree) -> list[str]:
         )
     if teacher.over == "top_k" and teacher.k > MAX_K:
         problems.append(f"learner.teacher.k is {teacher.k}, expected at most {MAX_K} with scored_by servers.")
+    words = teacher.k if teacher.over == "top_k" else 0
+    if (most := c.learner.group_size * c.env.max_tokens * 4 * (2 * words + 1)) > MAX_SCORE_BYTES:
+        problems.append(
+            f"the scores of one group may have {most} bytes with learner.teacher.k {words}, learner.group_size "
+            f"{c.learner.group_size} and env.max_tokens {c.env.max_tokens}, expected at most "
+            f"{MAX_SCORE_BYTES}: lower one of them."
+        )
     if c.actors.temperature != 1:
         problems.append(
             f"actors.temperature is {c.actors.temperature} and learner.teacher.scored_by servers, which give prompt "

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer.client.messages import GroupLease
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.selection import zero_variance
@@ -71,6 +72,19 @@ def test_a_lapsed_lease_is_issued_again_and_the_first_scores_win(tmp_path: Path)
     assert ended == [(0, "scorer-0", "scored"), (1, "scorer-1", "late")]
 
 
+def test_equal_numbers_of_another_attempt_are_late(tmp_path: Path) -> None:
+    """The scorer writes `stored` only for what the ledger has under its own attempt."""
+    buffer, _ = opened(tmp_path, lease_s=10.0)
+    play(buffer, 2)
+    (first,) = lease(buffer, now=0.0)
+    buffer.tick(15.0)
+    (second,) = lease(buffer, now=15.0, scorer="scorer-1")
+    assert bring(buffer, scores(buffer, first)) == "stored"
+    assert bring(buffer, scores(buffer, second, "scorer-1")) == "late"
+    ended = list(buffer.database.read("SELECT attempt, ended FROM scorings ORDER BY serial"))
+    assert ended == [(0, "scored"), (1, "late")]
+
+
 def test_a_group_that_is_given_back_and_that_of_a_restarted_scorer_are_issued_again(tmp_path: Path) -> None:
     buffer, _ = opened(tmp_path)
     play(buffer, 4)
@@ -115,6 +129,18 @@ def test_a_silent_teacher_does_not_count_as_an_answer(tmp_path: Path) -> None:
     assert buffer.scoring.wait_clock(20.0) == 0.0
     assert "http://t: connection refused" in buffer.batch(20.0, incarnation, 0).why
     assert buffer.status()["teacher_silent"] == "http://t: connection refused"
+
+
+def test_a_scorer_whose_teacher_fell_silent_stops_the_clock_at_once(tmp_path: Path) -> None:
+    buffer, _ = opened(tmp_path, lease_s=30.0)
+    for scorer in ("scorer-0", "scorer-1"):
+        buffer.scoring.renew(0.0, scorer, (), (), "")
+    buffer.scoring.renew(1.0, "scorer-0", (), (), "http://t: connection refused")
+    assert buffer.scoring.wait_clock(2.0) == 2.0, "the other one answers"
+    assert buffer.scoring.answering
+    buffer.scoring.renew(2.0, "scorer-1", (), (), "http://t: connection refused")
+    assert buffer.scoring.wait_clock(20.0) == 2.0
+    assert not buffer.scoring.answering
 
 
 def test_earliest_deadline_first_under_wait(tmp_path: Path) -> None:
@@ -190,6 +216,7 @@ def test_scores_that_the_disk_lost_are_asked_for_again(tmp_path: Path) -> None:
     score_all(buffer)
     buffer.commit(0.0)
     last = buffer.database.payloads.path(buffer.database.payloads.current)
+    before = scores(buffer, GroupLease(0, 1, 0, tuple(r.digest for r in buffer.ledger.live[1].trajectories)))
     buffer.database.close()
     with last.open("r+b") as file:
         file.truncate(last.stat().st_size - 5)
@@ -197,6 +224,7 @@ def test_scores_that_the_disk_lost_are_asked_for_again(tmp_path: Path) -> None:
     assert [(lost.group, lost.index) for lost in buffer.losses.pending] == [(1, -1)]
     assert buffer.lost_to_disk == 0, "no episode is played again"
     incarnation = learner(buffer, publish=False)
+    assert bring(buffer, before) == "late", "what the lost attempt brought comes under another one"
     assert [each.group for each in lease(buffer)] == [1]
     assert [ended for (ended,) in buffer.database.read("SELECT ended FROM scorings WHERE grp = 1")] == ["lost", None]
     assert incarnation == 2
