@@ -78,6 +78,11 @@ def _impossible_final(c: Tree) -> Iterator[str]:
             f"eval.final is {e.final!r} and actors.engine_options.urls {urls!r}: running servers hold weights of their "
             "own, not those of the best export. Use an engine that loads it, or play it yourself with asyncrl eval."
         )
+    if c.launch.backend != "local":
+        yield (
+            f"eval.final is {e.final!r} and launch.backend {c.launch.backend!r}: the launcher plays it, on its own "
+            "machine, which need not have an engine. Leave it empty, and play the best export with asyncrl eval."
+        )
     used = {figure(name)[0] for name in (*e.stop_at, *e.patience, e.keep_best) if name}
     if e.final in used:
         yield (
