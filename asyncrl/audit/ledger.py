@@ -147,6 +147,8 @@ class BatchRow:
     measures: Measures | None = None
     decision: Decision | None = None
     """Of the bound after it."""
+    damaged: str = ""
+    """What cannot be read of measures and decision, which are then None."""
 
     @property
     def version_after(self) -> int:
@@ -363,12 +365,12 @@ def _batches(read: Callable[[str], list[sqlite3.Row]]) -> list[BatchRow]:
     for serial, *drawn in read("SELECT serial, grp, chance, weight FROM replays ORDER BY serial, grp"):
         replays[serial].append(Drawn(*drawn))
     candidates = {serial: n for serial, n in read("SELECT serial, candidates FROM batches")}
-    decided = {serial: of_bound(*about) for serial, *about in read(f"SELECT serial, {BOUND} FROM batches")}
+    decided = {serial: _of_bound(*about) for serial, *about in read(f"SELECT serial, {BOUND} FROM batches")}
     rows = read("SELECT serial, b, branch, version, outcome, released, fixed_at, finished_at FROM batches ORDER BY 1")
     batches = []
     for row in rows:
         serial = row["serial"]
-        bound, measures, decision = decided[serial]
+        bound, measures, decision, damaged = decided[serial]
         batches.append(
             BatchRow(
                 **_with_bools(row, "released"),
@@ -377,9 +379,17 @@ def _batches(read: Callable[[str], list[sqlite3.Row]]) -> list[BatchRow]:
                 bound=bound,
                 measures=measures,
                 decision=decision,
+                damaged=damaged,
             )
         )
     return batches
+
+
+def _of_bound(bound: int, *about: Any) -> tuple[int, Measures | None, Decision | None, str]:
+    try:
+        return *of_bound(bound, *about), ""
+    except ValueError as error:
+        return bound, None, None, str(error)
 
 
 def _with_bools(row: sqlite3.Row, *names: str) -> dict[str, Any]:

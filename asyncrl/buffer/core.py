@@ -138,6 +138,13 @@ class Buffer:
 
     def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         """At most `credits` tickets for an actor with weights `held`; with fewer, why there are no more."""
+        slots = self.leases.of[actor] + credits
+        tickets, why = self._issue(now, actor, held, credits)
+        leased, refused = self.leases.of[actor], why.startswith("admission")
+        self._idle.asked(now, actor, slots=slots, leased=leased, refused=refused)
+        return tickets, why
+
+    def _issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         if held > self._made() and not self.batches.not_begun:
             return [], f"{actor} holds weights {held}, and the learner has made none beyond {self._made()}"
         self.actor_weights[actor] = held
@@ -150,10 +157,7 @@ class Buffer:
             return ([], failing) if failing else self.evals.issue(now, actor, held, credits)
         if self.evals.everyone or self.evals.players.is_reserved(actor):
             return [], f"no evaluation is open, and {actor} plays nothing else (actors.eval)"
-        slots = self.leases.of[actor] + credits
-        tickets, why = self.tickets.issue(now, actor, held, credits)
-        self._idle.asked(now, actor, slots=slots, leased=len(self.leases), refused=why.startswith("admission"))
-        return tickets, why
+        return self.tickets.issue(now, actor, held, credits)
 
     def hold(self, now: float, actor: str, held: tuple[int, int]) -> tuple[int, int] | None:
         """The weights that an actor is to hold, if not the newest: those to which its evaluation is pinned. A reserved

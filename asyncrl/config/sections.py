@@ -191,7 +191,7 @@ class BufferConfig(Section):
     """Under `max_staleness: auto`, the largest bound."""
     staleness_lr: float = Field(0.0, ge=0)
     """Under `max_staleness: auto`, the most that the learning rate times the bound may be: the bound is lowered, never
-    the rate. 0: off."""
+    the rate, and not below `weights.every - 1` (1 with `replay`), where the product may be larger. 0: off."""
     over_age: Literal["drop", "wait", "mask"] = "drop"
     """For a group past the bound: drop it, or mask its old tokens; wait: let the learner wait for it before that."""
     requeue: bool = True

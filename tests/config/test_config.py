@@ -89,6 +89,14 @@ def test_top_k_of_vllm_leaves_room_for_equal_logits(engine: str, top_k: int, war
     assert [("keeps all ids" in w, "actors.top_k 128" in w) for w in said] == [(True, True)] * warned
 
 
+def test_a_limit_that_the_smallest_automatic_bound_does_not_keep_is_told() -> None:
+    sections: dict[str, Any] = {"weights": {"every": 3}, "learner": {"lr": 1e-5}}
+    auto = {"max_staleness": "auto", "staleness_lr": 1e-5}
+    assert "never lowered below" in warnings(config(buffer=auto, **sections))[0]
+    assert warnings(config(buffer=auto | {"staleness_lr": 2e-5}, **sections)) == []
+    assert warnings(config(buffer=auto, learner={"lr": 1e-5})) == []
+
+
 def test_a_bound_too_tight_to_overlap_is_told() -> None:
     assert "overlap" in warnings(config(weights={"every": 2}, buffer={"max_staleness": 2}))[0]
     assert warnings(config(weights={"every": 2}, buffer={"max_staleness": 3})) == []

@@ -16,7 +16,7 @@ from asyncrl.audit.checks.drops import over_age
 from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
-from asyncrl.buffer.bounds.automatic import LOOKED_AT, Auto, stale_share, target_after
+from asyncrl.buffer.bounds.automatic import LOOKED_AT, Auto, is_lowered, stale_share, target_after
 from asyncrl.buffer.ledger.records import Decision
 
 Rules = Sequence[Bounds]
@@ -97,7 +97,9 @@ def decisions_are_made_once_a_batch_ends(decided: _Decided, rules: Rules) -> Ite
     """Under `max_staleness: auto` the end of every batch decides the bound; a fixed bound is never decided."""
     for batch in decided.ledger.batches:
         is_decided = batch.decision is not None
-        if batch.outcome is None and (is_decided or batch.measures is not None):
+        if batch.damaged:
+            yield f"the decision of {_name(batch)} about the bound after it is damaged: {batch.damaged}"
+        elif batch.outcome is None and (is_decided or batch.measures is not None):
             yield f"{_name(batch)} is open, and the bound after it is decided"
         elif batch.outcome is not None and all((r.auto is None) == is_decided for r in rules):
             yield f"{_name(batch)} has {'a' if is_decided else 'no'} decision about the bound after it"
@@ -143,9 +145,8 @@ def smaller_bounds_wait_for_earlier_groups(decided: _Decided, rules: Rules) -> I
 def _fits(decided: _Decided, batch: BatchRow, made: Decision, auto: Auto) -> bool:
     line = decided.until(batch)
     earlier = None if len(line) < 2 else line[-2].decision
-    before = auto.start if earlier is None else earlier.target
     since = 0 if earlier is None else earlier.since
-    lowered = made.target < before
+    lowered = is_lowered(auto, line, made.target)
     issued_before = max(batch.groups, default=-1) < made.since <= len(decided.ledger.groups)
     if not (issued_before if lowered else made.since == since):
         return False

@@ -4,6 +4,7 @@
             share of generation that is lost, in slots that admission leaves without a ticket and in stale groups
     raise   the cost is above `RAISE`: back to the value from which the bound was lowered, else twice as large
     lower   the cost is below `LOWER`: half way towards the largest value below at which it had to be raised
+            Both go by the mean of the last `RECENT` batches under the present value, as does the sample size.
     bar     that value itself is not tried for `BARRED` batches, the next time for twice as many
     limits  weights.every - 1 and buffer.staleness_limit; buffer.staleness_lr over the learning rate. Below an effective
             sample size of `NO_RAISE` it is not raised, below `TOO_SMALL` it is lowered
@@ -28,6 +29,8 @@ SURE = 2
 """A single batch must cost so many times `RAISE`."""
 CALM = 4
 """Batches that a lower value needs."""
+RECENT = 8
+"""Batches over which cost and effective sample size are averaged."""
 BARRED = 48
 NO_RAISE, TOO_SMALL = 0.9, 0.7
 """Of the effective sample size over rows (docs/explanation/staleness.md)."""
@@ -72,7 +75,7 @@ class _Past:
     """What the batches of the line say, the latest last."""
 
     costs: list[float]
-    """Of the batches that were trained under the present value, but the first one."""
+    """Of the last `RECENT` batches that were trained under the present value, but the first one."""
     ess: list[float]
     lowered_from: int | None
     """The value before this one, if it was larger."""
@@ -125,17 +128,18 @@ def _wanted(auto: Auto, now: int, past: _Past) -> tuple[int, str]:
     if not past.costs:
         return now, ""
     mean, ess = fmean(past.costs), fmean(past.ess)
+    over = f" over the last {len(past.costs)} batches" if len(past.costs) > 1 else ""
     if ess < TOO_SMALL:
-        return now - 1, f"the effective sample size is {ess:.2f}, below {TOO_SMALL}"
+        return now - 1, f"the effective sample size is {ess:.2f}{over}, below {TOO_SMALL}"
     if mean > (SURE * RAISE if len(past.costs) == 1 else RAISE) and ess >= NO_RAISE:
         value = max(now + 1, 2 * now) if past.lowered_from is None else past.lowered_from
-        return value, f"learner and slots wait for each other: the bound costs {mean:.0%}"
+        return value, f"learner and slots wait for each other: the bound costs {mean:.0%}{over}"
     if mean < LOWER and len(past.costs) >= CALM:
         floor = auto.least - 1 if past.floor is None else past.floor
         value = max((now + floor) // 2, floor + 1)
         if value == now and not past.barred:
             value = floor
-        return value, f"fresher data, since the bound costs {mean:.1%}"
+        return value, f"fresher data, since the bound costs {mean:.1%}{over}"
     return now, ""
 
 
@@ -143,7 +147,7 @@ def _past(line: Sequence[Ended], held: Sequence[int]) -> _Past:
     """`held`: the target of each of the last batches."""
     now, batches = held[-1], line[-len(held) :]
     begin = next((n + 1 for n in range(len(held) - 1, -1, -1) if held[n] != now), 0)
-    own = [batch.measures for batch in batches[begin + 1 :] if batch.measures is not None]
+    own = [batch.measures for batch in batches[begin + 1 :] if batch.measures is not None][-RECENT:]
     before = held[begin - 1] if begin else now
     # A value is left behind upwards each time that it costs too much.
     raised = [n for n in range(1, len(held)) if held[n - 1] < held[n] and held[n - 1] < now]
@@ -172,11 +176,19 @@ def decision(auto: Auto, line: Sequence[Ended], issued: int, oldest: int | None,
     target, why = target_after(auto, line)
     bound, earlier = line[-1].bound, line[-2].decision if len(line) > 1 else None
     since = 0 if earlier is None else earlier.since
-    if target < _held(auto, line)[-1]:
+    if is_lowered(auto, line, target):
         since = issued
     gone = oldest is None or oldest >= since
     holds = target < bound and not (gone and in_time)
     return Decision(target, min(bound, auto.limit) if holds else target, since, why)
+
+
+def is_lowered(auto: Auto, line: Sequence[Ended], target: int) -> bool:
+    """Whether groups may be there that were admitted under a larger bound than `target`, which the last batch of `line`
+    has decided: under the target before, or under a bound that the configuration had fixed."""
+    earlier = line[-2] if len(line) > 1 else None
+    fixed = earlier is not None and earlier.decision is None and target < earlier.bound
+    return fixed or target < _held(auto, line)[-1]
 
 
 def stale_share(stale: int, first_uses: int) -> float:
@@ -189,8 +201,13 @@ def stale_share(stale: int, first_uses: int) -> float:
 
 
 def in_force(auto: Auto, last: Ended | None) -> Decision:
-    """What `last`, the last batch that has ended, decided, within the limits of this configuration; None: none has."""
+    """What `last`, the last batch that has ended, decided, within the limits of this configuration; None: none has.
+
+    After a batch whose bound was fixed by the configuration, groups are admitted under the start; a larger bound goes
+    on for batches, since groups may be there that were admitted under it.
+    """
     found = None if last is None else last.decision
     if found is None:
-        return Decision(auto.within(auto.start), auto.within(auto.start), 0, "")
+        before = auto.start if last is None else max(auto.start, last.bound)
+        return Decision(auto.within(auto.start), auto.within(before), 0, "")
     return replace(found, target=auto.within(found.target), bound=auto.within(found.bound))

@@ -5,20 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.buffer.ledger.ledger import Ledger
+from asyncrl.buffer.ledger.records import Batch
 
 
 class Changes:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told = max((batch.serial for batch in ledger.history.line), default=0)
-        """The serial of the last batch whose decision is told, or was before this process began."""
+        self._last = 0
+        """The serial of the last batch that has ended and was looked at, now or before this process began."""
+        self._told: dict[int, Batch] = {}
+        """By its number, the batch with the change that was told last."""
+        self._new()
 
     def news(self) -> Iterator[tuple[int, int, str]]:
         """(version, bound, why) of each change since the last call: the version that the learner had then, and the
-        bound under which groups are admitted from there on."""
-        line = self._ledger.history.line
-        new = [batch for batch in line if batch.serial > self._told and batch.decision is not None]
-        self._told = max((batch.serial for batch in new), default=self._told)
-        for batch in new:
-            if batch.decision is not None and batch.decision.why:
+        bound under which groups are admitted from there on. What a branch takes over is not told again."""
+        for batch in self._new():
+            if batch.decision is not None:
                 yield batch.version_after, batch.decision.target, batch.decision.why
+
+    def _new(self) -> list[Batch]:
+        new = [batch for batch in self._ledger.history.line if batch.outcome and batch.serial > self._last]
+        self._last = max((batch.serial for batch in new), default=self._last)
+        changed = [batch for batch in new if batch.decision and batch.decision.why and not self._is_taken_over(batch)]
+        self._told |= {batch.b: batch for batch in changed}
+        return changed
+
+    def _is_taken_over(self, batch: Batch) -> bool:
+        told = self._told.get(batch.b)
+        return told is not None and (told.groups, told.measures, told.decision) == (
+            batch.groups,
+            batch.measures,
+            batch.decision,
+        )

@@ -195,15 +195,26 @@ BOUND = "bound, measures, target, next_bound, since, why"
 
 
 def of_bound(
-    bound: int, measures: str | None, target: int | None, next_bound: int, since: int, why: str
+    bound: int, measures: str | None, target: int | None, next_bound: int | None, since: int | None, why: str | None
 ) -> tuple[int, Measures | None, Decision | None]:
-    """Bound, measures and decision of a batch from its columns. Raises ValueError or TypeError if they are damaged."""
-    decision = None if target is None else Decision(target, next_bound, since, why)
-    return (
-        bound,
-        None if measures is None else Measures(**{k: float(v) for k, v in json.loads(measures).items()}),
-        decision,
-    )
+    """Bound, measures and decision of a batch from its columns. Raises ValueError if they are damaged."""
+    match target, next_bound, since, why:
+        case None, None, None, None:
+            decision = None
+        case int(), int(), int(), str():
+            decision = Decision(target, next_bound, since, why)
+        case columns:
+            raise ValueError(
+                f"target, next_bound, since and why are {columns}; expected 3 integers and a text, or 4 NULL"
+            )
+    if measures is None:
+        return bound, None, decision
+    if decision is None:
+        raise ValueError(f"measures are {measures}, and no decision follows from them")
+    try:
+        return bound, Measures(**{k: float(v) for k, v in json.loads(measures).items()}), decision
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"measures are {measures}, which cannot be read: {error}") from error
 
 
 def furthest(db: Database) -> tuple[int, int]:

@@ -224,6 +224,19 @@ def uncorrected(c: Tree) -> str | None:
     return None
 
 
+def doubtful_staleness_lr(c: Tree) -> list[str]:
+    """The automatic bound cannot keep `buffer.staleness_lr` where its smallest value is too large for that."""
+    least = max(c.weights.every - 1, int(c.buffer.replay > 0))
+    is_used = c.buffer.max_staleness == "auto" and c.buffer.staleness_lr > 0 and not supervised(c)
+    if not is_used or c.learner.lr * least <= c.buffer.staleness_lr:
+        return []
+    return [
+        f"buffer.staleness_lr is {c.buffer.staleness_lr:g}, but learner.lr {c.learner.lr:g} times the smallest bound "
+        f"{least} (weights.every - 1, at least 1 with buffer.replay) is {c.learner.lr * least:g}: the bound is never "
+        "lowered below that. Lower learner.lr or weights.every, or raise buffer.staleness_lr."
+    ]
+
+
 def warnings(c: Tree) -> list[str]:
     """Combinations that work but are probably not meant."""
     problems = [
@@ -262,4 +275,4 @@ def warnings(c: Tree) -> list[str]:
             "learner.proximal is approximate with learner.minibatches 1: the exact logprobs cost nothing then, and "
             "are used."
         )
-    return problems + doubtful_replay(c)
+    return problems + doubtful_replay(c) + doubtful_staleness_lr(c)

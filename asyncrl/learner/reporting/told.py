@@ -15,12 +15,16 @@ _MOST_LR = 1e6
 
 
 def told(session: Session, batch: Batch, result: StepResult) -> Told | None:
-    """Called once per batch, when its step is over. None: the step was refused, and its numbers mean nothing, or the
-    bound is fixed."""
+    """Called once per batch, when its step is over. None: the bound is fixed, or the step was refused and its
+    effective sample size is no number. A step that was refused for its small one counts."""
     waited = session.waited_share(time.perf_counter())
-    if result.outcome != "applied" or session.config.buffer.max_staleness != "auto":
+    if session.config.buffer.max_staleness != "auto":
         return None
     record = result.record
     ess = float(sequence_effective_sample_size(record.proximal, batch.behaviour, batch.mask, batch.lengths))
-    lr = record.lr if math.isfinite(record.lr) else 0.0
+    if result.outcome != "applied" and not math.isfinite(ess):
+        return None
+    # A refused step has no learning rate; the largest one that could have been counts.
+    lr = record.lr if result.outcome == "applied" else session.config.learner.lr
+    lr = lr if math.isfinite(lr) else 0.0
     return Told(waited, min(max(ess, 0.0), 1.0) if math.isfinite(ess) else 0.0, min(max(lr, 0.0), _MOST_LR))

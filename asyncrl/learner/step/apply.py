@@ -39,7 +39,8 @@ def refuse(*, ess: float, min_ess: float, loss: float, gradient_norm: float | No
     if ess < min_ess:
         return (
             f"effective sample size {ess:.3g} is below learner.min_ess {min_ess:.3g}: the batch is too far off-policy. "
-            f"Lower buffer.max_staleness or weights.every, or lower learner.min_ess"
+            f"Lower buffer.max_staleness (where that is auto, buffer.staleness_limit) or weights.every, or lower "
+            f"learner.min_ess"
         )
     return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from asyncrl.buffer.bounds.automatic import BARRED, CALM, LOOKED_AT, Auto, decision, target_after
+from asyncrl.buffer.bounds.automatic import BARRED, CALM, LOOKED_AT, RECENT, Auto, decision, in_force, target_after
 from asyncrl.buffer.ledger.records import Decision, Measures
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -89,6 +89,37 @@ def test_it_is_not_raised_where_the_effective_sample_size_is_low_and_lowered_bel
     low, too_low = Measures(0.5, 1.0, 0.0, 0.85, 0.0), Measures(0.5, 1.0, 0.0, 0.6, 0.0)
     assert targets(AUTO, low, low, low, low) == [2, 2, 2, 2]
     assert targets(AUTO, too_low, too_low, too_low, too_low) == [2, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("changed", "to"), [(Measures(0.0, 1.0, 0.0, 0.4, 0.0), 1), (measures(0.2), 4)])
+def test_a_drift_after_a_long_calm_is_answered_within_the_batches_that_count(changed: Measures, to: int) -> None:
+    """The bound is 2; a floor that is barred keeps it there."""
+    calm = measures(0.01)
+    line = played(AUTO, *(calm,) * 300)
+    assert {batch.decision.target for batch in line if batch.decision} == {2}
+    made = None
+    for _ in range(RECENT):
+        line.append(FakeBatch(2, changed))
+        made = line[-1].decision = decision(AUTO, line, len(line), None, True)
+        if made.target != 2:
+            break
+    assert made is not None
+    assert made.target == to
+    assert f"over the last {RECENT} batches" in made.why
+
+
+def test_after_a_fixed_bound_the_larger_one_holds_until_its_groups_are_gone() -> None:
+    fixed = FakeBatch(8, None)
+    begun = in_force(AUTO, fixed)
+    assert (begun.target, begun.bound) == (2, 8)
+    assert in_force(Auto(0, 4, 2), fixed).bound == 4
+    assert in_force(AUTO, FakeBatch(0, None)).bound == 2
+    line = [fixed, FakeBatch(8, measures(0.01))]
+    made = line[-1].decision = decision(AUTO, line, 40, 37, True)
+    assert (made.target, made.bound, made.since) == (2, 8, 40)
+    line.append(FakeBatch(8, measures(0.01)))
+    assert decision(AUTO, line, 44, 39, True).bound == 8
+    assert decision(AUTO, line, 44, 40, True).bound == 2
 
 
 def test_learning_rate_times_bound_stays_under_its_limit() -> None:

@@ -12,6 +12,7 @@ from asyncrl.buffer.bounds.automatic import Auto
 from asyncrl.buffer.bounds.changes import Changes
 from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.core import Buffer
+from asyncrl.config.held_out import HeldOutSet
 from asyncrl.trajectory import Ticket
 from tests.buffer.bounds.test_changing import LIMIT, jumping
 from tests.buffer.fakes import learner, open_buffer, play, put, reopen, trajectory
@@ -194,6 +195,59 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
         step(buffer, incarnation, b, bound)
     assert list(changes.news()) == [(2, 5, "it jumps")]
     assert list(changes.news()) == []
+
+
+def test_the_change_after_a_batch_that_was_open_when_the_buffer_began_is_told(tmp_path: Path) -> None:
+    buffer = opened(tmp_path)
+    incarnation = learner(buffer)
+    play(buffer)
+    step(buffer, incarnation, 0, 4)
+    assert buffer.batch(0.0, incarnation, 1).state == "ready"
+    changes = Changes(buffer.ledger)
+    step(buffer, incarnation, 1, 5)
+    assert list(changes.news()) == [(2, 5, "it jumps")]
+
+
+@pytest.mark.parametrize("began_again", [False, True])
+def test_a_change_that_a_branch_takes_over_is_told_once(tmp_path: Path, began_again: bool) -> None:
+    buffer = opened(tmp_path)
+    incarnation = learner(buffer)
+    changes = Changes(buffer.ledger)
+    play(buffer)
+    for b, bound in enumerate((5, 1, 4)):
+        step(buffer, incarnation, b, bound, publish=b == 2)
+    if began_again:
+        changes = Changes(buffer.ledger)
+    else:
+        assert len(list(changes.news())) == 3
+    again = learner(buffer, 0, 0, publish=False, branch=0)
+    for b in range(3):
+        buffer.batch(0.0, again, b)
+        buffer.finished(again, b, "applied", Told(0.5, 1.0, 0.0), 3.0)
+    assert buffer.published(again, 0, 3, "other") == 1
+    assert list(changes.news()) == []
+    play(buffer)
+    step(buffer, again, 3, 2)
+    assert list(changes.news()) == [(4, 2, "it jumps")]
+
+
+def test_a_slot_that_plays_an_evaluation_is_not_idle(tmp_path: Path) -> None:
+    """Admission has refused the actor, then an evaluation begins and its slots play that."""
+    buffer = opened(tmp_path, start=0, eval_sets=(HeldOutSet("held-out", 4, 2, False, 1.0),))
+    incarnation = learner(buffer)
+    tickets, why = buffer.issue(0.0, "actor-0", (0, 0), 8)
+    assert why.startswith("admission")
+    for ticket in tickets:
+        put(buffer, trajectory(ticket, (0,)))
+    buffer.evaluate((0, 0))
+    played = buffer.issue(10.0, "actor-0", (0, 0), 8)[0]
+    assert {ticket.kind for ticket in played} == {"eval"}
+    assert len(played) == 8
+    assert buffer.batch(10.0, incarnation, 0).state == "ready"
+    buffer.finished(incarnation, 0, "applied", Told(0.25, 0.875, 0.0), 20.0)
+    measured = buffer.ledger.history.line[0].measures
+    assert measured is not None
+    assert measured.idle == 0.25, "4 of 8 slots for 10 of 20 seconds"
 
 
 def test_a_batch_that_a_branch_takes_over_keeps_a_fixed_bound_that_is_another_one_now(tmp_path: Path) -> None:
