@@ -125,12 +125,12 @@ def scores_of(said: Sequence[Token], places: Sequence[int], k: int, where: str, 
                 f"{where} gave {len(best)} words for token {place} of a row, learner.teacher.k asks for {k}: "
                 f"{remedy.format(k=k)}, or lower learner.teacher.k to what it gives."
             )
-        for logprob in (token.sampled, *(entry[0] for entry in best)):
-            if not math.isfinite(logprob) or logprob <= LOWEST:
-                raise TeacherUnusable(
-                    f"{where} gave the logprob {logprob} at token {place} of a row: its weights are damaged, or it "
-                    "truncates (top_p, top_k, a mask of allowed words). Serve the plain model, in a wider dtype."
-                )
+        logprobs_given = (token.sampled, *(logprob for logprob, _ in best))
+        if unusable := [each for each in logprobs_given if not math.isfinite(each) or each <= LOWEST]:
+            raise TeacherUnusable(
+                f"{where} gave the logprob {unusable[0]} at token {place} of a row: its weights are damaged, or it "
+                "truncates (top_p, top_k, a mask of allowed words). Serve the plain model, in a wider dtype."
+            )
         if not all(0 <= word < MOST_WORDS for _, word in best):
             raise TeacherUnusable(
                 f"{where} named the words {[word for _, word in best][:10]} for token {place} of a row, expected ids "

@@ -161,11 +161,15 @@ def _too_early(decided: _Decided) -> Iterator[str]:
             early = [number for number in batch.groups if number < since]
             if batch.branch == branch and early:
                 yield f"{_name(batch)} holds group {early[0]}, and the bound was lowered as if it were gone"
-            made = batch.decision
-            if batch.branch != branch or made is None:
-                since = 0  # a fork may have brought groups back
-            elif made.target == made.bound < batch.bound:
-                since = made.since
+            since = _gone_before(batch, since) if batch.branch == branch else 0  # a fork may have brought groups back
+
+
+def _gone_before(batch: BatchRow, since: int) -> int:
+    """Number of the first group that may be there when the bound behind `batch` holds; `since`: before that batch."""
+    made = batch.decision
+    if made is None:
+        return 0
+    return made.since if made.target == made.bound < batch.bound else since
 
 
 def _left_behind(decided: _Decided, rules: Rules) -> Iterator[str]:

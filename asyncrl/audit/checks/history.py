@@ -169,18 +169,23 @@ def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> It
     published = sorted((row["attempts"], row["branch"], row["version"]) for row in ledger.tables["published"])
     latest = [version for _, version in accumulate(((b, v) for _, b, v in published), max)]
     begins = [n for n, _, _ in published]
-    prefixes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for p in (*ledger.tables["prefixes"], *ledger.tables["turns"]):
-        if p["oldest"] is not None:
-            prefixes[p["grp"], p["idx"]].append(p["oldest"])
-    for key, attempts in ledger.attempts.items():
-        for a in attempts:
-            place = bisect.bisect_right(begins, a.serial)
-            current = latest[place - 1] if place else None
-            allowed = {current} | {min(oldest, current or 0) for oldest in prefixes[key]}
-            if a.min_version not in allowed:
-                name = ledger.name(*key)
-                yield f"attempt {a.attempt} at trajectory {name} was lent for version {a.min_version}, not {current}"
+    carried = _oldest_carried(ledger)
+    for key, a in ((key, a) for key, attempts in ledger.attempts.items() for a in attempts):
+        place = bisect.bisect_right(begins, a.serial)
+        current = latest[place - 1] if place else None
+        allowed = {current} | {min(oldest, current or 0) for oldest in carried[key]}
+        if a.min_version not in allowed:
+            name = ledger.name(*key)
+            yield f"attempt {a.attempt} at trajectory {name} was lent for version {a.min_version}, not {current}"
+
+
+def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[int]]:
+    """By ticket, the oldest version of each prefix and recorded turn that it has had."""
+    oldest: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for row in (*ledger.tables["prefixes"], *ledger.tables["turns"]):
+        if row["oldest"] is not None:
+            oldest[row["grp"], row["idx"]].append(row["oldest"])
+    return oldest
 
 
 def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,18 +95,24 @@ def turns_come_in_their_order(ledger: LedgerRows, _: ReadPayload) -> Iterator[st
     """The recorded turns of a ticket are in the order of one episode; what was ended may be recorded again."""
     for key, rows in _by_ticket(ledger).items():
         again = any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
-        chain: list[TurnRow] = []
         if [row.attempt for row in rows] != sorted(row.attempt for row in rows):
             yield f"turns of attempts at trajectory {ledger.name(*key)} are recorded behind those of later attempts"
         if len({(row.attempt, row.place, row.form) for row in rows}) < len(rows):
             yield f"an attempt at trajectory {ledger.name(*key)} recorded one turn twice"
-        for row in rows:
-            while chain and row.place not in _next(chain[-1]) and (again or chain[-1].ended not in (None, "continued")):
-                chain.pop()
-            if row.place not in _next(chain[-1] if chain else None):
-                yield f"{_name(ledger, row)}, a {row.form}, cannot come where it is recorded"
-                break
-            chain.append(row)
+        if (row := _out_of_place(rows, again)) is not None:
+            yield f"{_name(ledger, row)}, a {row.form}, cannot come where it is recorded"
+
+
+def _out_of_place(rows: Sequence[TurnRow], again: bool) -> TurnRow | None:
+    """The first turn that cannot come behind those before it. `again`: what was stored was lost, and recorded again."""
+    chain: list[TurnRow] = []
+    for row in rows:
+        while chain and row.place not in _next(chain[-1]) and (again or chain[-1].ended not in (None, "continued")):
+            chain.pop()
+        if row.place not in _next(chain[-1] if chain else None):
+            return row
+        chain.append(row)
+    return None
 
 
 def kept_turns_are_of_open_tickets(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
@@ -131,19 +137,22 @@ def continued_turns_are_stored(ledger: LedgerRows, read: ReadPayload) -> Iterato
         continued = [row for row in rows if row.ended == "continued"]
         if not continued or any(a.ended == "lost" for a in attempts):
             continue
-        stored, group = ledger.trajectories.get(key), ledger.groups.get(key[0])
-        if stored is None:
+        if key not in ledger.trajectories:
             yield f"{_name(ledger, continued[0])} was continued, and no trajectory of its ticket is stored"
-            continue
-        if group is None or not group.payload:
-            continue
-        try:
-            trajectory = decoded(group, stored, read)
-        except PayloadDiffers:
-            continue  # reported by `payloads`
-        for row in continued:
-            if problem := _missing(row, trajectory):
-                yield f"{_name(ledger, row)} was continued, and {problem}"
+        elif (trajectory := _stored(ledger, key, read)) is not None:
+            missing = ((row, _missing(row, trajectory)) for row in continued)
+            yield from (f"{_name(ledger, row)} was continued, and {problem}" for row, problem in missing if problem)
+
+
+def _stored(ledger: LedgerRows, key: tuple[int, int], read: ReadPayload) -> Trajectory | None:
+    """The trajectory of a ticket; None if its payload is not kept, or is damaged, which `payloads` reports."""
+    group = ledger.groups.get(key[0])
+    if group is None or not group.payload:
+        return None
+    try:
+        return decoded(group, ledger.trajectories[key], read)
+    except PayloadDiffers:
+        return None
 
 
 def ends_have_their_reasons(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:

@@ -106,15 +106,7 @@ class Turns:
             return
         begins = bool(chain) and chain[-1].attempt != attempt and isinstance(record, RecordedReset)
         last = None if begins or not chain else chain[-1]
-        expected = successors(None if last is None else (last.number, last.form))
-        again = last is not None and last.attempt == attempt and last.form == "partial"
-        if record.place not in expected or again:
-            wanted = " or ".join(f"{'answer' if answer else 'intent'} {n}" for n, answer in sorted(expected))
-            raise Refused(
-                "bad_turn",
-                f"{record.named} of attempt {attempt} at ticket {key[0]}.{key[1]} came, expected {wanted}"
-                + (" of another attempt" if again else ""),
-            )
+        _check_place(record, key, attempt, last)
         if begins:
             self.end(key, "anew")
         elif last is not None and last.form == "partial":
@@ -232,3 +224,17 @@ def _with_one_snapshot(records: Sequence[Recorded]) -> tuple[Recorded, ...]:
     last = max((i for i, r in answers if r.snapshot is not None), default=-1)
     bare = {i: replace(r, snapshot=None) for i, r in answers if i != last}
     return tuple(bare.get(i, r) for i, r in enumerate(records))
+
+
+def _check_place(record: Recorded, key: TicketKey, attempt: int, last: _Kept | None) -> None:
+    """Raises Refused for a record that cannot come behind `last`, what the ticket has."""
+    expected = successors(None if last is None else (last.number, last.form))
+    again = last is not None and last.attempt == attempt and last.form == "partial"
+    if record.place in expected and not again:
+        return
+    wanted = " or ".join(f"{'answer' if answer else 'intent'} {n}" for n, answer in sorted(expected))
+    raise Refused(
+        "bad_turn",
+        f"{record.named} of attempt {attempt} at ticket {key[0]}.{key[1]} came, expected {wanted}"
+        + (" of another attempt" if again else ""),
+    )

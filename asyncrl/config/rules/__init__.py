@@ -244,26 +244,13 @@ def warnings(c: Tree) -> list[str]:
         "write ${NAME} instead, and the process that needs it reads the environment variable NAME."
         for field, _ in given_in_clear(c.model_dump(mode="json"))
     ]
-    if (paused := pause(c)) and not supervised(c):
-        problems.append(paused)
+    if not supervised(c):
+        problems += _doubtful_generation(c)
     if how := quantization(c):
         problems.append(
             f"actors.engine_options.args.quantization is {how}: the policy that samples differs from the one that is "
             "trained even without staleness. Watch the mismatch KL and the effective sample size; the corrections "
             "(learner.corrections) must stay on."
-        )
-    if (no_slack := without_slack(c)) and not supervised(c):
-        problems.append(no_slack)
-    if c.actors.count == 0 and not supervised(c):
-        problems.append(
-            "actors.count is 0: nothing is generated until an actor joins (asyncrl actors add), or this is 1 or more."
-        )
-    full_overlap = 2 * c.weights.every - 1
-    if 0 < (most := c.buffer.most_staleness) < full_overlap and not supervised(c):
-        bound = "staleness_limit" if c.buffer.max_staleness == "auto" else "max_staleness"
-        problems.append(
-            f"buffer.{bound} {most} is below 2 * weights.every - 1 = {full_overlap}: "
-            "generation and training overlap only in part."
         )
     if c.learner.advantage == "vtrace" and any(x.get("name") != "none" for x in c.learner.corrections):
         problems.append(
@@ -276,3 +263,20 @@ def warnings(c: Tree) -> list[str]:
             "are used."
         )
     return problems + doubtful_replay(c) + doubtful_staleness_lr(c)
+
+
+def _doubtful_generation(c: Tree) -> list[str]:
+    """What of a run with groups is probably not meant where tickets are issued."""
+    problems = [problem for problem in (pause(c), without_slack(c)) if problem]
+    if c.actors.count == 0:
+        problems.append(
+            "actors.count is 0: nothing is generated until an actor joins (asyncrl actors add), or this is 1 or more."
+        )
+    full_overlap = 2 * c.weights.every - 1
+    if 0 < (most := c.buffer.most_staleness) < full_overlap:
+        bound = "staleness_limit" if c.buffer.max_staleness == "auto" else "max_staleness"
+        problems.append(
+            f"buffer.{bound} {most} is below 2 * weights.every - 1 = {full_overlap}: "
+            "generation and training overlap only in part."
+        )
+    return problems

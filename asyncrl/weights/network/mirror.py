@@ -116,17 +116,8 @@ class Mirror:
         full, pause_s = False, PAUSE_S[0]
         while not self._stop.is_set():
             try:
-                held, kept = watch.latest(), watch.pinned()
-                if self._relay is not None and time.monotonic() >= self._join_at:
-                    self._join(server, self._relay.address, held)
-                source = self._parent[1] if self._parent is not None else server
-                offer, pinned = source.latest(held, kept, full)
-                if pinned is None or pinned.id in (held, kept):  # before `held` is replaced
-                    self._keep(source, folder, watch, pinned)
-                if offer is not None:
-                    self._take(source, folder, watch, offer)
+                if self._followed(server, folder, watch, full):
                     full, pause_s = False, PAUSE_S[0]
-                self._keep(source, folder, watch, pinned)
             except Gone:
                 continue
             except Silent:
@@ -137,6 +128,20 @@ class Mirror:
                 full = True
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
+
+    def _followed(self, server: Source, folder: Folder, watch: Watch, full: bool) -> bool:
+        """Asks once for the newest version and the pinned one. Returns whether a version was taken."""
+        held, kept = watch.latest(), watch.pinned()
+        if self._relay is not None and time.monotonic() >= self._join_at:
+            self._join(server, self._relay.address, held)
+        source = self._parent[1] if self._parent is not None else server
+        offer, pinned = source.latest(held, kept, full)
+        if pinned is None or pinned.id in (held, kept):  # before `held` is replaced
+            self._keep(source, folder, watch, pinned)
+        if offer is not None:
+            self._take(source, folder, watch, offer)
+        self._keep(source, folder, watch, pinned)
+        return offer is not None
 
     def _join(self, server: Source, address: str, held: WeightsVersion | None) -> None:
         """Fetch from the host that the server names. Without a reply, or when it refuses, nothing changes."""

@@ -121,12 +121,7 @@ class WeightsServer:
     def turn(self) -> None:
         """Wait at most `LOOK_MS` for requests, answer them, and check for a new version."""
         if self._socket.poll(LOOK_MS):
-            for _ in range(64):
-                try:
-                    frames = [bytes(frame.buffer) for frame in self._listener.receive(2)]
-                except zmq.Again:
-                    break
-                self._handle(frames)
+            self._answer_waiting()
         self._look()
         now = self._clock()
         for peer, request in list(self._held.items()):
@@ -135,6 +130,14 @@ class WeightsServer:
                 del self._held[peer]
                 pinned = _described(self._pinned) if self._pinned is not None else {}
                 self._send(peer, request.n, {"ok": True, **_described(offer), "pinned": pinned})
+
+    def _answer_waiting(self) -> None:
+        for _ in range(64):
+            try:
+                frames = [bytes(frame.buffer) for frame in self._listener.receive(2)]
+            except zmq.Again:
+                return
+            self._handle(frames)
 
     def close(self) -> None:
         self._changes.close()

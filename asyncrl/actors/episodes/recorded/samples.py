@@ -44,9 +44,7 @@ class Samples:
         """Turn `number`, behind the ids of `row`. Raises PromptTooLong, EpisodeFailed, Interrupted, PlaysOtherwise, and
         what the engine raises."""
         digest = ids_digest(row.ids) if self._recording.durable else ""
-        recorded = self._recording.samples.get(number)
-        if recorded is not None and (recorded.prompt, recorded.summary) != (digest, summary):
-            raise PlaysOtherwise(f"turn {number} was sampled behind another prompt")
+        recorded = self._recorded(number, digest, summary)
         if recorded is not None and not recorded.partial:
             return self._given(recorded)
         progress, request = self._progress, f"{self._ticket.id}-{self._ticket.attempt}/{number}"
@@ -63,14 +61,21 @@ class Samples:
                 progress.prefix_tokens = progress.tokens + len(turn.generation.token_ids)
         finally:
             progress.interruptible = ""
-        if turn.generation.stop_reason == "abort":
-            if not (progress.interrupted and continued):
-                raise EpisodeFailed("aborted", f"{self._ticket.id} in turn {number}")
-            if not self._recording.durable:
-                progress.prefix = row_of(row.ids, turn.generation)
-            progress.handed_over = bool(len(turn.generation.token_ids))
-            raise Interrupted
-        return turn
+        if turn.generation.stop_reason != "abort":
+            return turn
+        if not (progress.interrupted and continued):
+            raise EpisodeFailed("aborted", f"{self._ticket.id} in turn {number}")
+        if not self._recording.durable:
+            progress.prefix = row_of(row.ids, turn.generation)
+        progress.handed_over = bool(len(turn.generation.token_ids))
+        raise Interrupted
+
+    def _recorded(self, number: int, digest: str, summary: bool) -> RecordedSample | None:
+        """What was sampled in the turn before, if anything. Raises PlaysOtherwise if the prompt is another one now."""
+        recorded = self._recording.samples.get(number)
+        if recorded is not None and (recorded.prompt, recorded.summary) != (digest, summary):
+            raise PlaysOtherwise(f"turn {number} was sampled behind another prompt")
+        return recorded
 
     def _is_kept(self, generation: Generation, *, continued: bool) -> bool:
         """Whether a sample is recorded. `continued`: whether another actor could continue a part of it."""
