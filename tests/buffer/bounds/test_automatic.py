@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from asyncrl.buffer.bounds.automatic import BARRED, CALM, LOOKED_AT, RECENT, Auto, decision, in_force, target_after
+from asyncrl.buffer.bounds.automatic import BARRED, CALM, LOOKED_AT, Auto, decision, in_force, target_after
 from asyncrl.buffer.ledger.records import Decision, Measures
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
@@ -98,14 +98,14 @@ def test_a_drift_after_a_long_calm_is_answered_within_the_batches_that_count(cha
     line = played(AUTO, *(calm,) * 300)
     assert {batch.decision.target for batch in line if batch.decision} == {2}
     made = None
-    for _ in range(RECENT):
+    for _ in range(8):
         line.append(FakeBatch(2, changed))
         made = line[-1].decision = decision(AUTO, line, len(line), None, True)
         if made.target != 2:
             break
     assert made is not None
     assert made.target == to
-    assert f"over the last {RECENT} batches" in made.why
+    assert "over the last 8 batches" in made.why
 
 
 def test_after_a_fixed_bound_the_larger_one_holds_until_its_groups_are_gone() -> None:
