@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import sqlite3
@@ -30,6 +31,8 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "counters.name": ("duplicate", "late", "lost"),
 }
 """Values of a column, where they are not just any."""
+FAR = {"turns.serial": 1000}
+"""What is added to a number whose neighbours are taken."""
 
 
 CHAIN = "commits"
@@ -130,6 +133,8 @@ def _others(column: Column, was: Any, rng: random.Random) -> list[Any]:
         return [str(int(was) + 1)] if was.isdigit() else [f"{was[:-1]}{'0' if was[-1:] != '0' else '1'}"]
     if was is None:
         return [1 if column.kind == "INTEGER" else "x"]
+    if str(column) in FAR:
+        return [was + FAR[str(column)]]
     if column.kind == "INTEGER":
         return [was + 1, was - 1] if was else [1]
     return [was + 0.5, was - 0.25]
@@ -138,6 +143,8 @@ def _others(column: Column, was: Any, rng: random.Random) -> list[Any]:
 def _swapped(column: Column, rows: list[dict[str, Any]], of_it: list[Column], rng: random.Random) -> Iterator[Mutation]:
     pairs = [(a, b) for i, a in enumerate(rows) for b in rows[i + 1 :] if a[column.name] != b[column.name]]
     for a, b in rng.sample(pairs, min(2, len(pairs))):
+        if column.kind == "REAL" and math.isclose(a[column.name] or 0.0, b[column.name] or 0.0):
+            continue  # equal but for rounding
         there, back = _set(column, a, b[column.name], of_it, ""), _set(column, b, a[column.name], of_it, "")
         yield Mutation(f"{column}: swapped", f"{there.where} and {back.where}", there.statements + back.statements)
 
