@@ -47,6 +47,8 @@ MOST = 1 << 20
 TURN_S = 0.2
 """Seconds between two looks at whether the launcher was interrupted, while a fork waits for the imports."""
 _PR_SET_NAME = 15
+_ADOPTED_S = 10.0
+"""Seconds for the process between a fork and the launcher to end."""
 
 
 class Preloaded:
@@ -166,8 +168,12 @@ def _fork_for_launcher() -> int:
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:
+        first = os.getpid()
         if os.fork() == 0:
             os.close(reading)
+            until = time.monotonic() + _ADOPTED_S
+            while os.getppid() == first and time.monotonic() < until:  # whoever asks for its parent gets the launcher
+                time.sleep(0.001)
             os.setsid()  # before the launcher knows its pid: it signals the group of this number
             os.write(writing, str(os.getpid()).encode())
             os.close(writing)

@@ -43,6 +43,18 @@ def forking(forks: int = 2, besides: Sequence[str] = ()) -> Iterator[Preloaded]:
         preloaded.close()
 
 
+def test_a_fork_begins_as_a_child_of_the_launcher(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the process between them takes its time to end."""
+    end = os._exit
+    monkeypatch.setattr(os, "_exit", lambda code: (time.sleep(0.5), end(code)))
+    pid = preloaded._fork_for_launcher()
+    if pid == 0:
+        (folder / "parent").write_text(str(os.getppid()))
+        end(0)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert int((folder / "parent").read_text()) == os.getpid()
+
+
 def start(
     preloaded: Preloaded,
     folder: Path,
