@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -15,10 +13,9 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
-from asyncrl.actors.engines.servers.process import ServerProcess, free_port
-from tests.actors.engines.test_evaluation_vllm import ENVIRONMENT, serves
 from tests.test_trained_model import FOLDER, PAGE
 from tests.trained import train
+from tests.vllm_server import vllm_server
 
 pytestmark = pytest.mark.timeout(500)
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("lookup", "calculate")]
@@ -28,21 +25,9 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for 
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = train(tmp_path_factory.mktemp("trained"))
     (line,) = re.findall(r"^vllm serve (.*)$", PAGE.read_text(), re.MULTILINE)
-    port = free_port()
-    words = line.replace(FOLDER, str(folder)).split()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *words]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"]
-    server = ServerProcess(command, ENVIRONMENT)
-    server.start()
-    try:
-        deadline = time.monotonic() + 240
-        while not serves(f"http://127.0.0.1:{port}/health"):
-            assert not server.ended(), server.ended()
-            assert time.monotonic() < deadline
-            time.sleep(0.25)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.stop()
+    model, *options = line.replace(FOLDER, str(folder)).split()
+    with vllm_server(model, *options) as url:
+        yield f"{url}/v1"
 
 
 def test_it_calls_its_tools_for_any_openai_client(url: str) -> None:

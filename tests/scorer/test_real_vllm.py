@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +15,13 @@ if importlib.util.find_spec("vllm") is None:
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncrl.actors.engines.servers.process import ServerProcess, free_port
 from asyncrl.errors import ConfigError
 from asyncrl.scorer.dialects import TeacherUnusable
 from asyncrl.trajectory import TicketId
-from tests.actors.engines.test_evaluation_vllm import CHECKPOINT, ENVIRONMENT, serves
+from tests.actors.engines.test_evaluation_vllm import CHECKPOINT
 from tests.buffer.fakes import trajectory
 from tests.scorer.test_servers import asked
+from tests.vllm_server import vllm_server
 
 pytestmark = pytest.mark.timeout(500)
 K, MOST, CONTEXT = 5, 8, 128
@@ -31,21 +29,8 @@ K, MOST, CONTEXT = 5, 8, 128
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHECKPOINT)]
-    command += ["--max-logprobs", str(MOST), "--max-model-len", str(CONTEXT)]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"]
-    server = ServerProcess(command, ENVIRONMENT)
-    server.start()
-    try:
-        deadline = time.monotonic() + 240
-        while not serves(f"http://127.0.0.1:{port}/health"):
-            assert not server.ended(), server.ended()
-            assert time.monotonic() < deadline
-            time.sleep(0.25)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop()
+    with vllm_server(str(CHECKPOINT), "--max-logprobs", str(MOST), "--max-model-len", str(CONTEXT)) as url:
+        yield url
 
 
 @pytest.mark.parametrize("k", [0, K])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,12 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed here (`make test-vllm` runs these tests)", allow_module_level=True)
 
 import asyncrl.quickstart
-from asyncrl.actors.engines.servers.process import ServerProcess, free_port
 from asyncrl.cli import main
+from tests.vllm_server import vllm_server
 
 pytestmark = pytest.mark.timeout(300)
 
 CHECKPOINT = Path(asyncrl.quickstart.__path__[0]) / "checkpoint"
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1",
-}  # fmt: skip
 CONFIG = {
     "model": {"path": "quickstart"},
     "data": {"source": "lookup"},
@@ -39,29 +32,8 @@ CONFIG = {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """As anybody would serve a model that calls tools (docs/how-to/rewards.md), with what a CPU wants added."""
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(CHECKPOINT)]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"]
-    server = ServerProcess(command, ENVIRONMENT)
-    server.start()
-    try:
-        deadline = time.monotonic() + 240
-        while not serves(f"http://127.0.0.1:{port}/health"):
-            assert not server.ended(), server.ended()
-            assert time.monotonic() < deadline
-            time.sleep(0.25)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.stop()
-
-
-def serves(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
+    with vllm_server(str(CHECKPOINT), "--enable-auto-tool-choice", "--tool-call-parser", "hermes") as url:
+        yield f"{url}/v1"
 
 
 def measured(tmp_path: Path, config: dict[str, Any], *words: str) -> Any:
