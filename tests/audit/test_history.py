@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from asyncrl.audit.actor_logs import Ack, AckLines
 from asyncrl.audit.checks.accounting import equation, staleness, uses
 from asyncrl.audit.checks.chain import chain
 from asyncrl.audit.checks.curriculum import curriculum
-from asyncrl.audit.checks.draws import draws
+from asyncrl.audit.checks.draws import draws, prompts_drawn_again_were_dropped
 from asyncrl.audit.checks.drops import drops
 from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.logs import acknowledgements, loss
@@ -30,6 +31,7 @@ from asyncrl.audit.payloads import PayloadFiles, payloads
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.storage.snapshot import restore
+from tests.audit.simulated import awaited
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
 from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix
@@ -194,6 +196,7 @@ def test_what_continued_a_prefix_begins_with_it(tmp_path: Path, digest: str | No
 
 MANY_SEGMENTS = """
 import resource, sys
+from dataclasses import replace
 from pathlib import Path
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.errors import RunError
@@ -217,3 +220,14 @@ def test_more_segments_than_files_may_be_open(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "ulimit -n 656" in done.stdout
+
+
+def test_a_group_that_takes_its_own_place_is_noticed(tmp_path: Path) -> None:
+    ledger = awaited(tmp_path).evidence().ledger
+    again = next(group for group in ledger.groups.values() if group.replaces is not None)
+    old = ledger.groups[again.replaces or 0]
+    moved = {old.number: replace(old, replaces=old.number), again.number: replace(again, replaces=None)}
+    said = [*prompts_drawn_again_were_dropped(replace(ledger, groups=ledger.groups | moved), lambda task: ("", 0))]
+    assert said == [
+        f"group {old.number} (draw {old.draw}) was drawn again for group {old.number}, which is no earlier one"
+    ]

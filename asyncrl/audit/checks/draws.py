@@ -46,12 +46,19 @@ def draws_reach_the_cursor(ledger: LedgerRows, _: TaskOf) -> Iterator[str]:
 
 
 def prompts_drawn_again_were_dropped(ledger: LedgerRows, _: TaskOf) -> Iterator[str]:
-    """A prompt is drawn again only for a dropped group of the same draw."""
+    """A prompt is drawn again only for an earlier group of the same draw, which was dropped."""
     for group in ledger.groups.values():
-        old = None if group.replaces is None else ledger.groups.get(group.replaces)
-        if group.replaces is None or (old is not None and old.state == "dropped" and old.draw == group.draw):
+        if group.replaces is None:
             continue
-        was = "is not in the ledger" if old is None else f"is {old.state}, of draw {old.draw}"
+        old = ledger.groups.get(group.replaces)
+        if old is None:
+            was = "is not in the ledger"
+        elif old.number >= group.number:
+            was = "is no earlier one"
+        elif (old.state, old.draw) != ("dropped", group.draw):
+            was = f"is {old.state}, of draw {old.draw}"
+        else:
+            continue
         yield f"group {group.number} (draw {group.draw}) was drawn again for group {group.replaces}, which {was}"
 
 
