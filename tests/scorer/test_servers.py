@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -104,6 +105,19 @@ def test_another_teacher_is_noticed_at_the_start_and_after_a_group(tmp_path: Pat
         with asked([url], file) as servers:
             servers.look(0.0)
             assert servers.identity == identity, "the first start of the run decides"
+
+
+def test_every_server_that_gave_a_row_is_probed_behind_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, other, t = Fake(), Fake(), trajectory(TicketId(0, 0, 0))
+    with serving(fake) as one, serving(other) as two, asked([one, two], tmp_path / "t.json") as servers:
+        servers.look(0.0)
+        in_turn = itertools.cycle(servers._servers)
+        monkeypatch.setattr(servers, "_least_busy", lambda: next(in_turn))
+        other.seed = 2
+        with pytest.raises(TeacherUnusable, match=f"{two}.* serves another teacher"):
+            servers.score([t, t])
 
 
 def test_a_silent_server_is_asked_again_and_the_others_meanwhile(tmp_path: Path) -> None:
