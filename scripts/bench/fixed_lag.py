@@ -25,14 +25,14 @@ from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
-from asyncrl.learner.batch import flatten
+from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective.objective import Objective
 from asyncrl.learner.ragged import clamped_exp, log_ratio
 from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.step.diagnostics import effective_sample_size
-from asyncrl.learner.step.train_step import train_step
+from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.rendering.template import TemplateRenderer
-from asyncrl.success import success
+from asyncrl.success import Success, success
 from asyncrl.trajectory import Kind, Ticket, TicketId, Trajectory
 from asyncrl.weights.protocol import WeightsVersion
 
@@ -57,35 +57,19 @@ def train(config: Config, lag: int) -> dict[str, Any]:
 
 async def _trained(config: Config, lag: int) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
-    backend, objective, player = TorchBackend(config, device="cpu"), Objective(config.learner), Player(config)
-    ring: deque[Held] = deque(maxlen=lag + 1)
     curve: list[dict[str, float]] = []
-    version = 0
-    await player.engine.start()
-    try:
-        while len(curve) < config.learner.steps:
-            ring.append(Held.of(backend, version))
-            await player.hold(ring[0])
-            groups = range(
-                len(curve) * config.learner.groups_per_step, (len(curve) + 1) * config.learner.groups_per_step
-            )
-            played = await player.play("train", groups, config.learner.group_size)
+    async with Lagged(config, lag) as run:
+        while run.steps < config.learner.steps:
+            groups, played = await run.sample()
             batch = flatten(played, groups)
-            result = train_step(backend, objective, batch, config.learner, version=version)
-            record, skipped = result.record, result.outcome == "guard"
-            values = step_metrics(objective, batch, played, result, version=version, success=config.eval.success)
-            ratio = clamped_exp(log_ratio(record.proximal, batch.behaviour, batch.mask))
+            result, values = run.step(batch, played)
+            ratio = clamped_exp(log_ratio(result.record.proximal, batch.behaviour, batch.mask))
+            skipped = float(result.outcome == "guard")
             curve.append(
                 {short: round(values[name], 6) for short, name in CURVES.items()}
-                | {"ratio_ess": round(float(effective_sample_size(ratio, batch.mask)), 6), "skipped": float(skipped)}
+                | {"ratio_ess": round(float(effective_sample_size(ratio, batch.mask)), 6), "skipped": skipped}
             )
-            version += not skipped
-            if skipped:
-                ring.pop()
-        await player.hold(Held.of(backend, version))
-        held_out = success(await player.play("eval", range(config.eval.tasks), 1), config.eval.success)
-    finally:
-        await player.engine.close()
+        held_out = await run.held_out()
     return {
         "success": held_out.share,
         "ratio_ess": statistics.fmean(point["ratio_ess"] for point in curve[lag:] or curve),
@@ -96,6 +80,51 @@ async def _trained(config: Config, lag: int) -> dict[str, Any]:
         "config": config.model_dump(),
         "curve": curve,
     }
+
+
+class Lagged:
+    """A training in one process in which version v - lag samples what version v is trained on; version 0 while none is
+    that old. For each step: `sample`, then `step`."""
+
+    def __init__(self, config: Config, lag: int) -> None:
+        self._config = config
+        self._backend, self._objective = TorchBackend(config, device="cpu"), Objective(config.learner)
+        self._player = Player(config)
+        self._ring: deque[Held] = deque(maxlen=lag + 1)
+        self.version = self.steps = self.skipped = 0
+
+    async def __aenter__(self) -> Lagged:
+        await self._player.engine.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._player.engine.close()
+
+    async def sample(self) -> tuple[range, list[Trajectory]]:
+        """Numbers and trajectories of the next new groups."""
+        self._ring.append(Held.of(self._backend, self.version))
+        await self._player.hold(self._ring[0])
+        size = self._config.learner.groups_per_step
+        groups = range(self.steps * size, (self.steps + 1) * size)
+        return groups, await self._player.play("train", groups, self._config.learner.group_size)
+
+    def step(self, batch: Batch, played: Sequence[Trajectory]) -> tuple[StepResult, dict[str, float]]:
+        """Trains on the batch; the result and the series of the step, in which `played` counts as new."""
+        learner, version, rule = self._config.learner, self.version, self._config.eval.success
+        result = train_step(self._backend, self._objective, batch, learner, version=version)
+        values = step_metrics(self._objective, batch, played, result, version=version, success=rule)
+        self.steps += 1
+        if result.outcome == "guard":
+            self.skipped += 1
+            self._ring.pop()
+        else:
+            self.version += 1
+        return result, values
+
+    async def held_out(self) -> Success:
+        """Of the present weights, one episode for each held-out task."""
+        await self._player.hold(Held.of(self._backend, self.version))
+        return success(await self._player.play("eval", range(self._config.eval.tasks), 1), self._config.eval.success)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Mirror:
         self._failed: Exception | None = None
         self.counts: Counter[str] = Counter()
         """Since the start: full, delta, pinned (received), received_bytes, bad_chunks, corrupt, again (requests
-        repeated), lost (silent hosts)."""
+        repeated), lost (silent hosts), relays_ended."""
 
     def start(self) -> None:
         """Raises RunError if the folder belongs to another user."""
@@ -133,7 +133,9 @@ class Mirror:
         """Asks once for the newest version and the pinned one. Returns whether a version was taken."""
         held, kept = watch.latest(), watch.pinned()
         if self._relay is not None and time.monotonic() >= self._join_at:
-            self._join(server, self._relay.address, held)
+            if self._relay.ended:
+                self._start_again(self._relay)
+            self._join(server, self._relay.address if self._relay is not None else "", held)
         source = self._parent[1] if self._parent is not None else server
         offer, pinned = source.latest(held, kept, full)
         if pinned is None or pinned.id in (held, kept):  # before `held` is replaced
@@ -142,6 +144,14 @@ class Mirror:
             self._take(source, folder, watch, offer)
         self._keep(source, folder, watch, pinned)
         return offer is not None
+
+    def _start_again(self, ended: Relay) -> None:
+        """Replace a relay that has failed, whose address the server must not name to others any more. If this host
+        can listen no longer, it only fetches, from the server."""
+        self.counts["relays_ended"] += 1
+        ended.close()
+        self._relay = relay(self.dir, self._end)
+        self._leave()
 
     def _join(self, server: Source, address: str, held: WeightsVersion | None) -> None:
         """Fetch from the host that the server names. Without a reply, or when it refuses, nothing changes."""

@@ -34,6 +34,11 @@ class Relay:
         """Where others find it; empty until it is announced."""
         return self._end.now()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it failed: its socket is closed, and nobody is answered here any more."""
+        return not self._thread.is_alive()
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join(10.0)
@@ -43,8 +48,8 @@ class Relay:
     def _run(self) -> None:
         try:
             self.server.run(self._stop.is_set, 3600.0, lambda: None)
-        except Exception:
-            log.exception("this host hands no weights on any more; the others fetch them elsewhere")
+        except Exception:  # a file that cannot be opened, memory, a defect: the mirror sees `ended`
+            log.exception("this host hands no weights on until its relay is started again; others fetch them elsewhere")
         finally:
             self.server.close()
 

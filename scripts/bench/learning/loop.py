@@ -13,23 +13,18 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from fixed_lag import Held, Player
+from fixed_lag import Lagged
 
 from asyncrl.buffer.ledger.group import Group, Received, version_counts
 from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.buffer.replaying import Replaying, draw, seed_of
 from asyncrl.config import Config
 from asyncrl.learner.__main__ import compute_alike
-from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import flatten
-from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.reporting.metrics import step_metrics
-from asyncrl.learner.step.train_step import train_step
 from asyncrl.success import success
 from asyncrl.trajectory import Trajectory
 
@@ -47,43 +42,25 @@ def train(config: Config, lag: int) -> dict[str, Any]:
 
 async def _trained(config: Config, lag: int) -> dict[str, Any]:
     began, cpu = time.perf_counter(), time.process_time()
-    backend, objective, player = TorchBackend(config, device="cpu"), Objective(config.learner), Player(config)
-    ring: deque[Held] = deque(maxlen=lag + 1)
     memory = Memory(config)
     curve: list[dict[str, float]] = []
-    version = skipped = 0
-    await player.engine.start()
-    try:
-        while len(curve) < config.learner.steps:
-            ring.append(Held.of(backend, version))
-            await player.hold(ring[0])
-            size = config.learner.groups_per_step
-            new = range(len(curve) * size, (len(curve) + 1) * size)
-            played = await player.play("train", new, config.learner.group_size)
-            again = memory.draw(len(curve), version)
-            numbers = [*new, *again]
+    async with Lagged(config, lag) as run:
+        while run.steps < config.learner.steps:
+            new, played = await run.sample()
+            again = memory.draw(run.steps, run.version)
             batch = flatten(
-                [*played, *memory.trajectories(again)], numbers, loss_weights=again if memory.rules else None
+                [*played, *memory.trajectories(again)], [*new, *again], loss_weights=again if memory.rules else None
             )
-            result = train_step(backend, objective, batch, config.learner, version=version)
-            values = step_metrics(objective, batch, played, result, version=version, success=config.eval.success)
+            _, values = run.step(batch, played)
             curve.append(_point(config, played, again, values, curve))
             memory.used(again)
             memory.add(new, played, config.learner.group_size)
-            if result.outcome == "guard":
-                skipped += 1
-                ring.pop()
-            else:
-                version += 1
-        await player.hold(Held.of(backend, version))
-        held_out = success(await player.play("eval", range(config.eval.tasks), 1), config.eval.success)
-    finally:
-        await player.engine.close()
+        held_out = await run.held_out()
     return {
         "held_out": held_out.share,
         "steps": len(curve),
         "tokens": curve[-1]["tokens"],
-        "skipped": skipped,
+        "skipped": run.skipped,
         "wall_s": round(time.perf_counter() - began, 1),
         "cpu_s": round(time.process_time() - cpu, 1),
         "curve": curve,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import errno
 import fcntl
 import os
 import shutil
@@ -88,6 +89,51 @@ def test_when_a_host_dies_those_that_fetched_from_it_go_on(place: Place, monkeyp
     monkeypatch.setattr(deaf.server, "_look", lambda: None)
     id = place.publish(2)
     assert all(holds(host, id) and same(host, 2) for host in hosts[1:]), "who answers but lags is left too"
+
+
+def test_a_relay_that_fails_is_counted_and_started_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, its host stayed in the tree for the rest of the run, and others were sent to an address that is silent."""
+    serving, hosts = in_a_tree(place, 3)
+    assert all(holds(host, place.publish(0)) for host in hosts)
+    failed = hosts[0]._relay
+    assert failed is not None
+
+    def too_many_open_files() -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(failed.server, "_look", too_many_open_files)
+    assert until(lambda: hosts[0].counts["relays_ended"] == 1)
+    assert until(lambda: hosts[0]._relay not in (None, failed))
+    again = hosts[0]._relay
+    assert again is not None
+    serving.server.fanout._heard.clear()
+    assert until(lambda: again.address in serving.server.fanout._heard), "it is a part of the tree again"
+    newest = place.publish(1)
+    assert all(holds(host, newest) and same(host, 1) for host in hosts)
+    reader = ShmSubscriber(hosts[0].dir)
+    late = Mirror(place.path / "late", again.address)
+    (place.path / "late").mkdir(mode=0o700)
+    place.closing.append(late)
+    late.start()
+    assert holds(late, newest), "and serves what it fetched"
+    assert reader.latest() == newest
+    assert not again.ended
+
+
+def test_a_host_that_can_listen_no_longer_fetches_from_the_server(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, hosts = in_a_tree(place, 3)
+    assert all(holds(host, place.publish(0)) for host in hosts)
+    failed = hosts[2]._relay
+    assert failed is not None
+    monkeypatch.setattr(mirror_module, "relay", lambda folder, source: None)
+    monkeypatch.setattr(failed.server, "_look", lambda: 1 / 0)
+    assert until(lambda: hosts[2].counts["relays_ended"] == 1)
+    assert until(lambda: hosts[2]._relay is None and hosts[2]._parent is None)
+    newest = place.publish(1)
+    assert all(holds(host, newest) for host in hosts)
+    assert hosts[2].counts["relays_ended"] == 1
 
 
 def test_a_host_that_the_tree_refuses_fetches_from_the_server(place: Place) -> None:
