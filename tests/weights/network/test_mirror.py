@@ -92,7 +92,7 @@ def test_when_a_host_dies_those_that_fetched_from_it_go_on(place: Place, monkeyp
 
 
 def test_a_relay_that_fails_is_counted_and_started_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, its host stayed in the tree for the rest of the run, and others were sent to an address that is silent."""
+    """Before, its host stayed in the tree for the rest of the run, and others were sent to a silent address."""
     serving, hosts = in_a_tree(place, 3)
     assert all(holds(host, place.publish(0)) for host in hosts)
     failed = hosts[0]._relay
