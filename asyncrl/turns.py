@@ -149,20 +149,11 @@ class RecordedAnswer(Recorded):
         return "answer"
 
 
-def follows(record: Recorded, last: Recorded | None) -> str:
-    """Why `record` cannot come behind `last`, the latest record of its ticket (None: it has none); empty: it can.
+def successors(last: tuple[int, Form] | None) -> set[Place]:
+    """Places of the records that can come behind one of this number and form; None: behind nothing.
 
     An interrupted sample is followed by the whole one, under the same number.
     """
-    expected = successors(None if last is None else (last.place[0], last.form))
-    if record.place in expected:
-        return ""
-    wanted = " or ".join(f"{'answer' if answer else 'intent'} {number}" for number, answer in sorted(expected))
-    return f"{record.named} came, expected {wanted}"
-
-
-def successors(last: tuple[int, Form] | None) -> set[Place]:
-    """Places of the records that can come behind one of this number and form."""
     if last is None:
         return {(RESET, True), (0, False)}
     number, form = last
