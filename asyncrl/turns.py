@@ -22,6 +22,8 @@ import xxhash
 
 from asyncrl.kept_ids import KeptIds
 
+DIVERGED = "env_diverged"
+"""Reason of the failure of an episode whose environment, played again, answers otherwise than was recorded."""
 Snapshot = bytes | str
 """The state of an environment, or a reference to it; immutable."""
 RecordKind = Literal["intent", "answer"]

@@ -11,11 +11,11 @@ from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadDiffers, ReadPayload, decoded
 from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.ledger.storage.payloads import checksum
-from asyncrl.buffer.tickets.carried import DIVERGED
+from asyncrl.buffer.tickets.carried import GIVEN_UP
 from asyncrl.sampled_turns import turn_digest
 from asyncrl.trajectory import Trajectory
 from asyncrl.turn_codec import decode_carried
-from asyncrl.turns import RecordedSample, successors
+from asyncrl.turns import DIVERGED, RecordedSample, successors
 from asyncrl.wire import WireError
 
 
@@ -171,7 +171,8 @@ def _later(ledger: LedgerRows, row: TurnRow) -> bool:
 def _failed(ledger: LedgerRows, row: TurnRow, diverged: bool) -> bool:
     """Whether an attempt has failed for that reason. One that was put all the same tells no reason any more."""
     attempts = [a for a in ledger.tables["attempts"] if (a["grp"], a["idx"]) == row.key and a["attempt"] >= row.attempt]
-    failed = [str(a["detail"]).startswith(f"{DIVERGED}:") for a in attempts if a["ended"] == "failed"]
+    reasons = [str(a["detail"]).partition(":")[0] for a in attempts if a["ended"] == "failed"]
+    failed = [reason == DIVERGED for reason in reasons if reason not in GIVEN_UP]
     return diverged in failed or any(a["ended"] in ("late", "stored") for a in attempts)
 
 

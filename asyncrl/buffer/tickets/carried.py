@@ -12,10 +12,7 @@ from asyncrl.buffer.tickets.leases import Leases, TicketKey
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
 from asyncrl.trajectory import Row, Ticket, Trajectory
-from asyncrl.turns import Recorded
-
-DIVERGED = "env_diverged"
-"""Reason of the failure of an episode whose environment, played again, answered otherwise than was recorded."""
+from asyncrl.turns import DIVERGED, Recorded
 
 GIVEN_UP = ("aborted", "timeout")
 """Reasons of failures after which the episode goes on at its turn: neither is said by the environment."""

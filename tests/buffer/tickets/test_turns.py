@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -21,7 +20,6 @@ from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.client import BufferClient, BufferRefused
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.in_process import InProcessBuffer
-from asyncrl.buffer.requests.turns import record_turn
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnReward
 from asyncrl.turn_codec import decode_turn, encode_turn, tools_digest
@@ -89,14 +87,15 @@ def opened(tmp_path: Path, **changes: Any) -> Buffer:
     return buffer
 
 
-def violations(buffer: Buffer, folder: Path) -> list[str]:
-    """Commits."""
+def violations(buffer: Buffer, folder: Path, *, adds_up: bool = True) -> list[str]:
+    """Commits. `adds_up`: the buffer's own counts are those of the ledger, which the test has not changed."""
     buffer.commit(0.0)
     files = PayloadFiles(folder / "payloads")
     ledger = read_ledger(folder)
     found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was lent for" in v)]
     files.close()
-    assert buffer.tickets.carried.turns.recorded == len(ledger.tables["turns"]) == sum(counts(buffer).values())
+    if adds_up:
+        assert buffer.tickets.carried.turns.recorded == len(ledger.tables["turns"]) == sum(counts(buffer).values())
     return found
 
 
@@ -431,51 +430,3 @@ def test_the_whole_way_with_the_buffer_process_killed_between_its_parts(tmp_path
     assert list(checked(ledger, files.read)) == []
     assert [a.ended for a in ledger.attempts[0, 0]] == ["lapsed", "released", "stored"]
     files.close()
-
-
-@pytest.mark.parametrize("reason", ["aborted", "timeout"])
-def test_an_episode_that_its_actor_gave_up_goes_on(tmp_path: Path, reason: str) -> None:
-    buffer = opened(tmp_path, env_retries=1)
-    (ticket,) = issue(buffer)
-    record(buffer, ticket, episode(1))
-    buffer.fail("actor-0", ticket.id, ticket.attempt, reason, "why")
-    (ticket,) = issue(buffer)
-    assert len(ticket.turns) == 3
-    assert violations(buffer, tmp_path) == []
-    buffer.fail("actor-0", ticket.id, ticket.attempt, reason, "why")
-    assert counts(buffer) == {"dropped": 3}, "not for ever: env.retries counts it"
-    assert violations(buffer, tmp_path) == []
-
-
-def test_what_a_free_ticket_carries_counts_for_the_deadline_of_its_group(tmp_path: Path) -> None:
-    buffer = open_buffer(tmp_path, durable=True, max_staleness=1, over_age="wait")
-    learner(buffer)
-    (ticket,) = issue(buffer)
-    record(buffer, ticket, episode(1))
-    group = buffer.ledger.live[ticket.id.group]
-    assert buffer.tickets.queue.last_version(group) == 1
-    buffer.release("actor-0", [(ticket.id, ticket.attempt)])
-    assert buffer.tickets.queue.last_version(group) == 1
-
-
-def test_one_reply_has_a_bound_of_recorded_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = opened(tmp_path)
-    tickets = issue(buffer, credits=3)
-    for ticket in tickets:
-        record(buffer, ticket, episode(2))
-    buffer.release("actor-0", [(ticket.id, ticket.attempt) for ticket in tickets])
-    monkeypatch.setattr("asyncrl.buffer.tickets.carried.CARRIED_AT_ONCE", 400)
-    (first,) = issue(buffer, credits=3)
-    assert len(first.turns) == 5
-    assert [len(issue(buffer, credits=1)) for _ in range(2)] == [1, 1]
-
-
-def test_a_sample_is_bounded_by_its_tokens_and_an_answer_by_its_bytes(tmp_path: Path) -> None:
-    buffer = opened(tmp_path, turn_bytes=4096, row_tokens=1000)
-    (ticket,) = issue(buffer)
-    large = replace(answer(0), messages=[{"role": "tool", "content": "x" * 5000}])
-    for each, said in ((RESET, "stored"), (sample(0, tokens=900), "stored"), (large, "buffer.turn_max_kb")):
-        frame = encode_turn(ticket.id, ticket.attempt, each)
-        outcome = record_turn(buffer, "actor-0", frame, Counter())
-        assert said in (outcome if isinstance(outcome, str) else outcome.message)
-    assert len(encode_turn(ticket.id, 0, sample(0, tokens=900))) > 4096 + 6000

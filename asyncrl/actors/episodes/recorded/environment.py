@@ -21,13 +21,10 @@ from asyncrl.actors.envs.protocol import Message, Task, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.recorded.recording import PlaysOtherwise, Recording
 from asyncrl.turn_codec import Unrecordable, tools_digest
-from asyncrl.turns import RecordedAnswer, RecordedReset, Snapshot
+from asyncrl.turns import DIVERGED, RecordedAnswer, RecordedReset, Snapshot
 from asyncrl.user_errors import Cause
 
 Parse = Callable[[Sequence[int]], Message]
-
-DIVERGED = "env_diverged"
-"""Reason of an episode whose environment answers a recorded action otherwise than it did."""
 
 
 class RecordedEnv:
