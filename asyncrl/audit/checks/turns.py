@@ -157,10 +157,10 @@ def _stored(ledger: LedgerRows, key: tuple[int, int], read: ReadPayload) -> Traj
 
 def ends_have_their_reasons(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
     """What became of a recorded turn that no trajectory has follows from its ticket's attempts and its group."""
-    for key, rows in _by_ticket(ledger).items():
+    for rows in _by_ticket(ledger).values():
         for row in rows:
             if row.ended in _REASONS and not _REASONS[row.ended](ledger, row, rows):
-                yield f"{_name(ledger, row)} ended as {row.ended}, and nothing else in the ledger says so: {key}"
+                yield f"{_name(ledger, row)} ended as {row.ended}, and nothing else in the ledger says so"
 
 
 def _later(ledger: LedgerRows, row: TurnRow) -> bool:

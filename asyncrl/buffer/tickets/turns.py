@@ -4,7 +4,7 @@
                    ├──> longer      an interrupted sample: the whole one is recorded, and begins with it
                    ├──> stale       its ticket's oldest token is past the bound: the ticket is issued without any
                    ├──> anew        the episode was played otherwise: another trajectory, or another recording
-                   ├──> failed      the episode that continued it failed
+                   ├──> failed      the episode that recorded it, or one that continued it, failed
                    ├──> diverged    an environment that is played again answered otherwise
                    ├──> lost        the disk lost it, or one before it
                    └──> dropped     its group was dropped
