@@ -129,7 +129,7 @@ class BatchRow:
     """The most versions that a token with loss may be old."""
     measures: Measures | None = None
     decision: Decision | None = None
-    """Of the bound after it."""
+    """The decision about the bound after it."""
     damaged: str = ""
     """What cannot be read of measures and decision, which are then None."""
 
@@ -143,7 +143,7 @@ class DemonstrationRow:
     place: int
     draw: int
     row: int
-    """Of the files."""
+    """Its row in the files."""
     digest: str
 
 
@@ -188,7 +188,7 @@ class LedgerRows:
     demonstrations: dict[int, list[DemonstrationRow]] = field(default_factory=dict)
     """Those that a batch takes, by its serial, in order."""
     demonstrations_digest: str | None = None
-    """Of all rows of data.demonstrations when the run began."""
+    """Digest of all rows of data.demonstrations when the run began."""
     teacher: str = ""
     """Digest of the teacher on servers whose scores it holds; empty: none."""
     restored: bool = False

@@ -165,7 +165,7 @@ class Evidence:
     settings: tuple[Mapping[str, Any], ...] = ({},)
     """What decided the result of a training step under every configuration that the run had."""
     snapshots: tuple[SnapshotHead, ...] = ()
-    """Of each checkpoint with a copy of the ledger."""
+    """One for each checkpoint with a copy of the ledger."""
     held_out: Mapping[str, int] = field(default_factory=dict)
     """How many held-out tasks the source of each held-out set has, by its name."""
     demonstrations: Demonstrations | None = None

@@ -108,7 +108,7 @@ def _on_synchronous(grid: Grid, sure: float) -> list[str]:
     loss = 1 - synchronous.rate / pick.rate
     if loss <= max(AS_GOOD, sure):
         return [
-            f"synchronous training (bound 0) is as good: {loss:+.1%} of the throughput, within "
+            f"synchronous training (bound 0) is as good: its throughput differs by {-loss:+.1%}, which is within "
             f"{max(AS_GOOD, sure):.1%}, and nothing is stale"
         ]
     return [f"synchronous training (bound 0) would cost {loss:.0%} of the throughput"]

@@ -38,7 +38,7 @@ Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_TRAJECTORY_HEADER_BYTES = 16 << 20
-"""Of one with as many turns as are recorded, and a state key at each."""
+"""The same for a trajectory with as many turns as are recorded, and a state key at each."""
 MAX_ROWS = 4096
 FRAMES_OF_A_ROW = FRAMES_OF_A_PREFIX = 6
 """Most frames of a row; and those of a prefix in a message."""
@@ -48,7 +48,7 @@ _DTYPES = [*_DTYPE_OF.values()]
 _PLAIN = len(_ARRAYS)
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
 _OF_KEPT: tuple[np.dtype[Any], ...] = (np.dtype(np.uint16), np.dtype(np.int32))
-"""Of the two arrays of kept ids, which follow a row's own under truncated sampling."""
+"""Types of the two arrays of kept ids, which follow a row's own under truncated sampling."""
 _LEAST = np.finfo(np.float32).min
 
 

@@ -37,7 +37,7 @@ class Record:
     config: Config
     ledger: LedgerRows
     turns: Mapping[Place, Sequence[TurnRecord]]
-    """Of the trajectories whose payload is kept."""
+    """Turn records of the trajectories whose payload is kept."""
     spans: Mapping[tuple[str, str], Sequence[spans.Span]]
     """By role and name, by end."""
     metrics: Sequence[Mapping[str, float]]

@@ -92,7 +92,7 @@ def violations(buffer: Buffer, folder: Path, *, adds_up: bool = True) -> list[st
     buffer.commit(0.0)
     files = PayloadFiles(folder / "payloads")
     ledger = read_ledger(folder)
-    found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was lent for" in v)]
+    found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was issued for" in v)]
     files.close()
     if adds_up:
         assert buffer.tickets.carried.turns.recorded == len(ledger.tables["turns"]) == sum(counts(buffer).values())
