@@ -17,7 +17,11 @@ class BoundLaunch(subprocess.Popen[bytes]):
     guardian then ends the rest of the run."""
 
     def __init__(
-        self, *words: str, output: int | IO[str], errors: int | None = None, environment: Mapping[str, str] | None = None
+        self,
+        *words: str,
+        output: int | IO[str],
+        errors: int | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`words`: those of the command line behind `launch`. `environment`: variables beside those of this process.
         `output`, `errors`: as `stdout` and `stderr` of Popen. Raises OSError when it cannot be started."""
