@@ -21,8 +21,9 @@ from typing import Any
 
 from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, ReadPayload
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import ScorerLines, read_score_logs
 from asyncrl.buffer.bounds.automatic import Auto, in_force
 from asyncrl.buffer.ledger.witnessed import read_witnessed

@@ -15,8 +15,8 @@ import pytest
 
 from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.stored.turns import turns as checked
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferClient, BufferRefused
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.in_process import InProcessBuffer
