@@ -15,6 +15,7 @@ from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.checks.form import check_form
+from asyncrl.launch.checks.learner_names import check_learner_names
 from asyncrl.launch.processes import alive, of_run, role_of
 from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.model import local_path, resolve_path
@@ -45,8 +46,9 @@ CHOICES = (
     Choice("data.source", "asyncrl.data", "SOURCES", ("seed", "model")),
     Choice("env.name", "asyncrl.actors.envs", "ENVIRONMENTS", "provided_by_actor"),
 )
-"""Choices that are checked without importing torch. The role that uses another choice checks it before it does anything
-else and exits with CONFIG_ERROR, and the launcher shows its sentence; `--dry-run` checks the learner's."""
+"""Choices that are checked with their options, without importing torch. Of the learner's choices the names are
+(checks/learner_names.py); the role that uses a choice checks the rest before it does anything else and exits with
+CONFIG_ERROR, and the launcher shows its sentence; `--dry-run` checks all of the learner's."""
 
 
 def check(config: Config) -> None:
@@ -58,8 +60,9 @@ def check(config: Config) -> None:
 
 
 def check_names(config: Config) -> None:
-    """Resolves every name and checks its options. Raises ConfigError."""
+    """Resolves every name, and checks the options of those whose table needs no torch. Raises ConfigError."""
     channel(config)
+    check_learner_names(config)
     for choice in CHOICES:
         section, _, name = choice.field.partition(".")
         values = getattr(config, section)
