@@ -43,7 +43,7 @@ def check_learner_names(config: Config) -> None:
 
 
 def _given(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Key in `NAMES`, field below `learner`, and name of each choice. An entry without a name is left to the learner."""
+    """Key in `NAMES`, field below `learner`, and name of each choice; the learner refuses entries without one."""
     learner = config.learner
     for kind in ("backend", "loss", "advantage", "aggregation", "kl"):
         yield kind, kind, getattr(learner, kind)
