@@ -36,7 +36,7 @@ _REFUSED: Mapping[str, str] = {
 _BRANCH: Mapping[str, str] = {
     "actors": "temperature tool_calls renderer stop_token_ids",
     "buffer": "max_staleness over_age",
-    "learner": "backend_options ranks activation_checkpointing compile cpu_offload steps minibatches "
+    "learner": "backend_options ranks shard activation_checkpointing compile cpu_offload steps minibatches "
     "tokens_per_micro_batch lr warmup_steps schedule weight_decay betas max_grad_norm advantage advantage_options "
     "advantage_by_env loss loss_options corrections proximal aggregation aggregation_options entropy_coef shaping "
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
@@ -59,7 +59,7 @@ _FREE: Mapping[str, str] = {
     "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
     "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
-    "memory_check seed",
+    "memory_check ranks_per_node seed",
     "ray": "address cpus resources environment",
 }
 
