@@ -34,6 +34,7 @@ from tests.learner.backends.backend_cases import (
     loss,
     megatron,
     on_cpu,
+    on_nodes,
     parts,
     plain_gradients,
     played,
@@ -173,6 +174,22 @@ def test_saved_at_one_number_of_ranks_and_loaded_at_another(
     assert weights is not None
     close(weights, whole, 2e-6)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s2" / "hf")
+    close({n: weights[n] for n in weights}, {n: p for n, p in loaded.named_parameters()}, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [(), LORA], ids=["all", "lora"])
+def test_saved_with_a_copy_on_each_node_and_loaded_without(tmp_path: Path, adapters: Any) -> None:
+    """A copy on each of two nodes -> one process -> all four ranks share one -> a copy on each."""
+    whole = on_kept_ranks(1, chain, None, tmp_path / "whole", 0, 4, adapters)[0]
+    copies = on_nodes(2, 2, *adapters).learner
+    weights = None
+    for n, (size, learner) in enumerate([(4, copies), (1, adapters), (4, adapters), (4, copies)]):
+        from_ = tmp_path / f"s{n - 1}" if n else None
+        weights = on_kept_ranks(size, chain, from_, tmp_path / f"s{n}", n, n + 1, learner)[0]
+    assert weights is not None
+    close(weights, whole, 2e-6)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s3" / "hf")
     close({n: weights[n] for n in weights}, {n: p for n, p in loaded.named_parameters()}, 0.0)
 
 
