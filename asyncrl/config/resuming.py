@@ -42,6 +42,7 @@ _BRANCH: Mapping[str, str] = {
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
     "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
     "learner.demonstrations": "weight schedule",
+    "launch": "ranks_per_node",
     "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap",
 }
 _FREE: Mapping[str, str] = {
@@ -59,7 +60,7 @@ _FREE: Mapping[str, str] = {
     "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
     "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
-    "memory_check ranks_per_node seed",
+    "memory_check seed",
     "ray": "address cpus resources environment",
 }
 
@@ -81,6 +82,7 @@ ONLY_IF: Mapping[str, str] = {
     "learner.steps": "`learner.schedule` or `learner.demonstrations.schedule` is not `constant`",
     "buffer.max_staleness": "`buffer.over_age` is `mask`",
     "buffer.over_age": "`mask` is the former value or the new one",
+    "launch.ranks_per_node": "`learner.shard` is `node`",
 }
 """When a field of the kind `branch` has an effect on a step; otherwise it is free."""
 
@@ -100,6 +102,8 @@ def settings(config: Tree) -> dict[str, Any]:
         found = {field: value for field, value in found.items() if field not in _RENDERING}
     if not config.learner.teacher.path:
         found = {field: value for field, value in found.items() if not field.startswith("learner.teacher.")}
+    if config.learner.shard != "node":
+        del found["launch.ranks_per_node"]
     if config.buffer.over_age != "mask":
         del found["buffer.max_staleness"]
         found["buffer.over_age"] = UNMASKED

@@ -55,6 +55,14 @@ class Short(Scripted):
         return super().answer_of(other)[: 16 if other == 1 else None]
 
 
+class Empty(Scripted):
+    """A stranger that asks for nothing."""
+
+    def __call__(self, messages: Sequence[bytes]) -> list[bytes]:
+        given = super().__call__(messages)
+        return [given[0], b"", given[2]] if len(self.sent) == 1 else given
+
+
 @pytest.mark.parametrize("rank", range(3))
 def test_ranks_with_the_key_admit_each_other(rank: int) -> None:
     said = Scripted(rank, 3, [KEY] * 3)
@@ -70,7 +78,7 @@ def test_a_rank_without_the_key_is_refused_by_rank_0_and_a_rank_0_by_each(rank: 
         prove(Scripted(rank, 3, keys), KEY, rank, 3)
 
 
-@pytest.mark.parametrize("stranger", [Mirror, Recording, Short])
+@pytest.mark.parametrize("stranger", [Mirror, Recording, Short, Empty])
 def test_nothing_that_a_stranger_has_seen_is_an_answer(stranger: type[Scripted]) -> None:
     with pytest.raises(NotOfThisRunError, match="came as rank 1"):
         prove(stranger(0, 3, [KEY] * 3), KEY, 0, 3)

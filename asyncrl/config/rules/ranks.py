@@ -26,14 +26,14 @@ def nodes_of_ranks(c: Tree) -> int:
 
 def of_ranks(c: Tree) -> list[str]:
     problems = []
-    ranks, each = c.learner.ranks, c.launch.ranks_per_node
+    ranks, given, each = c.learner.ranks, c.launch.ranks_per_node, ranks_per_node(c)
     if ranks > 1 and c.learner.backend == "torch":
         problems.append(
             f"learner.ranks is {ranks} but learner.backend torch is one process: use learner.backend fsdp2 or megatron."
         )
-    if each is not None and each < ranks and c.launch.backend == "local":
+    if given is not None and given < ranks and c.launch.backend == "local":
         problems.append(
-            f"launch.ranks_per_node is {each} and learner.ranks {ranks}, which takes {_up(ranks, each)} nodes, and "
+            f"launch.ranks_per_node is {given} and learner.ranks {ranks}, which takes {_up(ranks, given)} nodes, and "
             "launch.backend local is one machine: use launch.backend ray, or leave launch.ranks_per_node out."
         )
     if c.learner.shard == "node" and c.learner.backend != "fsdp2":
@@ -41,7 +41,7 @@ def of_ranks(c: Tree) -> list[str]:
             f"learner.shard is node but learner.backend {c.learner.backend} does not read it: use learner.backend "
             "fsdp2, or learner.shard all."
         )
-    elif c.learner.shard == "node" and ranks % (each := ranks_per_node(c)):
+    elif c.learner.shard == "node" and ranks % each:
         problems.append(
             f"learner.shard is node and learner.ranks {ranks}, of which {each} share a node (launch.ranks_per_node): "
             f"every node needs as many; use {ranks - ranks % each} or {ranks + each - ranks % each} ranks, or "

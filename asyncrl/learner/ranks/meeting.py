@@ -57,7 +57,7 @@ def listen(host: str, rendezvous: Path, size: int, wait: timedelta) -> Any:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family)
     port = listening.getsockname()[1]
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, size, is_master=True, timeout=wait, wait_for_workers=False, master_listen_fd=listening.detach()
     )
     replace(rendezvous, f"{host} {port}", mode=0o600)
@@ -73,7 +73,9 @@ def reach(rendezvous: Path, size: int, wait: timedelta) -> tuple[Any, str]:
             host, _, port = rendezvous.read_text().partition(" ")
             try:
                 patience = timedelta(seconds=min(CONNECT_S, wait.total_seconds()))
-                store = dist.TCPStore(host, int(port), size, is_master=False, timeout=patience, wait_for_workers=False)
+                store = dist.TCPStore(  # type: ignore[attr-defined]
+                    host, int(port), size, is_master=False, timeout=patience, wait_for_workers=False
+                )
                 store.set_timeout(wait)
                 return store, host
             except dist.DistNetworkError as error:
@@ -107,6 +109,6 @@ def through_group(group: dist.ProcessGroup | None) -> Exchange:
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
         width = len(messages[0])
-        return [bytes(each.numpy()) for each in received.split(width)]
+        return [bytes(received[at : at + width].numpy()) for at in range(0, len(received), width)]
 
     return exchange

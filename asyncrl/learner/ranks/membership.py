@@ -26,6 +26,9 @@ def prove(exchange: Exchange, key: bytes, rank: int, size: int, random: Callable
     """Proves to every other rank that this one has `key`, and demands the same of each. Raises NotOfThisRunError."""
     mine = [random(CHALLENGE_BYTES) for _ in range(size)]
     theirs = exchange(mine)
+    for other, challenge in enumerate(theirs):
+        if len(challenge) != CHALLENGE_BYTES:
+            raise NotOfThisRunError(_forged(other, rank))
     answers = exchange([answer(key, rank, other, theirs[other], mine[other]) for other in range(size)])
     refuse_forged(key, rank, mine, theirs, answers)
 
@@ -41,7 +44,11 @@ def refuse_forged(
     """Raises NotOfThisRunError, naming the first rank whose answer is wrong. `mine`, `theirs`: the challenges."""
     for other, given in enumerate(answers):
         if not hmac.compare_digest(given, answer(key, other, rank, mine[other], theirs[other])):
-            raise NotOfThisRunError(
-                f"the process that came as rank {other} of the learner does not have this run's key: rank {rank} "
-                "exchanges nothing with it. Something else than the run reaches its ports: keep them to the nodes."
-            )
+            raise NotOfThisRunError(_forged(other, rank))
+
+
+def _forged(other: int, rank: int) -> str:
+    return (
+        f"the process that came as rank {other} of the learner does not have this run's key: rank {rank} exchanges "
+        "nothing with it. Something else than the run reaches its ports: keep them to the nodes."
+    )

@@ -33,10 +33,8 @@ from tests.waiting import until
 
 __all__ = ["launch"]  # a fixture
 RANKS = ("learner", "learner-1", "learner-2", "learner-3")
-ON = {rank: {"near" if number < 2 else "far": 1} for number, rank in enumerate(RANKS)}
-RESOURCES = {"buffer": {"near": 1}, "weights": {"near": 1}, "actor": {"near": 1}, **ON}
 SMALL = {
-    "learner__backend": "fsdp2", "learner__ranks": 4, "launch__ranks_per_node": 2, "ray__resources": RESOURCES,
+    "learner__backend": "fsdp2", "learner__ranks": 4, "launch__ranks_per_node": 2,
     "learner__groups_per_step": 4, "learner__group_size": 4, "buffer__capacity": 64, "buffer__keep": "all",
     "actors__count": 1, "actors__slots": 16, "eval__tasks": 0, "learner__steps": 1000, "learner__lr": 1e-4,
     "learner__checkpoint_every": 4,
@@ -67,29 +65,34 @@ def hosts(run: RunFolder) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shard", ["all", "node"])
+@pytest.mark.parametrize(("shard", "lost"), [("all", RANKS[2:]), ("node", RANKS[:2])], ids=["all", "node"])
 def test_ranks_on_two_nodes_train_what_one_process_does_and_outlive_the_loss_of_one(
-    nodes: Nodes, tmp_path: Path, launch: Launch, shard: str
+    nodes: Nodes, tmp_path: Path, launch: Launch, shard: str, lost: tuple[str, str]
 ) -> None:
-    node = nodes.add(far=2)
-    launcher, run = quickstart(launch, nodes, tmp_path, learner__shard=shard, **SMALL), RunFolder(tmp_path / "run")
+    """`lost`: the ranks on the node that is lost; with rank 0, the weights server is there too."""
+    with_rank_0, node = "learner" in lost, nodes.add(far=3)
+    resources = {rank: {"far" if rank in lost else "near": 1} for rank in RANKS}
+    resources |= {"weights": resources["learner"], "buffer": {"near": 1}, "actor": {"near": 1}}
+    fields = {**SMALL, "learner__shard": shard, "ray__resources": resources}
+    launcher, run = quickstart(launch, nodes, tmp_path, **fields), RunFolder(tmp_path / "run")
     assert until(lambda: trained(run) >= 6, 300.0), output(launcher)
-    near, *others = hosts(run)
-    assert others == [near, node.node_ip_address, node.node_ip_address]
-    assert run.rendezvous.read_text().startswith(f"{near} ")
+    at = dict(zip(RANKS, hosts(run), strict=True))
+    stay = [rank for rank in RANKS if rank not in lost]
+    assert {at[rank] for rank in lost} == {node.node_ip_address} != {at[rank] for rank in stay}
+    assert run.rendezvous.read_text().startswith(f"{at['learner']} ")
     first, before = pids(run), trained(run)
     nodes.lose(node)
-    assert until(lambda: all(pids(run)[rank] != first[rank] for rank in RANKS[:2]), 90.0), output(launcher)
-    other = nodes.add(far=2)
+    assert until(lambda: all(pids(run)[rank] != first[rank] for rank in stay), 90.0), output(launcher)
+    other = nodes.add(far=3)
     assert until(lambda: trained(run) >= before + 4, 300.0), output(launcher)
-    assert hosts(run) == [near, near, other.node_ip_address, other.node_ip_address]
+    assert hosts(run) == [other.node_ip_address if rank in lost else at[rank] for rank in RANKS]
     launcher.send_signal(signal.SIGINT)
     out, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 130, out
     nodes.lose(other)
     restarts = json.loads(run.summary.read_text())["restarts"]
     assert {name: restarts.get(name, 0) >= 1 for name in RANKS} == dict.fromkeys(RANKS, True)
-    assert "weights" not in restarts, "its node and rank 0's is not the one that was lost"
+    assert (restarts.get("weights", 0) >= 1) == with_rank_0, "it is where rank 0 is"
     assert audit(run, step=None, format="json", out=run.path / "audit.json") == 0
     ledger = read_ledger(run.ledger(run.load_config()))
     assert len(ledger.tables["incarnations"]) >= 2

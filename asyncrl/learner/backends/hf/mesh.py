@@ -28,5 +28,5 @@ def sharers(config: Config, everyone: dist.ProcessGroup, wait: timedelta) -> dis
     if copies(config) == 1:
         return everyone
     mine: dist.ProcessGroup
-    mine, _ = dist.new_subgroups(ranks_per_node(config), backend="gloo", timeout=wait)
+    mine, _ = dist.new_subgroups(ranks_per_node(config), backend="gloo", timeout=wait)  # type: ignore[no-untyped-call]
     return mine
