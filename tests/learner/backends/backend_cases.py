@@ -126,16 +126,15 @@ CASES = {
     ),
 }
 CASES |= {
-    "fsdp2-2-nodes": on_nodes(2, 1),
     "fsdp2-2-nodes-of-2": on_nodes(2, 2),
     "fsdp2-2-nodes-of-2-lora": on_nodes(2, 2, *LORA),
 }
 QUICK = ("megatron-tp2", "megatron-pp2", "megatron-dp2-sharded-optimizer")
 SLOW = (
     *(name for name in CASES if name.startswith("megatron") and name not in QUICK),
-    "fsdp2-2-nodes-of-2",
     "fsdp2-2-nodes-of-2-lora",
 )
+SYSTEM = ("fsdp2-2-nodes-of-2",)
 
 
 def kept_sets(seed: int) -> list[dict[int, list[int]]]:

@@ -28,6 +28,7 @@ from tests.learner.backends.backend_cases import (
     LORA,
     LR,
     SLOW,
+    SYSTEM,
     Case,
     close,
     kept_sets,
@@ -45,8 +46,10 @@ from tests.learner.kept_ranks import on_kept_ranks
 from tests.learner.ranks import on_ranks
 from tests.learner.tiny import tiny_config, tiny_model
 
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(SYSTEM, pytest.mark.system)
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=MARKS.get(n, ())) for n in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param.startswith("megatron"):
         pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
