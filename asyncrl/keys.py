@@ -6,6 +6,7 @@ owner can read. Each launch makes new keys and removes them at its end. They are
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 from dataclasses import dataclass, fields
@@ -37,6 +38,10 @@ class Keys:
         text = json.dumps({field.name: getattr(self, field.name).decode() for field in fields(self)})
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
+
+    def derived(self, purpose: str) -> bytes:
+        """A key for what is no socket of ours: the same for all who have these keys, another one for each purpose."""
+        return hmac.digest(self.server_secret, purpose.encode(), "sha256")
 
     @classmethod
     def load(cls, path: Path) -> Keys:

@@ -214,8 +214,9 @@ class RunFolder:
 
     @property
     def rendezvous(self) -> Path:
-        """The file through which the learner's ranks find each other, created at every start of them. The launcher
-        removes it; where roles may run on other hosts it is in the folder that all hosts share."""
+        """The file through which the learner's ranks find each other, created at every start of them; where they are on
+        several nodes it holds the address of rank 0. The launcher removes it; where roles may run on other hosts it is
+        in the folder that all hosts share."""
         return (self.private if self.record().get("host") else self.sockets) / "learner.ranks"
 
     @property
@@ -237,6 +238,11 @@ class RunFolder:
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
             raise RunError(f"{path} is too long for a socket ({SOCKET_PATH_BYTES} bytes): set TMPDIR to a short path.")
         return Endpoint(name, f"ipc://{path}")
+
+    def key(self, purpose: str) -> bytes:
+        """What only processes of this launch know, another one for each purpose; empty where no keys are needed, on one
+        host. Raises RunError."""
+        return Keys.load(self.private / "keys").derived(purpose) if self.record().get("host") else b""
 
     def load_config(self) -> Config:
         """Its secrets are hidden in what this process writes from now on. Raises RunError for a damaged config, and for

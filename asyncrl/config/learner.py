@@ -88,6 +88,9 @@ class LearnerConfig(Section):
     ranks: int = Field(1, ge=1)
     """Processes that train together; above 1 with `fsdp2` or `megatron`. It changes the result of a step only by
     rounding."""
+    shard: Literal["all", "node"] = "all"
+    """What `fsdp2` shards parameters, gradients and optimizer state over: all ranks, or the ranks of one node, so that
+    each node holds the whole model and only gradients cross between nodes (`launch.ranks_per_node`)."""
     collective_s: float = Field(600.0, gt=0)
     """Seconds that a rank waits for the others in one collective before all ranks are restarted."""
     activation_checkpointing: Literal["none", "selective", "full"] = "none"

@@ -36,12 +36,13 @@ _REFUSED: Mapping[str, str] = {
 _BRANCH: Mapping[str, str] = {
     "actors": "temperature tool_calls renderer stop_token_ids",
     "buffer": "max_staleness over_age",
-    "learner": "backend_options ranks activation_checkpointing compile cpu_offload steps minibatches "
+    "learner": "backend_options ranks shard activation_checkpointing compile cpu_offload steps minibatches "
     "tokens_per_micro_batch lr warmup_steps schedule weight_decay betas max_grad_norm advantage advantage_options "
     "advantage_by_env loss loss_options corrections proximal aggregation aggregation_options entropy_coef shaping "
     "pf_ppo pf_ppo_power critic critic_lr critic_warmup_steps value_options kl_coef kl kl_options kl_in kl_unbiased "
     "kl_limit kl_controller kl_controller_options reference_every ess_lr ess_lr_base min_ess threads seed",
     "learner.demonstrations": "weight schedule",
+    "launch": "ranks_per_node",
     "learner.teacher": "divergence jsd_beta over k top_k_of into coef reward_weight limit ratio_cap",
 }
 _FREE: Mapping[str, str] = {
@@ -81,6 +82,7 @@ ONLY_IF: Mapping[str, str] = {
     "learner.steps": "`learner.schedule` or `learner.demonstrations.schedule` is not `constant`",
     "buffer.max_staleness": "`buffer.over_age` is `mask`",
     "buffer.over_age": "`mask` is the former value or the new one",
+    "launch.ranks_per_node": "`learner.shard` is `node`",
 }
 """When a field of the kind `branch` has an effect on a step; otherwise it is free."""
 
@@ -100,6 +102,8 @@ def settings(config: Tree) -> dict[str, Any]:
         found = {field: value for field, value in found.items() if field not in _RENDERING}
     if not config.learner.teacher.path:
         found = {field: value for field, value in found.items() if not field.startswith("learner.teacher.")}
+    if config.learner.shard != "node":
+        del found["launch.ranks_per_node"]
     if config.buffer.over_age != "mask":
         del found["buffer.max_staleness"]
         found["buffer.over_age"] = UNMASKED

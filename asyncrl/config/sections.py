@@ -375,6 +375,9 @@ class LaunchConfig(Section):
     """GPUs reserved for and visible to one process of a role (`actor-0`) or kind of role: a number, or a share of one.
     Default: one for each rank of the learner, and for an actor its engine's `tensor_parallel`; under `ray` only where
     the configuration says that the run has GPUs (docs/how-to/gpus.md). 0: it computes on the CPU."""
+    ranks_per_node: int | None = Field(None, ge=1)
+    """Ranks of the learner that share a node under `ray`: so many successive ones are placed together, the next ones
+    together wherever there is room. Default: as few nodes as hold them, with at most 8 on each, evenly."""
     memory_check: Literal["refuse", "warn", "off"] = "refuse"
     """Before a run on GPUs starts, its planned memory is compared with the card's: refuse above 1.15 of it and warn
     above 0.9, only warn, or do not compute it (docs/how-to/gpus.md)."""

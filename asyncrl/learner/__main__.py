@@ -49,7 +49,7 @@ def main() -> None:
     take_gpu(config, arguments.rank)
     objective, build = objective_of(config), builder_of(config)
     several = config.learner.ranks > 1
-    ranks = DistributedRanks(config, arguments.rank, run.rendezvous) if several else Ranks()
+    ranks = DistributedRanks(config, arguments.rank, run.rendezvous, run.key("learner ranks")) if several else Ranks()
     try:
         backend = build(config)
         refuse_without_teacher(config, backend)

@@ -22,9 +22,18 @@ def test_every_field_is_classified_once() -> None:
 
 def test_settings_are_the_fields_that_begin_a_branch() -> None:
     learner = {"schedule": "linear", "teacher": {"path": "quickstart"}, "demonstrations": {"per_step": 4}}
+    learner |= {"backend": "fsdp2", "shard": "node"}
     data = {"demonstrations": ["chats.jsonl"]}
     config = Config.model_validate({"data": data, "buffer": {"over_age": "mask"}, "learner": learner})
     assert settings(config).keys() == FIELDS["branch"]
+
+
+def ranks_on_nodes(shard: str, each: int) -> dict[str, object]:
+    return {
+        "learner": {"backend": "fsdp2", "ranks": 8, "shard": shard},
+        "launch": {"backend": "ray", "host": "auto", "ranks_per_node": each},
+        "weights": {"channel": "zmq"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,8 @@ def test_settings_are_the_fields_that_begin_a_branch() -> None:
             "buffer.max_staleness",
         ),
         ({"actors": {"seed": 1}}, {"actors": {"seed": 2}}, ""),
+        (ranks_on_nodes(shard="node", each=2), ranks_on_nodes(shard="node", each=4), "launch.ranks_per_node was 2"),
+        (ranks_on_nodes(shard="all", each=2), ranks_on_nodes(shard="all", each=4), ""),
         (
             {"learner": {"teacher": {"path": "quickstart"}}},
             {"learner": {"teacher": {"path": "quickstart", "coef": 2.0}}},

@@ -44,9 +44,15 @@ def tiny_model(family: str = "qwen3", seed: int = 0, layers: int = 2) -> PreTrai
     return LlamaForCausalLM(LlamaConfig(**size, tie_word_embeddings=False))
 
 
-def tiny_config(**learner: Any) -> Config:
+def tiny_config(ranks_per_node: int = 0, **learner: Any) -> Config:
+    """`ranks_per_node`: with ranks on several nodes of Ray; 0: on this machine."""
     given = {"groups_per_step": 4, "group_size": 4, "lr": 1e-3, "tokens_per_micro_batch": 128}
-    return Config.model_validate({"learner": given | learner, "buffer": {"capacity": 4096}})
+    nodes = {
+        "launch": {"backend": "ray", "host": "127.0.0.1", "ranks_per_node": ranks_per_node},
+        "weights": {"channel": "zmq"},
+    }
+    sections = {"learner": given | learner, "buffer": {"capacity": 4096}}
+    return Config.model_validate(sections | (nodes if ranks_per_node else {}))
 
 
 def random_trajectory(

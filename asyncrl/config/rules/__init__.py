@@ -8,6 +8,7 @@ from asyncrl.config.held_out import impossible_sets, pause
 from asyncrl.config.rules.environments import of_environments
 from asyncrl.config.rules.episodes import of_episodes
 from asyncrl.config.rules.gpus import KINDS, of_gpus, of_quantization, quantization
+from asyncrl.config.rules.ranks import of_ranks
 from asyncrl.config.rules.replay import doubtful_replay, of_replay
 from asyncrl.config.rules.sampling import of_sampling, without_slack
 from asyncrl.config.rules.teacher import learns_from_teacher, of_teacher
@@ -35,11 +36,6 @@ def impossible(c: Tree) -> list[str]:
             f"learner.minibatches is {c.learner.minibatches}, which does not divide learner.groups_per_step = "
             f"{c.learner.groups_per_step}: choose a divisor."
         )
-    if c.learner.ranks > 1 and c.learner.backend == "torch":
-        problems.append(
-            f"learner.ranks is {c.learner.ranks} but learner.backend torch is one process: use learner.backend fsdp2 "
-            "or megatron."
-        )
     if c.learner.backend_options and c.learner.backend in ("torch", "fsdp2"):
         problems.append(
             f"learner.backend_options is {c.learner.backend_options} but learner.backend {c.learner.backend} has none: "
@@ -48,7 +44,7 @@ def impossible(c: Tree) -> list[str]:
     problems += of_episodes(c) + of_environments(c, NEEDS_VALUES) + _layers(c) + impossible_sets(c)
     problems += impossible_choices(c)
     problems += _alone(c) + _greedy_baseline(c) + _critic(c) + _kl(c) + of_teacher(c)
-    problems += of_sampling(c) + of_replay(c) + of_demonstrations(c)
+    problems += of_ranks(c) + of_sampling(c) + of_replay(c) + of_demonstrations(c)
     problems += _ray(c) + of_gpus(c) + of_quantization(c, SELF_CORRECTING)
     # Whether a user's loss corrects itself is known only after its import: the learner checks again.
     if ":" not in c.learner.loss and c.learner.loss not in SELF_CORRECTING and (problem := uncorrected(c)):

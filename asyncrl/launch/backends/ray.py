@@ -5,7 +5,8 @@ roles speak over ZeroMQ and find each other in the run's folder, which the nodes
         ▲                                          │ is lost
         └── ended: killed, "its node is lost" <────┘        the launcher starts it again, Ray finds another node
 
-The learner's ranks and the weights server share a node; every other role is placed by itself.
+A block of the learner's ranks shares a node, rank 0 with the weights server (`launch.ranks_per_node`); every other role
+is placed by itself. So a lost node takes its blocks with it, and the ranks of the others start again where they were.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config import Config
+from asyncrl.config.rules.ranks import ranks_per_node
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.placement.resources import resources_of, role_names, sharing_a_host
 from asyncrl.launch.processes import Role, alive
@@ -55,7 +57,8 @@ class Ray:
         self._run, self._config = run, config
         self._id = run.id
         names = role_names(config)
-        self._group_of = {name: group for group in sharing_a_host(names) for name in group}
+        self._per_node = ranks_per_node(config)
+        self._group_of = {name: group for group in sharing_a_host(names, self._per_node) for name in group}
         self._groups: dict[tuple[str, ...], PlacementGroup] = {}
         self._processes: dict[str, RayProcess] = {}
         try:
@@ -69,15 +72,10 @@ class Ray:
 
     def start(self, role: Role, *, again: bool = False) -> RayProcess:
         group = self._group_of.setdefault(role.name, (role.name,))
-        before = self._processes.get(role.name)
-        if before is not None and before.lost and before.place is self._groups.get(group):
-            remove_placement_group(self._groups.pop(group))  # Ray may not know yet that the node is gone
-        if group not in self._groups:
-            bundles = [resources_of(name, self._config) or {"CPU": 0.001} for name in group]
-            self._groups[group] = placement_group(bundles, strategy="STRICT_PACK")
+        place = self._place(group)
         wanted = resources_of(role.name, self._config)
         gpus, cpus = wanted.pop("GPU", 0.0), wanted.pop("CPU", 0.0)
-        where = PlacementGroupSchedulingStrategy(self._groups[group], group.index(role.name))
+        where = PlacementGroupSchedulingStrategy(place, group.index(role.name))
         passed = {name: os.environ[name] for name in self._config.ray.environment if name in os.environ}
         host = (
             ray.remote(RoleHost)
@@ -87,9 +85,20 @@ class Ray:
             )
             .remote(str(self._run.path), self._id, role, passed, os.getcwd(), again)
         )  # fmt: skip
-        process = RayProcess(role, self._run.log(role.name), host, self._groups[group])
+        process = RayProcess(role, self._run.log(role.name), host, place)
         self._processes[role.name] = process
         return process
+
+    def _place(self, group: tuple[str, ...]) -> PlacementGroup:
+        """Where the roles of a group run, all on one node; another one once any of them was lost with that node: Ray
+        may not know yet that it is gone, and one that is started there would end when the next of them moves."""
+        place = self._groups.get(group)
+        if place is None or any(p.lost and p.place is place for p in self._processes.values()):
+            if place is not None:
+                remove_placement_group(place)
+            bundles = [resources_of(name, self._config) or {"CPU": 0.001} for name in group]
+            self._groups[group] = place = placement_group(bundles, strategy="STRICT_PACK")
+        return place
 
     def forget(self, name: str) -> None:
         """Returns the resources of a role that is not started again to the cluster."""
@@ -105,7 +114,9 @@ class Ray:
             f"{name} ({', '.join(f'{k} {v:g}' for k, v in resources_of(name, self._config).items())})"
             for name in homeless
         )
-        return f"no node of the cluster has room for {requests}"
+        together = any(name.startswith("learner") for name in homeless) and self._config.learner.ranks > 1
+        block = f"; launch.ranks_per_node: {self._per_node} ranks of the learner share a node" if together else ""
+        return f"no node of the cluster has room for {requests}{block}"
 
     def close(self) -> None:
         shm = str(self._run.shm)

@@ -12,11 +12,9 @@ from typing import Any
 import yaml
 
 from asyncrl.config import Config
-from asyncrl.config.teacher import scorer_names
-from asyncrl.launch.placement.resources import resources_of, sharing_a_host
+from asyncrl.config.rules.ranks import NODE_GPUS, ranks_per_node
+from asyncrl.launch.placement.resources import resources_of, role_names, sharing_a_host
 
-NODE_GPUS = 8
-"""GPUs of a node, unless roles that must share one need more."""
 NODE_CPUS = 16
 GRACE_S = 120
 """Seconds between SIGTERM and SIGKILL: actors drain, the learner writes its last checkpoint."""
@@ -86,7 +84,7 @@ def kubernetes(config: Config, name: str) -> str:
     config = _on_a_cluster(config, runs_dir="/shared/runs", ledger="/local/asyncrl")
     workers: dict[str, tuple[int, dict[str, float]]] = {}
     for group, wanted in _groups(config).items():
-        kind = "learner" if "learner" in group else group[0].partition("-")[0]
+        kind = "learner" if "learner" in group else group[0].partition("-")[0]  # the weights server is with rank 0
         count, most = workers.get(kind, (0, {}))
         workers[kind] = (count + 1, {k: max(most.get(k, 0.0), v) for k, v in wanted.items()})
     job = {
@@ -146,9 +144,8 @@ def _text(config: Config) -> str:
 
 def _groups(config: Config) -> dict[tuple[str, ...], dict[str, float]]:
     """The resources of each group of roles that share a host."""
-    names = ["buffer", "weights", "learner", *(f"learner-{rank}" for rank in range(1, config.learner.ranks))]
     groups = {}
-    for group in sharing_a_host([*names, *scorer_names(config), *(f"actor-{i}" for i in range(config.actors.count))]):
+    for group in sharing_a_host(role_names(config), ranks_per_node(config)):
         each = [resources_of(name, config) for name in group]
         groups[group] = {kind: sum(n.get(kind, 0.0) for n in each) for kind in ("CPU", "GPU")}
     return groups

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from asyncrl.config import Config
+from asyncrl.config.rules.ranks import nodes_of_ranks, ranks_per_node
 from asyncrl.errors import ConfigError
 from asyncrl.launch.placement.demand import Demand, demand, reserved
 from asyncrl.launch.placement.pool import GpuPool
 from asyncrl.launch.placement.resources import interfaces, role_names, sharing_a_host
+
+TO_RANK_0 = "the one to rank 0"
+"""Interface of ranks on several nodes, which each of them finds out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def on_nodes(config: Config, nodes: Mapping[str, int]) -> list[Placed]:
         ]
     pools = {node: GpuPool(gpus) for node, gpus in nodes.items()}
     placed = {}
-    for group in sharing_a_host(demands):
+    for group in sharing_a_host(demands, ranks_per_node(config)):
         for p in _first_with_room(pools, [demands[name] for name in group]):
             placed[p.role] = p
     return [
@@ -121,6 +125,8 @@ def _span(gpus: Sequence[int]) -> str:
 def _interface(config: Config, role: str) -> str:
     if not role.startswith("learner"):
         return ""
+    if nodes_of_ranks(config) > 1:
+        return TO_RANK_0
     named = interfaces(config)
     gloo, nccl = named.get("GLOO_SOCKET_IFNAME", ""), named.get("NCCL_SOCKET_IFNAME", "")
     if gloo == nccl:
@@ -142,5 +148,5 @@ def _first_with_room(pools: Mapping[str, GpuPool], demands: Sequence[Demand]) ->
     wanted = " + ".join(f"{d.role} {d.gpus:g}" for d in demands)
     raise ConfigError(
         f"no node has the GPUs that {wanted} need together, which share a host: add a larger node, or lower "
-        "learner.ranks or launch.gpus."
+        "launch.ranks_per_node, learner.ranks or launch.gpus."
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from transformers import AutoConfig, PretrainedConfig
 
 from asyncrl.config import Config, ModelConfig
+from asyncrl.config.rules.ranks import ranks_per_node
 from asyncrl.errors import ConfigError
 from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass, parameters
 from asyncrl.weights.channels import device_copies
@@ -65,7 +66,7 @@ def parts(config: Config, cost: Pass) -> dict[str, int]:
     """Bytes on one rank's GPU while it computes the second micro-batch of an update: then all gradients exist."""
     learner, weights = config.learner, cost.parameters
     half = config.model.dtype == "bfloat16"
-    here = 1 / learner.ranks
+    here = 1 / (ranks_per_node(config) if learner.shard == "node" else learner.ranks)
     if learner.cpu_offload:
         here = 0.0
     trained = weights if not learner.lora.r else int(weights * adapters_share(config, cost))

@@ -160,6 +160,25 @@ def test_a_cluster_that_is_not_there_is_said(run: RunFolder) -> None:
         Ray(run, config.model_copy(update={"ray": nowhere}))
 
 
+def test_all_that_share_a_lost_node_go_to_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's own part is a fake. Of two ranks, only the second is known to be lost; the first was killed for it."""
+    from asyncrl.launch.backends import ray
+
+    class Ended:
+        def __init__(self, place: object, lost: bool) -> None:
+            self.place, self.lost = place, lost
+
+    removed: list[object] = []
+    monkeypatch.setattr(ray, "remove_placement_group", removed.append)
+    monkeypatch.setattr(ray, "placement_group", lambda bundles, strategy: object())
+    backend, group, old = object.__new__(ray.Ray), ("learner", "learner-1"), object()
+    backend._config, backend._groups = Config(), {group: old}  # type: ignore[assignment]
+    backend._processes = {"learner": Ended(old, False), "learner-1": Ended(old, True)}  # type: ignore[dict-item]
+    first = backend._place(group)
+    backend._processes["learner"] = Ended(first, False)  # type: ignore[assignment]
+    assert (backend._place(group), removed) == (first, [old])
+
+
 def quickstart(launch: Launch, nodes: Nodes, folder: Path, **fields: object) -> subprocess.Popen[str]:
     """An actor on each node, everything else on one."""
     values = {

@@ -103,6 +103,24 @@ def test_manifests_ask_for_what_the_roles_need(config: Config) -> None:
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
 
 
+def test_ranks_on_two_nodes_have_two_nodes(config: Config) -> None:
+    wide = config.model_copy(update={"learner": config.learner.model_copy(update={"ranks": 16})})
+    assert "#SBATCH --nodes=4\n" in slurm(wide, "my-run"), "two of eight ranks, two of four or eight GPUs of engines"
+    small = Config.model_validate(
+        {
+            "learner": {"backend": "fsdp2", "ranks": 8, "shard": "node"},
+            "launch": {"backend": "ray", "host": "auto", "gpus": {"learner": 1}, "ranks_per_node": 4},
+            "weights": {"channel": "zmq"},
+        }
+    )
+    shown, job = yaml.safe_load_all(kubernetes(small, "my-run"))
+    read = Config.model_validate(yaml.safe_load(shown["data"]["config.yaml"]))
+    assert (read.launch.ranks_per_node, read.learner.shard) == (4, "node")
+    groups = {group["groupName"]: group for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
+    limits = _container(groups["learner"])["resources"]["limits"]
+    assert (groups["learner"]["replicas"], limits["nvidia.com/gpu"], limits["cpu"]) == (2, "4", "5")
+
+
 def test_manifests_are_kubernetes_own(config: Config) -> None:
     """By its schemas, where a field that there is not is an error; a RayJob's pods are pods like others."""
     shown, job = yaml.safe_load_all(kubernetes(config, "my-run"))

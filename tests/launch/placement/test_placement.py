@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from asyncrl.config import Config
+from asyncrl.config.rules.ranks import nodes_of_ranks, ranks_per_node
 from asyncrl.errors import ConfigError
 from asyncrl.launch.backends.local import Local
 from asyncrl.launch.placement import machine
 from asyncrl.launch.placement.demand import Demand, demand
-from asyncrl.launch.placement.plan import Placed, fewest, lines, on_nodes, on_this_machine, unused
+from asyncrl.launch.placement.plan import TO_RANK_0, Placed, fewest, lines, on_nodes, on_this_machine, unused
 from asyncrl.launch.placement.pool import GpuPool
 from asyncrl.launch.placement.report import before_start, planned
-from asyncrl.launch.placement.resources import interfaces, resources_of
+from asyncrl.launch.placement.resources import interfaces, resources_of, role_names, sharing_a_host
 from asyncrl.launch.placement.visible import VisibleGpus
 from asyncrl.launch.processes import Role
 from asyncrl.learner.backends.gpu import index_of, refuse_same, take_gpu
@@ -208,6 +209,78 @@ def test_the_table_of_a_ray_cluster() -> None:
     assert [two[f"actor-{i}"][:3] for i in range(4)] == [("node-1", (i,), "0") for i in range(4)]
     with pytest.raises(ConfigError, match=r"no node has the GPUs that weights 0 .* learner-3 1 need together"):
         on_nodes(asked, {"node-0": 2, "node-1": 2})
+
+
+def test_the_table_of_ranks_on_two_nodes(gpus: Any) -> None:
+    """F4: eight ranks needed one node with eight GPUs, or did not start."""
+    gpus(4)
+    asked = config(
+        ranks=8, engines=1, parallel=4, **{**RAY, "launch": {**RAY["launch"], "ranks_per_node": 4, "gpus": {}}}
+    )
+    found = table(on_nodes(asked, {f"node-{i}": torch.cuda.device_count() for i in range(3)}))
+    assert found["weights"][0] == "node-0", "with rank 0, whose memory it reads"
+    for rank in range(8):
+        name = f"learner-{rank}" if rank else "learner"
+        assert found[name] == (f"node-{rank // 4}", (rank % 4,), "0", TO_RANK_0, False)
+    assert found["actor-0"][:2] == ("node-2", (0, 1, 2, 3))
+    assert "learner-4  node-1  0" in "\n".join(lines(on_nodes(asked, {"node-0": 4, "node-1": 4, "node-2": 4})))
+    one = table(on_nodes(asked, {"node-0": 16}))
+    assert {one[f"learner-{i}"][:2] for i in range(1, 8)} == {("node-0", (i,)) for i in range(1, 8)}
+    with pytest.raises(ConfigError, match=r"learner-3 1 need together.*lower launch\.ranks_per_node, learner\.ranks"):
+        on_nodes(asked, {"node-0": 3, "node-1": 3})
+
+
+def test_the_table_that_dry_run_prints_for_cards(gpus: Any) -> None:
+    """Ray with one and with two nodes."""
+    gpus(8)
+    sharing = {
+        "launch": {"backend": "ray", "host": "auto"},
+        "weights": {"channel": "nccl"},
+        "model": {"path": "quickstart"},
+    }
+    rows = {ranks: planned(config(ranks=ranks, **sharing)) for ranks in (8, 16)}
+    assert [text.split()[0] for text in rows[16][2:] if TO_RANK_0 in text] == rank_names(16)
+    assert [text.split()[0] for text in rows[8][2:] if "gloo lo, NCCL chooses" in text] == rank_names(8)
+
+
+def rank_names(ranks: int) -> list[str]:
+    return ["learner", *(f"learner-{rank}" for rank in range(1, ranks))]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "each", "nodes"),
+    [(1, None, 1, 1), (8, None, 8, 1), (9, None, 5, 2), (16, None, 8, 2), (24, None, 8, 3), (4, 2, 2, 2), (6, 4, 4, 2),
+     (4, 8, 4, 1)],
+)  # fmt: skip
+def test_how_many_ranks_share_a_node(ranks: int, given: int | None, each: int, nodes: int) -> None:
+    asked = config(ranks=ranks, **{**RAY, "launch": {**RAY["launch"], "ranks_per_node": given}})
+    assert (ranks_per_node(asked), nodes_of_ranks(asked)) == (each, nodes)
+    groups = sharing_a_host(role_names(asked), each)
+    assert [len([r for r in group if r != "weights"]) for group in groups if "learner" in "".join(group)] == [
+        min(each, ranks - each * block) for block in range(nodes)
+    ]
+    assert (interfaces(asked) == {}) == (nodes > 1 or ranks == 1)
+
+
+def test_one_machine_takes_all_ranks_or_says_that_it_cannot() -> None:
+    assert ranks_per_node(config(ranks=16)) == 16
+    words = r"launch\.ranks_per_node is 2 and learner\.ranks 4, which takes 2 nodes, and launch\.backend local is one"
+    with pytest.raises(ValueError, match=words):
+        config(ranks=4, launch={"ranks_per_node": 2})
+    config(ranks=4, launch={"ranks_per_node": 4})
+
+
+def test_a_copy_on_each_node_needs_as_many_ranks_on_each() -> None:
+    def sharded(ranks: int, each: int, **learner: Any) -> Config:
+        launch = {**RAY, "launch": {**RAY["launch"], "ranks_per_node": each}}
+        return config(ranks=ranks, **launch, learner={"shard": "node", **learner})
+
+    sharded(4, 2)
+    sharded(4, 4)
+    with pytest.raises(ValueError, match=r"learner\.ranks 6, of which 4 share a node .* use 4 or 8 ranks"):
+        sharded(6, 4)
+    with pytest.raises(ValueError, match=r"learner\.shard is node but learner\.backend megatron does not read it"):
+        sharded(4, 2, backend="megatron")
 
 
 def test_under_ray_no_role_falls_to_the_cpu_where_the_run_has_gpus() -> None:

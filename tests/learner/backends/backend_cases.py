@@ -82,6 +82,12 @@ def on_cpu(kind: Callable[..., Backend]) -> Callable[[Config, PreTrainedModel], 
     return partial(kind, device="cpu")
 
 
+def on_nodes(nodes: int, each: int, *learner: tuple[str, Any]) -> Case:
+    """A copy of the model on each node, sharded over its ranks (HSDP)."""
+    sharded = {"backend": "fsdp2", "ranks": nodes * each, "ranks_per_node": each, "shard": "node"}
+    return Case(on_cpu(Fsdp2Backend), sharded_gradients, nodes * each, learner=(*sharded.items(), *learner))
+
+
 CASES = {
     "torch": Case(on_cpu(TorchBackend), plain_gradients),
     "fsdp2-1": Case(on_cpu(Fsdp2Backend), sharded_gradients),
@@ -120,8 +126,17 @@ CASES = {
         distributed_optimizer=True,
     ),
 }
+CASES |= {
+    "fsdp2-2-nodes-of-2": on_nodes(2, 2),
+    "fsdp2-2-nodes-of-2-lora": on_nodes(2, 2, *LORA),
+}
 QUICK = ("megatron-tp2", "megatron-pp2", "megatron-dp2-sharded-optimizer")
-SLOW = ("fsdp2-3-untied", *(name for name in CASES if name.startswith("megatron") and name not in QUICK))
+SLOW = (
+    "fsdp2-3-untied",
+    "fsdp2-2-nodes-of-2-lora",
+    *(name for name in CASES if name.startswith("megatron") and name not in QUICK),
+)
+SYSTEM = ("fsdp2-2-nodes-of-2",)
 
 
 def kept_sets(seed: int) -> list[dict[int, list[int]]]:

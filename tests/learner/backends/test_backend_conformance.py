@@ -28,12 +28,14 @@ from tests.learner.backends.backend_cases import (
     LORA,
     LR,
     SLOW,
+    SYSTEM,
     Case,
     close,
     kept_sets,
     loss,
     megatron,
     on_cpu,
+    on_nodes,
     parts,
     plain_gradients,
     played,
@@ -44,8 +46,10 @@ from tests.learner.kept_ranks import on_kept_ranks
 from tests.learner.ranks import on_ranks
 from tests.learner.tiny import tiny_config, tiny_model
 
+MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | dict.fromkeys(SYSTEM, pytest.mark.system)
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
+
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=MARKS.get(n, ())) for n in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param.startswith("megatron"):
         pytest.importorskip("megatron.core", reason="the extra megatron is not installed")
@@ -173,6 +177,22 @@ def test_saved_at_one_number_of_ranks_and_loaded_at_another(
     assert weights is not None
     close(weights, whole, 2e-6)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s2" / "hf")
+    close({n: weights[n] for n in weights}, {n: p for n, p in loaded.named_parameters()}, 0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [(), LORA], ids=["all", "lora"])
+def test_saved_with_a_copy_on_each_node_and_loaded_without(tmp_path: Path, adapters: Any) -> None:
+    """A copy on each of two nodes -> one process -> all four ranks share one -> a copy on each."""
+    whole = on_kept_ranks(1, chain, None, tmp_path / "whole", 0, 4, adapters)[0]
+    copies = on_nodes(2, 2, *adapters).learner
+    weights = None
+    for n, (size, learner) in enumerate([(4, copies), (1, adapters), (4, adapters), (4, copies)]):
+        from_ = tmp_path / f"s{n - 1}" if n else None
+        weights = on_kept_ranks(size, chain, from_, tmp_path / f"s{n}", n, n + 1, learner)[0]
+    assert weights is not None
+    close(weights, whole, 2e-6)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "s3" / "hf")
     close({n: weights[n] for n in weights}, {n: p for n, p in loaded.named_parameters()}, 0.0)
 
 

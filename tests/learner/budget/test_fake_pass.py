@@ -21,7 +21,8 @@ from asyncrl.learner.backends.hf.row_attention import in_one_call, layout_of
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.backends.shared_prefixes import Segment
 from asyncrl.learner.budget.counting import Counter
-from asyncrl.learner.budget.fake_pass import cost_of_pass, fullest
+from asyncrl.learner.budget.fake_pass import Pass, cost_of_pass, fullest
+from asyncrl.learner.budget.memory import parts
 from asyncrl.model import QUICKSTART
 from tests.learner.budget.allocator import peak_of
 
@@ -157,3 +158,16 @@ def test_on_a_gpu_the_pass_computes_the_same_and_holds_no_more() -> None:
     rows, call = cost_of_pass(asked, OF_30M), cost_of_pass(asked, OF_30M, gpu=True)
     assert call.flops == pytest.approx(rows.flops, rel=1e-6)
     assert 0.8 * rows.activations < call.activations < rows.activations
+
+
+def test_a_copy_on_each_node_is_shared_by_the_ranks_of_a_node() -> None:
+    cost = Pass(tokens=1, parameters=1 << 20, layer=0, rest=0, optimizer=0, activations=0, flops=0.0)
+
+    def of_rank(shard: str) -> list[int]:
+        learner = {"backend": "fsdp2", "ranks": 16, "shard": shard}
+        launch = {"backend": "ray", "host": "auto", "gpus": {"learner": 1}}
+        config = Config.model_validate({"learner": learner, "launch": launch, "weights": {"channel": "zmq"}})
+        return [parts(config, cost)[part] for part in ("weights", "gradients", "optimizer")]
+
+    assert of_rank("all") == [4 << 16, 4 << 16, 8 << 16]
+    assert of_rank("node") == [4 << 17, 4 << 17, 8 << 17]

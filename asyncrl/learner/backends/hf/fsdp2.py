@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import register_dataclass
@@ -34,6 +34,7 @@ from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
+from asyncrl.learner.backends.hf.mesh import mesh, sharers
 from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
 from asyncrl.learner.backends.protocol import Packed, Scores
@@ -55,7 +56,9 @@ class Fsdp2Backend(TorchBackend):
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self._rounds = Rounds(self.rank, self.dp_size)
-        self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.checkpoint_s))
+        patience = timedelta(seconds=config.learner.checkpoint_s)
+        self._writers = dist.new_group(backend="gloo", timeout=patience)
+        self._sharers = sharers(config, self._writers, patience)
         if device is None and torch.cuda.is_available():
             device = f"cuda:{index_of(self.rank)}"
             torch.cuda.set_device(device)
@@ -103,14 +106,16 @@ class Fsdp2Backend(TorchBackend):
 
     def _write_adapted(self, adapters: Adapters, copies: Sequence[Weight], folder: Path) -> None:
         """Writes merged weights, and adapters. Every rank gathers every tensor, one at a time; rank 0 writes."""
-        mesh = DeviceMesh.from_group(self._writers, "cpu")
+        of_copy = DeviceMesh.from_group(self._sharers, "cpu")
 
         def for_writers(shards: Tensor) -> Tensor:
             if not isinstance(shards, DTensor):
                 return shards.cpu()
             mine = shards.to_local().cpu()
             shape, stride = shards.shape, shards.stride()
-            return DTensor.from_local(mine, mesh, shards.placements, run_check=False, shape=shape, stride=stride)
+            return DTensor.from_local(
+                mine, of_copy, shards.placements[-1:], run_check=False, shape=shape, stride=stride
+            )
 
         def gathered(shards: Tensor) -> Tensor:
             return full(for_writers(shards))
@@ -153,7 +158,7 @@ class Fsdp2Backend(TorchBackend):
         check(scorer, config, field)
         offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(self.device.type, (self.dp_size,)),
+            "mesh": mesh(config, self.device.type, self.dp_size),
             "mp_policy": MixedPrecisionPolicy(self._dtype, torch.float32) if half else MixedPrecisionPolicy(),
             "offload_policy": CPUOffloadPolicy(self.device.type == "cuda") if offload else OffloadPolicy(),
         }

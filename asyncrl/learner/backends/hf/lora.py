@@ -52,7 +52,7 @@ class Weight:
             return base
         a, b = place(self.a.detach()), place(self.b.detach())
         if isinstance(a, DTensor):  # rows of W and of B lie on the same rank; each needs all of A, which is small
-            a = a.redistribute(placements=[Replicate()])
+            a = a.redistribute(placements=[Replicate()] * a.device_mesh.ndim)
         return base + self.scaling * (b @ a)
 
     def snapshot(self, copy: Callable[[Any], Any]) -> Weight:

@@ -18,6 +18,9 @@ import torch.distributed as dist
 
 from asyncrl.buffer.client import BatchReply
 from asyncrl.config import Config
+from asyncrl.config.rules.ranks import nodes_of_ranks
+from asyncrl.learner.ranks.meeting import meet, through_group
+from asyncrl.learner.ranks.membership import prove
 from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
 from asyncrl.wire.teacher_scores import GroupScores, from_record, to_record
 
@@ -62,19 +65,21 @@ class Ranks:
 class DistributedRanks(Ranks):
     """Several processes, connected by torch.distributed."""
 
-    def __init__(self, config: Config, rank: int, rendezvous: Path) -> None:
-        """Joins the others at the file `rendezvous`, which must be unused. Raises torch's DistStoreError when they do
-        not join within `launch.start_s`."""
+    def __init__(self, config: Config, rank: int, rendezvous: Path, key: bytes = b"") -> None:
+        """Joins the others through the file `rendezvous`, which must be unused; on several nodes the others must have
+        `key`, the run's, too. Raises RuntimeError when they do not join within `launch.start_s`, or have another."""
         self.rank, self.size = rank, config.learner.ranks
         wait = timedelta(seconds=config.learner.collective_s)
-        store = dist.FileStore(str(rendezvous), self.size)  # type: ignore[attr-defined]
-        store.set_timeout(timedelta(seconds=config.launch.start_s))
+        store = meet(config, rank, rendezvous, key)
         kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(kinds, store=store, rank=rank, world_size=self.size, timeout=wait)
         # While rank 0 waits for the buffer during an outage, or for a checkpoint, the others get no order.
         pause = max(config.launch.restart_window_s, config.learner.checkpoint_s)
         patience = wait + timedelta(seconds=pause + SPARE_S)
         self._orders = dist.new_group(backend="gloo", timeout=patience)
+        if nodes_of_ranks(config) > 1:
+            for group in (None, self._orders):
+                prove(through_group(group), key, rank, self.size)
 
     def order(self, order: Order) -> None:
         self._broadcast(pack(dataclasses.asdict(order)))

@@ -1,0 +1,32 @@
+"""Which ranks shard a parameter together, and which hold copies of it (`learner.shard`)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from asyncrl.config import Config
+from asyncrl.config.rules.ranks import nodes_of_ranks, ranks_per_node
+
+
+def copies(config: Config) -> int:
+    """Copies of the sharded model: one for each node under `learner.shard: node` (HSDP), else one."""
+    return nodes_of_ranks(config) if config.learner.shard == "node" else 1
+
+
+def mesh(config: Config, device: str, ranks: int) -> DeviceMesh:
+    """The mesh of the ranks: [ranks], or [copies, ranks that share one]."""
+    if (n := copies(config)) == 1:
+        return init_device_mesh(device, (ranks,))
+    return init_device_mesh(device, (n, ranks // n), mesh_dim_names=("replicate", "shard"))
+
+
+def sharers(config: Config, everyone: dist.ProcessGroup, wait: timedelta) -> dist.ProcessGroup:
+    """Those of `everyone` that hold shards of the same copy as this rank; collective."""
+    if copies(config) == 1:
+        return everyone
+    mine: dist.ProcessGroup
+    mine, _ = dist.new_subgroups(ranks_per_node(config), backend="gloo", timeout=wait)  # type: ignore[no-untyped-call]
+    return mine
