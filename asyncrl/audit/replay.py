@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from asyncrl.audit.checks.scores import read_scores
+from asyncrl.audit.checks.stored.scores import read_scores
 from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, ReadPayload, decoded
 from asyncrl.buffer.client.messages import Demonstration
@@ -38,9 +38,9 @@ from asyncrl.learner.distillation.identity import recorded, refuse_another
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.run_folder import RunFolder
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.weights.local.shm import ShmPublisher
 from asyncrl.wire import WireError
+from asyncrl.wire.teacher_scores import GroupScores
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.batches import BatchAnswer, Batches
+from asyncrl.buffer.batches.batches import BatchAnswer, Batches
+from asyncrl.buffer.batches.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.bounds.idle_slots import IdleSlots
 from asyncrl.buffer.client.messages import (
     EvalReply,
@@ -32,7 +33,6 @@ from asyncrl.buffer.client.messages import (
     Told,
     TurnOutcome,
 )
-from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
 from asyncrl.buffer.evaluations.stops import Stops
@@ -58,12 +58,12 @@ from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
 from asyncrl.data.demonstrations import Demonstrations
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
-from asyncrl.turn_codec import StoredTurn
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
+from asyncrl.wire.teacher_scores import GroupScores
+from asyncrl.wire.turns import StoredTurn
 
 
 class Buffer:

@@ -1,6 +1,6 @@
 """How large the numbers and the size of a message may be in this run. Pure.
 
-client/messages.py and trajectory.py declare for each number what bounds it: a constant, or a name that stands here with
+client/messages.py and trajectory/ declare for each number what bounds it: a constant, or a name that stands here with
 its value from the configuration. So the cost of a message is bounded by its size, and no number of it is a multiplier.
 """
 
@@ -27,9 +27,9 @@ from asyncrl.buffer.client.messages import (
 )
 from asyncrl.buffer.rules import Rules
 from asyncrl.trajectory import Row, TicketId
-from asyncrl.turn_codec import MAX_TURN_BYTES, StoredTurn
-from asyncrl.turns import RecordedSample
+from asyncrl.trajectory.turns import RecordedSample
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
+from asyncrl.wire.turns import MAX_TURN_BYTES, StoredTurn
 
 _HEADER_BYTES = 64 << 10
 """Of a header without leases ..."""

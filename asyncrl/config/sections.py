@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
-from asyncrl.kept_ids import MAX_KEPT
+from asyncrl.trajectory.kept_ids import MAX_KEPT
 
 
 class Section(BaseModel):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from asyncrl.errors import RunError
-from asyncrl.teacher_scores import TrajectoryScores
+from asyncrl.wire.teacher_scores import TrajectoryScores
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity, which JSON does not have."""

@@ -21,8 +21,8 @@ import numpy as np
 from asyncrl.errors import ConfigError
 from asyncrl.scorer.dialects import Dialect, TeacherUnusable, Token, scores_of
 from asyncrl.scorer.identity import TOLERANCE, Identity, Probe, of_run
-from asyncrl.teacher_scores import TrajectoryScores
 from asyncrl.trajectory import Trajectory
+from asyncrl.wire.teacher_scores import TrajectoryScores
 
 log = logging.getLogger(__name__)
 

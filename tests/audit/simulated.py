@@ -27,8 +27,8 @@ from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 from asyncrl.scorer.score_log import ScoreLog
-from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.wire.teacher_scores import from_record as scores_from_record
 from tests.buffer.fakes import (
     RULES,
     FakeCurriculum,

@@ -22,8 +22,8 @@ from asyncrl.launch.backends.local import Local
 from asyncrl.launch.elastic import Actors, Membership, add, remove
 from asyncrl.launch.placement import machine
 from asyncrl.launch.preflight import living
-from asyncrl.launch.process_table import ProcessTable
 from asyncrl.launch.processes import Role, alive, kill_all, of_run
+from asyncrl.launch.supervision.process_table import ProcessTable
 from asyncrl.run_folder import RunFolder, replace
 from asyncrl.tracking.sinks.jsonl import by_step
 from tests.launch.fakes import fake

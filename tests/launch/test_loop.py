@@ -19,11 +19,12 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.launch import loop, shutdown
+from asyncrl.launch import loop
 from asyncrl.launch.backends.local import Local
-from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.preflight import living, refuse_live
 from asyncrl.launch.processes import Role
+from asyncrl.launch.supervision import shutdown
+from asyncrl.launch.supervision.interrupts import Interrupts
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
 from tests.launch.fakes import fake, pids_of, running

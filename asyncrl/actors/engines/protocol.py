@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from asyncrl.errors import RunError
-from asyncrl.kept_ids import KeptIds, joined
 from asyncrl.trajectory import Float32, Int32
+from asyncrl.trajectory.kept_ids import KeptIds, joined
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights

@@ -14,7 +14,7 @@ from asyncrl.actors.envs.protocol import Env, Environment, Message, Task, Turn
 from asyncrl.actors.envs.resuming import Way, told, way_of
 from asyncrl.config.rules.environments import LIMITS
 from asyncrl.plugins import check_options, resolve
-from asyncrl.turns import Snapshot
+from asyncrl.trajectory.turns import Snapshot
 
 _FIELDS = {"name", "options", "reward_weight"}
 

@@ -18,7 +18,6 @@ import msgspec
 
 from asyncrl.buffer.client.pages import Page, Serial
 from asyncrl.success import Success
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import (
     Attempt,
     Branch,
@@ -32,6 +31,7 @@ from asyncrl.trajectory import (
     Trajectory,
 )
 from asyncrl.user_errors import Cause
+from asyncrl.wire.teacher_scores import GroupScores
 
 T = TypeVar("T")
 

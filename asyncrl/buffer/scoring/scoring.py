@@ -19,9 +19,9 @@ from asyncrl.buffer.scoring import rows
 from asyncrl.buffer.scoring.clock import AnsweredClock
 from asyncrl.buffer.scoring.rows import Scored
 from asyncrl.buffer.tickets.queue import IssueQueue
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import LogHead
 from asyncrl.wire import Frame
+from asyncrl.wire.teacher_scores import GroupScores
 
 _LIVE = "g.state IN ('in_flight', 'waiting', 'assigned')"
 

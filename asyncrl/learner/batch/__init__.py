@@ -15,8 +15,8 @@ from asyncrl.learner.batch.kept import Kept, of_rows, recorded
 from asyncrl.learner.batch.taught import Taught, of_groups
 from asyncrl.learner.batch.turn_fields import StateNumbers, turn_fields
 from asyncrl.learner.ragged import row_of_token
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
+from asyncrl.wire.teacher_scores import GroupScores
 
 _TRUNCATED = ("max_turns", "max_tokens", "length")
 """Stop reasons of an episode that a limit ended."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import TeacherWords
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import Trajectory
+from asyncrl.wire.teacher_scores import GroupScores
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.config import Config
 from asyncrl.trajectory import Trajectory
-from asyncrl.turns import Recorded, RecordedAnswer
+from asyncrl.trajectory.turns import Recorded, RecordedAnswer
 from tests.actors.episodes.recorded.recordings import PureEngine, Recorder, Snapshots
 from tests.actors.fakes import FakeRenderer, ticket
 

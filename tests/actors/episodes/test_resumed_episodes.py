@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.audit.checks.prefixes import prefixes
+from asyncrl.audit.checks.stored.prefixes import prefixes
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.client import BufferClient

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.checks.draws import draws
+from asyncrl.audit.checks.tasks.draws import draws
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.data.group_sizes import GroupSizes

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from asyncrl.audit.checks.history import history
-from asyncrl.audit.checks.turns import turns as checked
+from asyncrl.audit.checks.stored.turns import turns as checked
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.client import BufferClient, BufferRefused
@@ -22,8 +22,8 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.in_process import InProcessBuffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnReward
-from asyncrl.turn_codec import decode_turn, encode_turn, tools_digest
-from asyncrl.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
+from asyncrl.trajectory.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
+from asyncrl.wire.turns import decode_turn, encode_turn, tools_digest
 from tests.buffer.fakes import FakeSource, learner, open_buffer, put, reopen, rules, step, trajectory
 from tests.buffer.processes import CONFIG, BufferProcess
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.engines.sampling import uniforms
-from asyncrl.kept_ids import kept_ids
+from asyncrl.trajectory.kept_ids import kept_ids
 
 Index = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]

@@ -27,7 +27,7 @@ from asyncrl.actors.envs.hosting.worker import message, read, serve
 from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Tool, Turn
 from asyncrl.actors.envs.resuming import Way
 from asyncrl.errors import ConfigError
-from asyncrl.turns import Snapshot
+from asyncrl.trajectory.turns import Snapshot
 from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from asyncrl.actors.envs.protocol import Message, Task, Turn
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.trajectory import Ticket, Trajectory
-from asyncrl.turn_codec import decode_carried, encode_carried
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
+from asyncrl.wire.turns import decode_carried, encode_carried
 from tests.actors.fakes import STOP, FakeEngine, FakeRenderer, ticket
 
 LIMITS = EpisodeLimits(max_turns=9, max_tokens=600, max_new_tokens=10, call_s=5.0)

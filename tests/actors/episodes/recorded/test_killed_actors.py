@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.checks.turns import turns
+from asyncrl.audit.checks.stored.turns import turns
 from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.buffer.client import BufferClient

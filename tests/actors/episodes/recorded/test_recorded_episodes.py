@@ -16,10 +16,10 @@ from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.recorded.recording import Revoked
 from asyncrl.actors.episodes.resumption import Interrupted
 from asyncrl.actors.leases import Patience
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import Trajectory
-from asyncrl.turn_codec import tools_digest
-from asyncrl.turns import Recorded, RecordedReset, RecordedSample, successors
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import Recorded, RecordedReset, RecordedSample, successors
+from asyncrl.wire.turns import tools_digest
 from tests.actors.episodes.recorded.recordings import (
     LIMITS,
     Counter,

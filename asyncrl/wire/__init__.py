@@ -14,7 +14,6 @@ import msgpack
 import msgspec
 import numpy as np
 
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import (
     CONTEXT,
     MAX_PARTS,
@@ -33,6 +32,7 @@ from asyncrl.trajectory import (
     TurnRecord,
     TurnReward,
 )
+from asyncrl.trajectory.kept_ids import KeptIds
 
 Frame = bytes | memoryview
 

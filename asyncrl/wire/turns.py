@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import (
     MAX_PARTS,
     MAX_STATE_BYTES,
@@ -31,7 +30,8 @@ from asyncrl.trajectory import (
     Seconds,
     TicketId,
 )
-from asyncrl.turns import MAX_RECORDS, Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import MAX_RECORDS, Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
 from asyncrl.wire import Frame, WireError
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from asyncrl.kept_ids import KeptIds
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import Recorded
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]

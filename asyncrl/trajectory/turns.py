@@ -6,7 +6,7 @@
 
 An episode is resumed by playing its recording through the ordinary loop: rendering is deterministic, so rows, masks,
 spans and rewards are made again by the same code. The digest of the prompt in front of each sample proves that they
-are the same. `asyncrl/turn_codec.py` makes messages of them.
+are the same. `asyncrl/wire/turns.py` makes messages of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from asyncrl.kept_ids import KeptIds
+from asyncrl.trajectory.kept_ids import KeptIds
 
 DIVERGED = "env_diverged"
 """Reason of the failure of an episode whose environment, played again, answers otherwise than was recorded."""
