@@ -1,7 +1,8 @@
 """What the loss costs a rank of the learner, at the same rows a rank, on 1, 2 and 4 ranks over gloo.
 
     loss        CPU seconds of a rank in the loss of micro-batches, on one thread, without the model's passes
-    exchange    CPU seconds of a rank in adding up what the ranks found of their micro-batches, once an update
+    exchange    CPU seconds of a rank in telling the others: before, the scores of each round of micro-batches; now,
+                what the losses found, once an update
 
 --before FOLDER runs the asyncrl of another source tree in turn with this one, number of ranks by number of ranks. CPU
 seconds are compared, not the clock's, since four ranks share two cores here; of a step, those of the rank that took
@@ -41,7 +42,7 @@ Found = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="another source tree, measured in turn with this one")
-    parser.add_argument("--steps", type=int, default=3, help="measured, after one that is not")
+    parser.add_argument("--steps", type=int, default=5, help="measured, after one that is not")
     parser.add_argument("--tokens", type=int, default=512, help="of a row")
     parser.add_argument("--parts", type=int, default=2, help="micro-batches of 16k tokens that a rank computes")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "learner_ranks.json")
@@ -101,6 +102,7 @@ def of_a_rank(rank: int, ranks: int, given: argparse.Namespace) -> Found:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from asyncrl.config import Config
+    from asyncrl.learner.backends import distribution
     from asyncrl.learner.backends.hf.fsdp2 import Fsdp2Backend
     from asyncrl.learner.batch import flatten
     from asyncrl.learner.objective.objective import Objective
@@ -120,6 +122,7 @@ def of_a_rank(rank: int, ranks: int, given: argparse.Namespace) -> Found:
     batch = flatten(episodes(groups, given.tokens), range(groups))
     calls, loss_s, exchange_s = Clock(), Clock(), Clock()
     loss_s.of(update.Update, "_loss", time.thread_time, calls)
+    exchange_s.of(distribution.Rounds, "gathered", time.process_time)
     if hasattr(record.Record, "include"):
         exchange_s.of(record.Record, "include", time.process_time)
     found: Found = {"calls": [], "loss_s": [], "exchange_s": [], "step_cpu_s": []}

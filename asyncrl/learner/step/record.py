@@ -31,12 +31,8 @@ class Phase(NamedTuple):
 class Found:
     """What the passes of updates find, filled in as micro-batches pass."""
 
-    proximal: Tensor
-    """[T] float32, like all below but the bools. Proximal logprobs: computed before the first update if needed, else
-    taken from the last one or approximated"""
-    anchor: Tensor
-    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
     current: Tensor
+    """[T] float32, like all below but the bools"""
     entropy: Tensor
     weights: Tensor
     reference_kl: Tensor
@@ -56,8 +52,6 @@ class Found:
     shown_tokens: int = 0
 
 
-OF_TOKENS = ("proximal", "anchor", "current", "entropy", "weights", "reference_kl", "clipped", "keep", "teacher")
-"""Fields of a Found with a value for each token."""
 _SUMS = ("loss", "policy_loss", "value_loss", "teacher_loss", "shown_nats", "shown_tokens")
 
 
@@ -71,6 +65,10 @@ class Record(Found):
     """The target of the critic"""
     values: Tensor | None
     """The critic's at the start of the step, or None without one"""
+    proximal: Tensor
+    """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
+    anchor: Tensor
+    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0
@@ -102,11 +100,14 @@ class Record(Found):
     def include(self, found: Found, tokens: Tensor, names: Sequence[str], add_up: Callable[[Tensor], Tensor]) -> None:
         """Takes in what every rank found in an update: of its `tokens`, of which each rank has some, the fields
         `names`, and all sums. `add_up`: over the ranks."""
-        pieces = {name: x[..., tokens] for name in names if (x := getattr(found, name)) is not None}
-        flat = add_up(torch.cat([x.float().flatten() for x in pieces.values()]))
-        whole = torch.split(flat, [x.numel() for x in pieces.values()])
-        for (name, mine), x in zip(pieces.items(), whole, strict=True):
-            getattr(self, name)[..., tokens] = x.view(mine.shape).to(mine.dtype)
+        mine = {name: getattr(found, name)[..., tokens] for name in names}
+        for dtype, sent in ((torch.float32, torch.float32), (torch.bool, torch.uint8)):
+            alike = {name: x for name, x in mine.items() if x.dtype == dtype}
+            if alike:
+                flat = add_up(torch.cat([x.flatten() for x in alike.values()]).to(sent)).to(dtype)
+                pieces = torch.split(flat, [x.numel() for x in alike.values()])
+                for (name, x), piece in zip(alike.items(), pieces, strict=True):
+                    getattr(self, name)[..., tokens] = piece.view(x.shape)
         sums = add_up(torch.tensor([getattr(found, name) for name in _SUMS], dtype=torch.float64)).tolist()
         for name, value in zip(_SUMS, sums, strict=True):
             before = getattr(self, name)
@@ -117,10 +118,16 @@ def blank(
     batch: Batch, estimated: Advantages, values: Tensor | None, proximal: Tensor | None, teacher: Tensor | None
 ) -> Record:
     """Nothing recorded yet but what is known before the first update. `teacher`: what is known of it, or None."""
-    fields = _nothing(len(batch.token_ids)) | {"teacher": teacher}
-    if proximal is not None:
-        fields["proximal"] = proximal.clone()
-    return Record(advantages=estimated.advantages, returns=estimated.returns, values=values, **fields)
+    tokens = len(batch.token_ids)
+    return Record(
+        advantages=estimated.advantages,
+        returns=estimated.returns,
+        values=values,
+        proximal=torch.zeros(tokens) if proximal is None else proximal.clone(),
+        anchor=torch.zeros(tokens),
+        teacher=teacher,
+        **_nothing(tokens),
+    )
 
 
 def nothing_found(tokens: int, *, compared: bool) -> Found:
@@ -134,6 +141,5 @@ def no_words(tokens: int) -> Tensor:
 
 
 def _nothing(tokens: int) -> dict[str, Any]:
-    numbers = ("proximal", "anchor", "current", "entropy", "weights", "reference_kl")
-    fields: dict[str, Any] = {name: torch.zeros(tokens) for name in numbers}
+    fields: dict[str, Any] = {n: torch.zeros(tokens) for n in ("current", "entropy", "weights", "reference_kl")}
     return fields | {name: torch.zeros(tokens, dtype=torch.bool) for name in ("clipped", "keep")}

@@ -9,7 +9,7 @@ row by row (`_at_once`) is computed on every rank alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from asyncrl.learner.step.critic import Critic, OfValues
 from asyncrl.learner.step.demonstrations import Beside
 from asyncrl.learner.step.micro_batches import Plan, score
 from asyncrl.learner.step.prepare import Step
-from asyncrl.learner.step.record import OF_TOKENS, Found, nothing_found
+from asyncrl.learner.step.record import Found, nothing_found
 from asyncrl.learner.step.teacher import Lessons, refuse_unusable, slope_of
 
 
@@ -52,22 +52,38 @@ class Update:
 
     def backward(self) -> None:
         """Leaves the gradient of the mini-batch in the backend and in the critic, and its numbers in the record."""
-        told: Sequence[str] = OF_TOKENS
+        at_once = not self._step.objective.row_by_row and len(self._plan.parts) > 1
         if self._step.objective.row_by_row:
             self._by_parts()
-        elif len(self._plan.parts) == 1:
-            self._in_one_pass()
-        else:
+        elif at_once:
             self._at_once()
-            told = ("entropy", "teacher")  # the rest is known everywhere
+        else:
+            self._in_one_pass()
         record = self._step.record
         if self._found is not record:
-            record.include(self._found, self.t, told, self._step.backend.add_up)
+            record.include(self._found, self.t, self._told(at_once), self._step.backend.add_up)
+        self._record_proximal()
         if self._shared_critic is not None:
             self._shared_critic.add_up_gradient()
         elif self._step.critic is not None:
             self._separate_critic(self._step.critic)
         refuse_unusable(record, self._step.batch)
+
+    def _told(self, at_once: bool) -> list[str]:
+        """Fields of what was found of tokens that the other ranks do not know."""
+        told = ["entropy"]
+        if "teacher" in self._wants:
+            told.append("teacher")
+        if at_once:  # the rest was computed everywhere
+            return told
+        told += ("current", "weights", "clipped", "keep")
+        return told if self._step.reference is None else [*told, "reference_kl"]
+
+    def _record_proximal(self) -> None:
+        """Both follow from the current logprobs of the mini-batch."""
+        proximal, record, t = self._step.proximal, self._step.record, self.t
+        record.anchor[t] = proximal.anchor(self.minibatch, t, record.current[t])
+        record.proximal[t] = proximal.recorded(t, record.anchor[t], record.current[t])
 
     def _by_parts(self) -> None:
         """Every micro-batch computes its share of the loss from its own scores."""
@@ -165,8 +181,7 @@ class Update:
         evaluated = step.objective.evaluate(
             rows, step.record.advantages[t], current, anchor, reference, norm, self._generator
         )
-        found.anchor[t], found.current[t] = anchor, detached
-        found.proximal[t] = step.proximal.recorded(t, anchor, detached)
+        found.current[t] = detached
         found.weights[t], found.keep[t], found.clipped[t] = evaluated.weights, evaluated.keep, evaluated.clipped
         if evaluated.reference_kl is not None:
             found.reference_kl[t] = evaluated.reference_kl
