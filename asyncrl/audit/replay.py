@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.audit.checks.stored.scores import read_scores
-from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, ReadPayload, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config, resuming
 from asyncrl.config.teacher import scored_by_servers, words_scored

@@ -32,17 +32,17 @@ from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
 from asyncrl.wire.turns import MAX_TURN_BYTES, StoredTurn
 
 _HEADER_BYTES = 64 << 10
-"""Of a header without leases ..."""
+"""Most bytes of a header without leases ..."""
 _LEASE_BYTES = 64
 """... and for each of these."""
 Place = tuple[str | int, ...]
 """Where a number stands: a field, and the places inside it."""
 
 _TOKEN_BYTES = 14
-"""Of one recorded token: id, logprob, version and number of kept ids."""
+"""Most bytes of one recorded token: id, logprob, version and number of kept ids."""
 _KEPT_BYTES = 4
 _BESIDE_TOKENS = 4096
-"""Of a recorded sample, beside its tokens."""
+"""Most bytes of a recorded sample, beside its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Limits:
     kept: int
     """Kept ids of one token: `actors.max_kept`."""
     turn_bytes: int
-    """Of one recorded reset or answer, its snapshot included: `buffer.turn_max_kb`."""
+    """Most bytes of one recorded reset or answer, its snapshot included: `buffer.turn_max_kb`."""
 
     @classmethod
     def of(cls, rules: Rules, reached: tuple[int, int], eval_tickets: int) -> Limits:
@@ -128,7 +128,7 @@ class Limits:
 
     @property
     def record_bytes(self) -> int:
-        """Of any recorded turn; a sample is as large as its tokens are many."""
+        """Most bytes of any recorded turn; the size of a sample is bounded by its number of tokens."""
         sample = self.row_tokens * (_TOKEN_BYTES + _KEPT_BYTES * self.kept) + _BESIDE_TOKENS
         return min(MAX_TURN_BYTES, max(self.turn_bytes, sample))
 

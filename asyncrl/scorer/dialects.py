@@ -54,7 +54,8 @@ class Dialect(Protocol):
         ...
 
     def read(self, reply: Any, tokens: Sequence[int], k: int) -> list[Token]:
-        """Of each token but the first. Raises KeyError, IndexError, TypeError or ValueError for another form."""
+        """The words of each token but the first. Raises KeyError, IndexError, TypeError or ValueError for another
+        form."""
         ...
 
 

@@ -31,7 +31,7 @@ _UNLIMITED = httpx.Limits()
 RETRY_S = 1.0
 """Between two probes of a server that is silent."""
 MOST_BYTES = 16 << 20
-"""Of an answer, beside what its words take."""
+"""Most bytes of an answer, beside what its words take."""
 BYTES_A_WORD = 1024
 """Its id, its text, its rank and its logprob, as JSON."""
 
@@ -105,8 +105,8 @@ class TeacherServers:
                     server.silent = ""
 
     def score(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryScores, ...]:
-        """Of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it may have
-        been started again with another model in between. Raises TeacherSilent, TeacherUnusable."""
+        """Scores of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it
+        may have been started again with another model in between. Raises TeacherSilent, TeacherUnusable."""
         gave: list[_Server] = []
         scores = tuple(self._trajectory(each, gave) for each in trajectories)
         for server in gave:

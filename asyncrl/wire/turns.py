@@ -37,9 +37,9 @@ from asyncrl.wire import Frame, WireError
 T = TypeVar("T")
 
 MAX_TURN_BYTES = 64 << 20
-"""Of any record, its snapshot included; a run's own bound is `buffer.turn_max_kb`."""
+"""Most bytes of any record, its snapshot included; a run's own bound is `buffer.turn_max_kb`."""
 MAX_MESSAGES = 4096
-"""In one record."""
+"""Most messages in one record."""
 _LEAST = float(np.finfo(np.float32).min)
 
 _Digest = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]

@@ -11,8 +11,8 @@ from typing import Any
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.audit.actor_logs import read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import read_score_logs
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.bounds.automatic import Auto

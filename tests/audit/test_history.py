@@ -26,8 +26,9 @@ from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.checks.stored.prefixes import prefixes
 from asyncrl.audit.checks.tasks.curriculum import curriculum
 from asyncrl.audit.checks.tasks.draws import draws, prompts_drawn_again_were_dropped
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, payloads
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.storage.snapshot import restore

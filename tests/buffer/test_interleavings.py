@@ -24,8 +24,8 @@ from asyncrl.audit.checks.drops import stale_groups_were_too_old, trained_groups
 from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.checks.stored.turns import turns
 from asyncrl.audit.checks.tasks.curriculum import curriculum
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.core import Buffer

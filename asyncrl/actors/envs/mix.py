@@ -73,7 +73,7 @@ class MixEnv(Environment):
 
     @property
     def resumed_by(self) -> Way:
-        """As the task's environment is; known once `reset` has returned."""
+        """How the task's environment is resumed; known once `reset` has returned."""
         return "none" if self._env is None else way_of(self._env)
 
     async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:

@@ -43,7 +43,7 @@ class Scoring:
         self.clock = AnsweredClock(rules.lease_s, now)
         self._now = now
         self._scored = rows.read(ledger.db, _LIVE)
-        """Of all live groups, at least."""
+        """Scores of all live groups, at least."""
         self._active: dict[int, _Active] = {}
         self._issued = rows.issued(ledger.db)
         for number, attempt, scorer in rows.outstanding(ledger.db):

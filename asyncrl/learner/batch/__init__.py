@@ -89,9 +89,9 @@ class Batch:
     demonstrations: Batch | None = None
     """Rows of demonstrations beside the groups, with a loss of their own (step/demonstrations.py)"""
     kept: Kept | None = None
-    """Of the T tokens; None: all were drawn from the whole vocabulary"""
+    """Kept ids of the T tokens; None: all were drawn from the whole vocabulary"""
     taught: Taught | None = None
-    """Of the T tokens, what a teacher on a server said; None: there is none"""
+    """What a teacher on a server said of the T tokens; None: there is none"""
 
     def __len__(self) -> int:
         return len(self.lengths)

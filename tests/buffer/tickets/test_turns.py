@@ -15,8 +15,8 @@ import pytest
 
 from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.stored.turns import turns as checked
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferClient, BufferRefused
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.in_process import InProcessBuffer
@@ -92,7 +92,7 @@ def violations(buffer: Buffer, folder: Path, *, adds_up: bool = True) -> list[st
     buffer.commit(0.0)
     files = PayloadFiles(folder / "payloads")
     ledger = read_ledger(folder)
-    found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was lent for" in v)]
+    found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was issued for" in v)]
     files.close()
     if adds_up:
         assert buffer.tickets.carried.turns.recorded == len(ledger.tables["turns"]) == sum(counts(buffer).values())

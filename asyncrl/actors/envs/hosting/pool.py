@@ -81,8 +81,8 @@ class HostedEnv(Environment):
 
     @property
     def resumed_by(self) -> Way:
-        """As the environment in the worker is; known once `reset` has returned. Raises EnvFailed where it declares no
-        way that holds."""
+        """How the environment in the worker is resumed; known once `reset` has returned. Raises EnvFailed where it
+        declares no way that holds."""
         if self._half:
             raise EnvFailed(self._half)
         return self._resumed_by

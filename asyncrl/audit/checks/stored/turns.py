@@ -26,7 +26,7 @@ class TurnRow:
     idx: int
     attempt: int
     number: int
-    """Of the turn; -1: the reset."""
+    """Number of the turn; -1: the reset."""
     form: str
     sampled: int
     oldest: int | None
