@@ -1,10 +1,12 @@
-"""Which rank computes which micro-batch, and how every rank gets the scores of all.
+"""Which rank computes which micro-batch, and what all ranks are told of it.
 
     parts of a step ─> rounds of `size` micro-batches of similar cost ─> each rank computes one of a round
                                                                             │
-         loss(i, scores) of every part, everywhere  <── scores of the round, gathered
+         logprobs: the scores of the round, gathered on every rank  <───────┤
+         accumulate, visit: loss(i, scores) of its own part alone   <───────┘
 
-A rank that has none in the last round computes a token without loss, because a pass is collective.
+What comes of a loss is added up over the ranks by its caller, once for all parts (`add_up`). A rank that has none in
+the last round computes a token without loss, because a pass is collective.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from asyncrl.learner.packing import rounds, row_cost
 
 Score = Callable[[Packed], Scores]
 Loss = Callable[[int, Scores], Tensor]
+See = Callable[[int, Scores], object]
 
 
 class Rounds:
@@ -40,11 +43,16 @@ class Rounds:
                 scores_of |= zip(in_round, self.gathered(parts, in_round, scores), strict=True)
         return [scores_of[i] for i in range(len(parts))]
 
+    def visit(self, score: Score, parts: Sequence[Packed], see: See) -> None:
+        """Backend.visit of the model behind `score`."""
+        with torch.no_grad():
+            for in_round in self.plan(parts):
+                self.show(in_round, score(self.own(parts, in_round)), see)
+
     def accumulate(self, score: Score, parts: Sequence[Packed], loss: Loss) -> None:
         """Backend.accumulate of the model behind `score`."""
         for in_round in self.plan(parts):
-            scores = score(self.own(parts, in_round))
-            share = self.share(in_round, scores, self.gathered(parts, in_round, scores), loss)
+            share = self.share(in_round, score(self.own(parts, in_round)), loss)
             share.backward()  # type: ignore[no-untyped-call]
 
     def plan(self, parts: Sequence[Packed]) -> list[list[int]]:
@@ -72,23 +80,28 @@ class Rounds:
         dist.all_gather(received, padded, group=self._group)
         return [_cut(width, parts[i], x) for i, x in zip(in_round, received, strict=False)]
 
-    def share(self, in_round: Sequence[int], own: Scores, seen: Sequence[Scores], loss: Loss) -> Tensor:
-        """This rank's share of a round's loss, which is called for every part; `seen` as from `gathered`."""
-        mine = None
-        for r, (i, scores) in enumerate(zip(in_round, seen, strict=True)):
-            if r == self._rank:
-                mine = loss(i, own)
-            else:
-                settle(loss(i, scores))
-        if mine is None:
-            mine = 0.0 * sum((x.sum() for x in _fields(own) if x.requires_grad), start=torch.zeros(()))
-        return mine
+    def share(self, in_round: Sequence[int], own: Scores, loss: Loss) -> Tensor:
+        """This rank's share of a round's loss, from the scores that it computed; 0 without a part."""
+        if self._rank < len(in_round):
+            return loss(in_round[self._rank], own)
+        return 0.0 * sum((x.sum() for x in _fields(own) if x.requires_grad), start=torch.zeros(()))
+
+    def show(self, in_round: Sequence[int], own: Scores, see: See) -> None:
+        """Calls `see` with the part that this rank computed in a round, if it has one."""
+        if self._rank < len(in_round):
+            see(in_round[self._rank], own)
 
 
-def settle(share: Tensor) -> None:
-    """Backward pass of a part that another rank computed, into what is not sharded, such as a critic's head."""
-    if share.requires_grad:
-        share.backward()  # type: ignore[no-untyped-call]
+def alone() -> bool:
+    """Whether no other process trains with this one."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def add_up(mine: Tensor, device: torch.device, *, counts: bool = True) -> Tensor:
+    """Sum over all ranks, on the CPU; what a rank that does not count says is left out. `device`: of the exchange."""
+    total = mine.to(device, copy=True) if counts else torch.zeros_like(mine, device=device)
+    dist.all_reduce(total)
+    return total.cpu()
 
 
 def broadcast(

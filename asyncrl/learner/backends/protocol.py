@@ -5,9 +5,11 @@ micro-batch to its share of the loss, so that the same learner drives one proces
 whose last stage alone sees logprobs.
 
 On several ranks every method is collective: all of them call it, in the same order, with the same arguments. Each is
-given every micro-batch of the step and computes some; the scores of all come back on every rank. So whatever the
-learner derives from scores (baselines, norms, guards, metrics) is of the whole batch and the same everywhere, and a
-step's result does not depend on the number of ranks.
+given every micro-batch of the step and computes some. `logprobs` returns the scores of all on every rank, because
+baselines, norms and guards are of the whole batch. `accumulate` and `visit` show a rank the scores of its own parts
+alone, so that a rank's work does not grow with the number of ranks; what all need of that (the record of the step, the
+gradient of a critic's head) the learner exchanges by `add_up`, once an update. So a step's result does not depend on
+the number of ranks, and is the same on every one.
 """
 
 from __future__ import annotations
@@ -91,9 +93,19 @@ class Backend(Protocol):
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         """Forward and backward of every part, adding to the gradient; the gradients of the parts add up.
 
-        `loss(i, scores)` is called once for every part i on every rank, in the same order everywhere. Scores that
-        another rank computed carry no gradient here.
+        `loss(i, scores)` is called once for every part i, on the rank that computed its scores. Where several ranks
+        compute one part together, it is called on each that has the scores: all of them (tensor parallel), or those of
+        the last stage (pipeline).
         """
+        ...
+
+    def visit(self, parts: Sequence[Packed], see: Callable[[int, Scores], object]) -> None:
+        """Forward of every part without gradient; `see(i, scores)` is called where `accumulate` would call the loss."""
+        ...
+
+    def add_up(self, mine: Tensor) -> Tensor:
+        """Sum, on the CPU and the same bits on every rank, of what `accumulate` or `visit` found on each rank; counted
+        once where several ranks compute a part together. A single process returns `mine`."""
         ...
 
     def clip(self, max_norm: float) -> float:

@@ -91,8 +91,9 @@ class LossProperties:
     linear_in_advantage: bool = False
     """A row whose advantages are all 0 has loss 0 and gradient 0, so its backward pass is left out."""
     row_by_row: bool = False
-    """The loss of a row depends on that row alone, so each micro-batch can compute its own share. Otherwise the loss
-    is computed over a whole mini-batch at once, which costs one more forward pass."""
+    """The loss of a row depends on that row alone, and on nothing drawn, so each micro-batch can compute its own share,
+    on the rank that scores it. Otherwise the loss is computed over a whole mini-batch at once, on every rank, which
+    costs one more forward pass."""
     correction: Literal["outside", "inside", "itself"] = "outside"
     """`outside`: the training step multiplies the result by the correction's weights. `inside`: the loss has used
     `inputs.weights` itself. `itself`: its ratio is against `inputs.behaviour`, so only rejected tokens are removed."""

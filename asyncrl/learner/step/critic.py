@@ -3,8 +3,9 @@
     shared     the policy's last hidden state ─> head        the value loss pulls the policy's weights too
     separate   a second model of the same kind ─> head       its own optimizer, at `learner.critic_lr`
 
-The head is one linear layer that starts at 0, so the first advantages are plain returns. Its gradient is computed here,
-on every rank alike, from states that all ranks have; the backend carries the gradient of the states into the model.
+The head is one linear layer that starts at 0, so the first advantages are plain returns. Every rank has it whole, reads
+the states of its own micro-batches with it, and adds its gradient to that of the others once an update; the backend
+carries the gradient of the states into the model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends.distribution import alone
 from asyncrl.learner.backends.protocol import Backend, Packed, Scores
 
 OfValues = Callable[[Tensor], Tensor]
@@ -33,9 +35,11 @@ class Critic:
     def __init__(self, learner: LearnerConfig, policy: Backend, trunk: Backend | None = None) -> None:
         """`trunk`: the second model; None: the policy's. Raises ConfigError if a backend gives no hidden states."""
         self.shared = trunk is None
-        self._policy, self._trunk = policy, trunk
+        self._reads = trunk or policy
+        """What gives the states"""
+        self._trunk = trunk
         probe = Packed(torch.zeros(2, dtype=torch.long), torch.tensor([False, True]), (2,), frozenset(("hidden",)))
-        hidden = (trunk or policy).logprobs([probe])[0].hidden
+        hidden = self._reads.logprobs([probe])[0].hidden
         if hidden is None:
             raise ConfigError(
                 f"learner.critic is {learner.critic}, and learner.backend {learner.backend} gives it no hidden "
@@ -51,25 +55,24 @@ class Critic:
 
     def values(self, parts: Sequence[Packed]) -> list[Tensor]:
         """[T] float32 on the CPU of each part, 0 where nothing was sampled, without gradient."""
-        backend, values = self._trunk or self._policy, []
-        with torch.no_grad():
-            # States are large: hold only as many as are computed at the same time.
-            for at in range(0, len(parts), backend.dp_size):
-                some = parts[at : at + backend.dp_size]
-                for part, scores in zip(some, backend.logprobs([_for_states(p) for p in some]), strict=True):
-                    where = part.mask.nonzero()[:, 0]
-                    values.append(torch.zeros(len(part.mask)).index_put((where,), self.read(scores.hidden).cpu()))
-        return values
+        sizes = [len(part.mask) for part in parts]
+        flat = torch.zeros(sum(sizes))
+        values = torch.split(flat, sizes)
+
+        def see(i: int, scores: Scores) -> None:
+            values[i][parts[i].mask] = self.read(scores.hidden).cpu()
+
+        self._reads.visit([_for_states(part) for part in parts], see)
+        return list(torch.split(self._reads.add_up(flat), sizes))
 
     def read(self, hidden: Tensor | None) -> Tensor:
-        """[n] float32 from states [n, H], with the head's gradient alone, and the same bits on every rank."""
+        """[n] float32 from states [n, H], with the head's gradient alone."""
         assert hidden is not None
-        # The copy is aligned like any new tensor: kernels round a view into another tensor differently.
         values: Tensor = self._head(hidden.detach().float().clone())[:, 0]
         return values
 
     def loss(self, hidden: Tensor | None, of_values: OfValues) -> Tensor:
-        """A scalar with the gradient of the states; the gradient of the head is accumulated as a side effect."""
+        """A scalar with the gradient of the states; that of the head is accumulated as a side effect, on this rank."""
         assert hidden is not None
         of_values(self.read(hidden)).backward()  # type: ignore[no-untyped-call]
         weight, bias = self._head.weight.detach(), self._head.bias.detach()
@@ -86,7 +89,18 @@ class Critic:
             return share
 
         self._trunk.accumulate([_for_states(p) for p in parts], loss)
-        return sum(losses)
+        self.add_up_gradient()
+        return float(self._trunk.add_up(torch.tensor(sum(losses), dtype=torch.float64)))
+
+    def add_up_gradient(self) -> None:
+        """Adds the gradients of the head that the ranks have accumulated; before, each has that of its own parts."""
+        if alone():
+            return
+        given = list(self._head.parameters())
+        mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in given]
+        whole = self._reads.add_up(torch.cat([x.flatten() for x in mine]))
+        for p, x in zip(given, torch.split(whole, [p.numel() for p in given]), strict=True):
+            p.grad = x.view_as(p).to(p.device)
 
     def clip(self, max_norm: float) -> float:
         """Head and second model each scaled down to `max_norm`; the norm of both before that."""

@@ -14,6 +14,7 @@ from asyncrl.learner.ragged import masked
 from asyncrl.learner.step.apply import learning_rate
 from asyncrl.learner.step.micro_batches import minibatches, plan
 from asyncrl.learner.step.prepare import Step
+from asyncrl.learner.step.record import Found
 
 WANTS: frozenset[Want] = frozenset(("logprobs", "entropy"))
 
@@ -27,8 +28,9 @@ def weight_at(learner: LearnerConfig, version: int) -> float:
 class Beside:
     """The demonstrations of update `number` of a step."""
 
-    def __init__(self, step: Step, number: int) -> None:
-        self._record = step.record
+    def __init__(self, step: Step, number: int, found: Found) -> None:
+        """`found`: where the losses are recorded."""
+        self._found = found
         self._weight = weight_at(step.learner, step.version)
         self._shown = step.batch.demonstrations
         self._parts: list[Tensor] = []
@@ -50,8 +52,8 @@ class Beside:
         assert self._shown is not None
         mask = self._shown.take(self._parts[part]).mask
         nats = -masked(scores.logprobs.to("cpu"), mask).sum()
-        self._record.shown_nats += float(nats.detach())
-        self._record.shown_tokens += int(mask.sum())
+        self._found.shown_nats += float(nats.detach())
+        self._found.shown_tokens += int(mask.sum())
         loss = self._weight * nats / self._tokens
-        self._record.loss += float(loss.detach())
+        self._found.loss += float(loss.detach())
         return loss

@@ -18,7 +18,7 @@ from asyncrl.learner.step.companions import Companions
 from asyncrl.learner.step.critic import Critic
 from asyncrl.learner.step.micro_batches import Plan, minibatches, on_tokens, parts_of, plan
 from asyncrl.learner.step.proximal import Proximal, score_proximal, score_reference
-from asyncrl.learner.step.record import Phase, Record, blank
+from asyncrl.learner.step.record import Phase, Record, blank, no_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ def prepare(
         )
     seen = None if scored is None else scored.teacher
     estimated = objective.teacher.taught(estimated, batch, logprobs, seen)
-    record = blank(batch, estimated, values, logprobs)
-    record.teacher = seen
+    if objective.teacher.in_updates:
+        seen = no_words(len(batch.token_ids))
+    record = blank(batch, estimated, values, logprobs, seen)
     record.proximal_s, record.kl_coef = proximal_s, companions.kl.value
     if learner.shaping:
         record.shaped_reward = float(batch.rewards.sum()) / len(torch.unique(batch.episodes))

@@ -1,17 +1,21 @@
-"""The record of each token in a training step, for its metrics and for the audit's list."""
+"""The record of each token in a training step, for its metrics and for the audit's list.
+
+passes of a rank ─> Found: its own tokens, its own sums ──(added up over the ranks, once an update)──> Record
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from asyncrl.learner.advantages.estimator import Advantages
+from asyncrl.learner.backends.comparison import ROWS
 from asyncrl.learner.batch import Batch
 
 
@@ -23,21 +27,12 @@ class Phase(NamedTuple):
     end: float
 
 
-@dataclass(slots=True)
-class Record:
-    """Filled in as micro-batches pass; with several updates, the later ones overwrite what is there per token."""
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What the passes of updates find, filled in as micro-batches pass."""
 
-    advantages: Tensor
-    """[T] float32, like all below but the bools"""
-    returns: Tensor
-    """The target of the critic"""
-    values: Tensor | None
-    """The critic's at the start of the step, or None without one"""
-    proximal: Tensor
-    """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
-    anchor: Tensor
-    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
     current: Tensor
+    """[T] float32, like all below but the bools"""
     entropy: Tensor
     weights: Tensor
     reference_kl: Tensor
@@ -52,6 +47,28 @@ class Record:
     policy_loss: float = 0.0
     value_loss: float = 0.0
     teacher_loss: float = 0.0
+    shown_nats: float = 0.0
+    """Cross entropy of the demonstrations beside the groups, summed over their tokens and the updates"""
+    shown_tokens: int = 0
+
+
+_SUMS = ("loss", "policy_loss", "value_loss", "teacher_loss", "shown_nats", "shown_tokens")
+
+
+@dataclass(slots=True, kw_only=True)
+class Record(Found):
+    """Of the whole batch, the same on every rank once an update's passes are over."""
+
+    advantages: Tensor
+    """[T] float32"""
+    returns: Tensor
+    """The target of the critic"""
+    values: Tensor | None
+    """The critic's at the start of the step, or None without one"""
+    proximal: Tensor
+    """Proximal logprobs: computed before the first update if needed, else taken from the last one or approximated"""
+    anchor: Tensor
+    """Their substitute in the loss: the behaviour logprobs under `learner.proximal: behaviour`, else the same values"""
     grad_norms: list[float] = field(default_factory=list)
     critic_grad_norms: list[float] = field(default_factory=list)
     lr: float = 0.0
@@ -64,9 +81,6 @@ class Record:
     shaped_reward: float | None = None
     """Mean over the episodes, after `learner.shaping`; None without any"""
     proximal_s: float = 0.0
-    shown_nats: float = 0.0
-    """Cross entropy of the demonstrations beside the groups, summed over their tokens and the updates"""
-    shown_tokens: int = 0
     shown_weight: float = 0.0
     phases: list[Phase] = field(default_factory=list)
     """What was computed when, in order"""
@@ -83,26 +97,49 @@ class Record:
         """Whether any update had one that was not exactly 0."""
         return any(self.grad_norms) or any(self.critic_grad_norms)
 
+    def include(self, found: Found, tokens: Tensor, names: Sequence[str], add_up: Callable[[Tensor], Tensor]) -> None:
+        """Takes in what every rank found in an update: of its `tokens`, of which each rank has some, the fields
+        `names`, and all sums. `add_up`: over the ranks."""
+        mine = {name: getattr(found, name)[..., tokens] for name in names}
+        for dtype, sent in ((torch.float32, torch.float32), (torch.bool, torch.uint8)):
+            alike = {name: x for name, x in mine.items() if x.dtype == dtype}
+            if alike:
+                flat = add_up(torch.cat([x.flatten() for x in alike.values()]).to(sent)).to(dtype)
+                pieces = torch.split(flat, [x.numel() for x in alike.values()])
+                for (name, x), piece in zip(alike.items(), pieces, strict=True):
+                    getattr(self, name)[..., tokens] = piece.view(x.shape)
+        sums = add_up(torch.tensor([getattr(found, name) for name in _SUMS], dtype=torch.float64)).tolist()
+        for name, value in zip(_SUMS, sums, strict=True):
+            before = getattr(self, name)
+            setattr(self, name, before + type(before)(value))
 
-def blank(batch: Batch, estimated: Advantages, values: Tensor | None, proximal: Tensor | None) -> Record:
-    """Nothing recorded yet but what is known before the first update."""
 
-    def zeros() -> Tensor:
-        return torch.zeros(len(batch.token_ids))
-
-    def false() -> Tensor:
-        return torch.zeros(len(batch.token_ids), dtype=torch.bool)
-
+def blank(
+    batch: Batch, estimated: Advantages, values: Tensor | None, proximal: Tensor | None, teacher: Tensor | None
+) -> Record:
+    """Nothing recorded yet but what is known before the first update. `teacher`: what is known of it, or None."""
+    tokens = len(batch.token_ids)
     return Record(
         advantages=estimated.advantages,
         returns=estimated.returns,
         values=values,
-        proximal=zeros() if proximal is None else proximal.clone(),
-        anchor=zeros(),
-        current=zeros(),
-        entropy=zeros(),
-        weights=zeros(),
-        reference_kl=zeros(),
-        clipped=false(),
-        keep=false(),
+        proximal=torch.zeros(tokens) if proximal is None else proximal.clone(),
+        anchor=torch.zeros(tokens),
+        teacher=teacher,
+        **_nothing(tokens),
     )
+
+
+def nothing_found(tokens: int, *, compared: bool) -> Found:
+    """Of a batch of so many tokens. `compared`: with a teacher."""
+    return Found(**_nothing(tokens), teacher=no_words(tokens) if compared else None)
+
+
+def no_words(tokens: int) -> Tensor:
+    """[6, T], where the passes of the updates compare with a teacher."""
+    return torch.zeros(len(ROWS), tokens)
+
+
+def _nothing(tokens: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {n: torch.zeros(tokens) for n in ("current", "entropy", "weights", "reference_kl")}
+    return fields | {name: torch.zeros(tokens, dtype=torch.bool) for name in ("clipped", "keep")}

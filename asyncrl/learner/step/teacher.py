@@ -12,7 +12,7 @@ from asyncrl.learner.backends.protocol import Scores
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Norm, Objective
 from asyncrl.learner.ragged import masked_mean, row_of_token
-from asyncrl.learner.step.record import Record
+from asyncrl.learner.step.record import Found, Record
 from asyncrl.learner.step.rollback import Refused
 from asyncrl.tracking.series import EDGES
 
@@ -23,15 +23,16 @@ _SHOWN = {"entropy": "entropy", "agrees": "agreement", "reverse_kl": "reverse_kl
 class Lessons:
     """The teacher's term over one mini-batch's passes."""
 
-    def __init__(self, objective: Objective, record: Record, seed_slope: Tensor | None = None) -> None:
+    def __init__(self, objective: Objective, found: Found, seed_slope: Tensor | None = None) -> None:
         """`seed_slope` [T]: the gradient of the term by each token's divergence, where the passes only carry it."""
-        self._objective, self._record, self._slope = objective, record, seed_slope
+        self._objective, self._found, self._slope = objective, found, seed_slope
 
     def loss(self, rows: Batch, t: Tensor, scores: Scores, norm: Norm) -> Tensor:
         """The term of a micro-batch, a scalar with gradient; it is recorded, with what was seen of the tokens `t`."""
         assert scores.teacher is not None
+        assert self._found.teacher is not None
         seen = scores.teacher.to("cpu")
-        self._record.teacher = _filled(self._record.teacher, t, seen, len(self._record.current))
+        self._found.teacher[:, t] = seen.detach().float()
         term, current = self._objective.teacher, scores.logprobs.to("cpu")
         if not term.in_loss:
             return torch.zeros(())
@@ -40,8 +41,8 @@ class Lessons:
             share = (per_token * self._slope[t]).sum()
         else:
             share = term.coef * self._objective.aggregate(per_token, rows, norm, rows.mask)
-        self._record.loss += float(share.detach())
-        self._record.teacher_loss += float(share.detach())
+        self._found.loss += float(share.detach())
+        self._found.teacher_loss += float(share.detach())
         return share
 
 
@@ -120,9 +121,3 @@ def _buckets(place: Tensor, edges: dict[str, int]) -> Iterator[tuple[str, Tensor
     above = [*list(edges.values())[1:], None]
     for (name, low), high in zip(edges.items(), above, strict=True):
         yield name, (place >= low) if high is None else (place >= low) & (place < high)
-
-
-def _filled(recorded: Tensor | None, t: Tensor, seen: Tensor, total: int) -> Tensor:
-    recorded = torch.zeros(len(ROWS), total) if recorded is None else recorded
-    recorded[:, t] = seen.detach().float()
-    return recorded

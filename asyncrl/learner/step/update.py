@@ -1,4 +1,11 @@
-"""The passes of one optimizer update: micro-batches in, a gradient in the backend, numbers in the record."""
+"""The passes of one optimizer update: micro-batches in, a gradient in the backend, numbers in the record.
+
+    micro-batches ─> backend: each rank's own ─> loss(i, scores) ─> gradient, summed by the backend
+                                                    └> Found ─> added up over the ranks, once ─> Record
+
+A rank computes the loss of its own micro-batches alone. What depends on the whole mini-batch and cannot be computed
+row by row (`_at_once`) is computed on every rank alike.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from asyncrl.learner.backends.distribution import alone
 from asyncrl.learner.backends.protocol import Packed, Scores, Want
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.losses.value import ValueInputs
 from asyncrl.learner.objective.objective import Norm
-from asyncrl.learner.step.critic import OfValues
+from asyncrl.learner.step.critic import Critic, OfValues
 from asyncrl.learner.step.demonstrations import Beside
 from asyncrl.learner.step.micro_batches import Plan, score
 from asyncrl.learner.step.prepare import Step
+from asyncrl.learner.step.record import Found, nothing_found
 from asyncrl.learner.step.teacher import Lessons, refuse_unusable, slope_of
 
 
@@ -31,24 +40,50 @@ class Update:
         self._place = {int(row): i for i, row in enumerate(self._plan.row_ids)}
         self._generator = torch.Generator().manual_seed((step.learner.seed * 1_000_003 + step.version) * 1009 + number)
         self._token_weights = step.objective.token_weights(step.batch)
-        self._beside = Beside(step, number)
+        taught = step.objective.teacher.in_updates
+        self._found = step.record if alone() else nothing_found(len(step.batch.token_ids), compared=taught)
+        """What this rank's micro-batches say"""
+        self._beside = Beside(step, number, self._found)
         # The entropy of every update is recorded.
         self._wants: frozenset[Want] = frozenset(("logprobs", "entropy"))
-        if step.objective.teacher.in_updates:
+        if taught:
             self._wants |= {"teacher"}
         self._shared_critic = step.critic if step.critic is not None and step.critic.shared else None
 
     def backward(self) -> None:
-        """Leaves the gradient of the mini-batch in the backend and in the critic."""
+        """Leaves the gradient of the mini-batch in the backend and in the critic, and its numbers in the record."""
+        at_once = not self._step.objective.row_by_row and len(self._plan.parts) > 1
         if self._step.objective.row_by_row:
             self._by_parts()
-        elif len(self._plan.parts) == 1:
-            self._in_one_pass()
-        else:
+        elif at_once:
             self._at_once()
-        if self._step.critic is not None and not self._step.critic.shared:
-            self._separate_critic()
-        refuse_unusable(self._step.record, self._step.batch)
+        else:
+            self._in_one_pass()
+        record = self._step.record
+        if self._found is not record:
+            record.include(self._found, self.t, self._told(at_once), self._step.backend.add_up)
+        self._record_proximal()
+        if self._shared_critic is not None:
+            self._shared_critic.add_up_gradient()
+        elif self._step.critic is not None:
+            self._separate_critic(self._step.critic)
+        refuse_unusable(record, self._step.batch)
+
+    def _told(self, at_once: bool) -> list[str]:
+        """Fields of what was found of tokens that the other ranks do not know."""
+        told = ["entropy"]
+        if "teacher" in self._wants:
+            told.append("teacher")
+        if at_once:  # the rest was computed everywhere
+            return told
+        told += ("current", "weights", "clipped", "keep")
+        return told if self._step.reference is None else [*told, "reference_kl"]
+
+    def _record_proximal(self) -> None:
+        """Both follow from the current logprobs of the mini-batch."""
+        proximal, record, t = self._step.proximal, self._step.record, self.t
+        record.anchor[t] = proximal.anchor(self.minibatch, t, record.current[t])
+        record.proximal[t] = proximal.recorded(t, record.anchor[t], record.current[t])
 
     def _by_parts(self) -> None:
         """Every micro-batch computes its share of the loss from its own scores."""
@@ -59,9 +94,8 @@ class Update:
             return self._loss(row_ids, scores, share)
 
         if parts := self._plan.without_gradient:
-            scored = step.backend.logprobs([step.batch.take(row_ids).packed(self._wants) for row_ids in parts])
-            for row_ids, scores in zip(parts, scored, strict=True):
-                loss(row_ids, scores)
+            packed = [step.batch.take(row_ids).packed(self._wants) for row_ids in parts]
+            step.backend.visit(packed, lambda i, scores: loss(parts[i], scores))
         self._accumulate(lambda i, scores: loss(self._plan.parts[i], scores))
 
     def _in_one_pass(self) -> None:
@@ -74,29 +108,30 @@ class Update:
 
         A pass without gradient comes first, unless the proximal logprobs are those that it would compute.
         """
-        step, record = self._step, self._step.record
+        step, found = self._step, self._found
         logprobs = step.proximal.logprobs if self._first else None
         if logprobs is None:
             whole = Plan(self._plan.row_ids, self._plan.parts, [])
             logprobs = score(step.backend, step.batch, [whole]).logprobs
         current = logprobs[self.t].clone().requires_grad_()
-        self._evaluate(self.minibatch, self.t, current, Norm()).backward()  # type: ignore[no-untyped-call]
+        evaluated = self._evaluate(self.minibatch, self.t, current, Norm(), step.record)
+        evaluated.backward()  # type: ignore[no-untyped-call]
         taught = step.objective.teacher.in_updates
-        lessons = Lessons(step.objective, record, self._teacher_slope() if taught else None)
+        lessons = Lessons(step.objective, found, self._teacher_slope() if taught else None)
         slope = torch.zeros_like(logprobs)
         slope[self.t] = current.grad if current.grad is not None else 0.0
         entropy_slope = self._entropy_slope(logprobs)
 
         def carried(i: int, scores: Scores) -> Tensor:
             t = step.batch.tokens_of(self._plan.parts[i])
-            record.entropy[t] = scores.entropy.detach().to("cpu")
+            found.entropy[t] = scores.entropy.detach().to("cpu")
             loss = (scores.logprobs.to("cpu") * slope[t]).sum() + self._shared_value_loss(t, scores)
             if taught:
                 loss = loss + lessons.loss(step.batch.take(self._plan.parts[i]), t, scores, Norm())
             if entropy_slope is None:
                 return loss
             bonus = (scores.entropy.to("cpu") * entropy_slope[t]).sum()
-            record.loss += float(bonus.detach())
+            found.loss += float(bonus.detach())
             return loss + bonus
 
         self._accumulate(carried)
@@ -120,48 +155,45 @@ class Update:
         bonus.backward()  # type: ignore[no-untyped-call]
         return entropy.grad
 
-    def _separate_critic(self) -> None:
+    def _separate_critic(self, critic: Critic) -> None:
         step = self._step
-        assert step.critic is not None
         parts = [step.batch.tokens_of(row_ids) for row_ids in self._plan.parts]
-        step.record.value_loss += step.critic.accumulate(self._packed(), lambda i: self._value_loss(parts[i]))
+        step.record.value_loss += critic.accumulate(self._packed(), lambda i: self._value_loss(parts[i]))
 
     def _loss(self, row_ids: Tensor, scores: Scores, norm: Norm) -> Tensor:
         """Objective, entropy bonus and the shared critic's loss of a micro-batch, from its scores."""
         step = self._step
         rows, t = step.batch.take(row_ids), step.batch.tokens_of(row_ids)
-        loss = self._evaluate(rows, t, scores.logprobs.to("cpu"), norm)
-        step.record.entropy[t] = scores.entropy.detach().to("cpu")
+        loss = self._evaluate(rows, t, scores.logprobs.to("cpu"), norm, self._found)
+        self._found.entropy[t] = scores.entropy.detach().to("cpu")
         if step.objective.teacher.in_updates:
-            loss = loss + Lessons(step.objective, step.record).loss(rows, t, scores, norm)
+            loss = loss + Lessons(step.objective, self._found).loss(rows, t, scores, norm)
         if step.learner.entropy_coef == 0:
             return loss + self._shared_value_loss(t, scores)
         bonus = step.objective.entropy_bonus(scores.entropy.to("cpu"), rows, norm)
-        step.record.loss += float(bonus.detach())
+        self._found.loss += float(bonus.detach())
         return loss + (bonus + self._shared_value_loss(t, scores))
 
-    def _evaluate(self, rows: Batch, t: Tensor, current: Tensor, norm: Norm) -> Tensor:
-        step, record = self._step, self._step.record
-        detached = current.detach()
+    def _evaluate(self, rows: Batch, t: Tensor, current: Tensor, norm: Norm, found: Found) -> Tensor:
+        step, detached = self._step, current.detach()
         anchor = step.proximal.anchor(rows, t, detached)
         reference = None if step.reference is None else step.reference.take(t)
         evaluated = step.objective.evaluate(
-            rows, record.advantages[t], current, anchor, reference, norm, self._generator
+            rows, step.record.advantages[t], current, anchor, reference, norm, self._generator
         )
-        record.anchor[t], record.current[t] = anchor, detached
-        record.proximal[t] = step.proximal.recorded(t, anchor, detached)
-        record.weights[t], record.keep[t], record.clipped[t] = evaluated.weights, evaluated.keep, evaluated.clipped
+        found.current[t] = detached
+        found.weights[t], found.keep[t], found.clipped[t] = evaluated.weights, evaluated.keep, evaluated.clipped
         if evaluated.reference_kl is not None:
-            record.reference_kl[t] = evaluated.reference_kl
-        record.loss += float(evaluated.loss.detach())
-        record.policy_loss += float(evaluated.policy_loss)
+            found.reference_kl[t] = evaluated.reference_kl
+        found.loss += float(evaluated.loss.detach())
+        found.policy_loss += float(evaluated.policy_loss)
         return evaluated.loss
 
     def _shared_value_loss(self, t: Tensor, scores: Scores) -> Tensor:
         if self._shared_critic is None:
             return torch.zeros(())
         loss = self._shared_critic.loss(scores.hidden, self._value_loss(t))
-        self._step.record.value_loss += float(loss.detach())
+        self._found.value_loss += float(loss.detach())
         return loss
 
     def _value_loss(self, t: Tensor) -> OfValues:

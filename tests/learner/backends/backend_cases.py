@@ -54,6 +54,16 @@ class Case:
         return tiny_model(self.family, seed, self.layers)
 
     @property
+    def different(self) -> int:
+        """Ranks that compute different micro-batches."""
+        options = dict(self.learner).get("backend_options", {})
+        return int(self.ranks / options.get("tensor_parallel", 1) / options.get("pipeline_parallel", 1))
+
+    @property
+    def pipelined(self) -> bool:
+        return dict(self.learner).get("backend_options", {}).get("pipeline_parallel", 1) > 1
+
+    @property
     def lora(self) -> dict[str, Any] | None:
         return dict(self.learner).get("lora")
 
@@ -176,19 +186,23 @@ def first(values: Any) -> Any:
 
 def played(case: Case, folder: Path) -> dict[str, Any]:
     config = tiny_config(**dict(case.learner))
-    found: dict[str, Any] = {"losses": []}
+    found: dict[str, Any] = {}
     backend = case.build(config, case.model())
     found["scores"] = [(s.logprobs, s.entropy) for s in backend.logprobs(parts(0))]
+    found["visited"] = {}
+    backend.visit(parts(0), lambda i, s: found["visited"].setdefault(i, (s.logprobs, s.entropy)))
     asked: list[int] = []
+    losses: list[float] = []
 
     def counted(i: int, scores: Scores) -> Tensor:
         asked.append(i)
         value = loss(i, scores)
-        found["losses"].append(float(value))
+        losses.append(float(value))
         return value
 
     backend.accumulate(parts(0), counted)
     found["asked"] = sorted(asked)
+    found["loss"] = float(backend.add_up(torch.tensor(sum(losses), dtype=torch.float64)))
     found["gradients"] = case.gradients(backend)
     backend.discard()
 
@@ -228,7 +242,8 @@ def played(case: Case, folder: Path) -> dict[str, Any]:
     except RunError as error:
         found["refused"] = str(error)
     found["step"] = stepped(case, 64)
-    return found if first(True) else {"scores": found["scores"], "norms": found["norms"], "step": found["step"]}
+    alike = ("scores", "asked", "loss", "visited", "norms", "step")
+    return found if first(True) else {name: found[name] for name in alike}
 
 
 def stepped(case: Case, limit: int) -> tuple[dict[str, Tensor], list[float]]:

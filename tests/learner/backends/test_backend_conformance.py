@@ -115,8 +115,24 @@ def plain(case: Case) -> dict[str, Any]:
 
 
 def test_same_loss(found: dict[str, Any], plain: dict[str, Any]) -> None:
-    assert sum(found["losses"]) == pytest.approx(plain["loss"], rel=1e-6)
-    assert found["asked"] == [0, 1, 2], "the loss of each part once"
+    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+
+
+def test_the_loss_of_a_part_is_computed_where_its_scores_are(case: Case, all_found: list[dict[str, Any]]) -> None:
+    """By one rank, or by those that compute the part together."""
+    of_ranks = [tuple(found["asked"]) for found in all_found]
+    different = set(of_ranks) - {()}
+    assert sorted(i for asked in different for i in asked) == [0, 1, 2]
+    assert len(different) == min(case.different, 3)
+    if case.pipelined:
+        assert of_ranks[0] == (), "the first stage has no scores"
+
+
+def test_a_visit_shows_the_scores_of_these_parts(all_found: list[dict[str, Any]]) -> None:
+    for found in all_found:
+        assert sorted(found["visited"]) == found["asked"]
+        for i, visited in found["visited"].items():
+            assert all(torch.equal(x.detach(), y) for x, y in zip(visited, found["scores"][i], strict=True))
 
 
 def test_same_gradients(found: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -142,6 +158,7 @@ def test_every_rank_has_every_score(all_found: list[dict[str, Any]]) -> None:
     for other in all_found:
         for mine, theirs in zip(all_found[0]["scores"], other["scores"], strict=True):
             assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+        assert other["loss"] == all_found[0]["loss"]
         assert other["norms"] == all_found[0]["norms"]
         assert other["step"][1] == all_found[0]["step"][1]
 

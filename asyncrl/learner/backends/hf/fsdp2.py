@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from asyncrl.checkpoint_names import as_checkpoint
 from asyncrl.config import Config
 from asyncrl.errors import RunError
-from asyncrl.learner.backends.distribution import Rounds
+from asyncrl.learner.backends.distribution import Rounds, add_up
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
@@ -77,6 +77,12 @@ class Fsdp2Backend(TorchBackend):
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         self._rounds.accumulate(self._policy, parts, loss)
+
+    def visit(self, parts: Sequence[Packed], see: Callable[[int, Scores], object]) -> None:
+        self._rounds.visit(self._policy, parts, see)
+
+    def add_up(self, mine: Tensor) -> Tensor:
+        return add_up(mine, self.device)
 
     def clip(self, max_norm: float) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self._scorer.parameters(), max_norm)

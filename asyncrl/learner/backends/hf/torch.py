@@ -71,6 +71,14 @@ class TorchBackend:
         for i, part in enumerate(parts):
             loss(i, self._policy(part)).backward()  # type: ignore[no-untyped-call]
 
+    def visit(self, parts: Sequence[Packed], see: Callable[[int, Scores], object]) -> None:
+        with torch.no_grad():
+            for i, part in enumerate(parts):
+                see(i, self._policy(part))
+
+    def add_up(self, mine: Tensor) -> Tensor:
+        return mine
+
     def clip(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm))
 

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.learner.backends.distribution import Rounds
+from asyncrl.learner.backends.distribution import Rounds, add_up
 from asyncrl.learner.backends.hf.fsdp2 import COLLECTIVES
 from asyncrl.learner.backends.hf.scorer import differs
 from asyncrl.learner.backends.megatron import checkpoint
@@ -115,6 +115,12 @@ class MegatronBackend:
 
     def accumulate(self, parts: Sequence[Packed], loss: Callable[[int, Scores], Tensor]) -> None:
         self._passes.accumulate(self._scorer, parts, loss)
+
+    def visit(self, parts: Sequence[Packed], see: Callable[[int, Scores], object]) -> None:
+        self._passes.visit(self._scorer, parts, see)
+
+    def add_up(self, mine: Tensor) -> Tensor:
+        return add_up(mine, self.device, counts=self._groups.tells)
 
     def clip(self, max_norm: float) -> float:
         self._sum_gradients()

@@ -75,6 +75,11 @@ class Groups:
         """Whether its stage has the head."""
         return self.stages.rank() == self.stages.size() - 1
 
+    @property
+    def tells(self) -> bool:
+        """Whether it has the scores of its micro-batches, and is the first of the ranks that do."""
+        return self.last and self.tensor.rank() == 0
+
 
 def join(options: Options, wait: timedelta, checkpoint: timedelta) -> Groups:
     """The groups of this process, which are created once; collective over all ranks. `checkpoint`: longest time to

@@ -3,10 +3,9 @@
     stage 0    F0 F1    B0 F2 B1    B2      F: forward, sends hidden states on
     stage 1       F0 B0 F1 B1 F2 B2         B: backward, returns their gradient; the last stage computes the loss
 
-Several pipelines compute the parts of a round (distribution.py) at the same time, and their last stages have the scores
-of all. The other stages receive them once the schedule has ended, and then call the loss of each part, as every rank
-must. Until then the last stage keeps the scores of an `accumulate`: two numbers a token, and a state with a shared
-critic.
+Several pipelines compute the parts of a round (distribution.py) at the same time. The last stage of each calls the
+loss; under `logprobs` their last stages gather the scores of all, and the other stages receive them once the schedule
+has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving
 from torch import Tensor
 
-from asyncrl.learner.backends.distribution import Loss, Rounds, broadcast, settle
+from asyncrl.learner.backends.distribution import Loss, Rounds, See, broadcast
 from asyncrl.learner.backends.megatron.groups import Groups
 from asyncrl.learner.backends.megatron.scorer import Scorer
 from asyncrl.learner.backends.protocol import Packed, Scores
@@ -36,33 +35,45 @@ class Pipeline:
     def logprobs(self, scorer: Scorer, parts: Sequence[Packed]) -> list[Scores]:
         """Backend.logprobs."""
         scores_of: dict[int, Scores] = {}
+        by_round: list[list[Scores]] = []
+
+        def keep(in_round: list[int], own: Scores) -> None:
+            by_round.append(self._rounds.gathered(parts, in_round, own))
+
         with torch.no_grad():
-            for in_round, scores in self._broadcast(scorer, parts, self._run(scorer, parts, None)):
+            self._run(scorer, parts, keep, forward_only=True)
+            for in_round, scores in self._broadcast(scorer, parts, by_round):
                 scores_of |= zip(in_round, scores, strict=True)
         return [scores_of[i] for i in range(len(parts))]
 
+    def visit(self, scorer: Scorer, parts: Sequence[Packed], see: See) -> None:
+        """Backend.visit."""
+        with torch.no_grad():
+            self._run(scorer, parts, lambda in_round, own: self._rounds.show(in_round, own, see), forward_only=True)
+
     def accumulate(self, scorer: Scorer, parts: Sequence[Packed], loss: Loss) -> None:
         """Backend.accumulate."""
-        for in_round, scores in self._broadcast(scorer, parts, self._run(scorer, parts, loss)):
-            if not self._last:
-                for i, seen in zip(in_round, scores, strict=True):
-                    settle(loss(i, seen))
+        self._run(scorer, parts, lambda in_round, own: self._rounds.share(in_round, own, loss), forward_only=False)
 
-    def _run(self, scorer: Scorer, parts: Sequence[Packed], loss: Loss | None) -> list[list[Scores]]:
-        """Runs forward passes, and with a loss backward; returns the scores of each round on the last stage."""
-        by_round: list[list[Scores]] = []
+    def _run(
+        self,
+        scorer: Scorer,
+        parts: Sequence[Packed],
+        end: Callable[[list[int], Scores], Tensor | None],
+        *,
+        forward_only: bool,
+    ) -> None:
+        """Runs forward passes, and unless `forward_only` backward; `end` receives the scores of each round on the last
+        stage, and returns what is differentiated."""
 
         def forward(rounds: Iterator[list[int]], _: Any) -> tuple[Tensor, Callable[[Tensor], tuple[Any, ...]]]:
             in_round = next(rounds)
             part = self._rounds.own(parts, in_round)
-            return scorer.states(part), partial(end, in_round, part)
+            return scorer.states(part), partial(scored, in_round, part)
 
-        def end(in_round: list[int], part: Packed, states: Tensor) -> tuple[Tensor, Tensor, None]:
-            own = scorer.scores(part, states)
-            seen = self._rounds.gathered(parts, in_round, own)
-            by_round.append(seen)
-            share = states if loss is None else self._rounds.share(in_round, own, seen, loss)
-            return share, torch.zeros((), dtype=torch.int), None
+        def scored(in_round: list[int], part: Packed, states: Tensor) -> tuple[Tensor, Tensor, None]:
+            share = end(in_round, scorer.scores(part, states))
+            return states if share is None else share, torch.zeros((), dtype=torch.int), None
 
         rounds = self._rounds.plan(parts)
         with self._computing():
@@ -73,9 +84,8 @@ class Pipeline:
                 num_microbatches=len(rounds),
                 seq_length=1,  # stages send each other the number of tokens
                 micro_batch_size=1,
-                forward_only=loss is None,
+                forward_only=forward_only,
             )
-        return by_round
 
     def _broadcast(
         self, scorer: Scorer, parts: Sequence[Packed], by_round: list[list[Scores]]
