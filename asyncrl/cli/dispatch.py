@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -53,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.path.insert(0, os.getcwd())
     try:
         if words[0] not in COMMANDS:
-            raise ConfigError(f"{words[0]!r} is not a command: expected one of {', '.join(COMMANDS)}.")
+            close = difflib.get_close_matches(words[0].lstrip("-"), [*COMMANDS, "help", "version"], n=1)
+            meant = {"help": "--help", "version": "--version"}.get(close[0], close[0]) if close else ""
+            hint = f" (did you mean {meant}?)" if meant else ""
+            raise ConfigError(f"{words[0]!r} is not a command{hint}: expected one of {', '.join(COMMANDS)}.")
         system.check()
         code = COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"])
         sys.stdout.flush()

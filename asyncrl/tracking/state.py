@@ -201,6 +201,10 @@ class RunState:
         values["system/unknown_series"] = float(sum(s.unknown for s in self.roles.values()))
         return values
 
+    def carried(self, name: str) -> float:
+        """A total as an earlier launch left it, until `now` has a value of this one; then, or without any, 0."""
+        return self._carried.get(name, 0.0)
+
     def put(self, values: Mapping[str, float], role: str, now: float) -> None:
         """Set values that the launcher measures itself."""
         state = self.roles.setdefault(role, RoleState(role, since=now))
