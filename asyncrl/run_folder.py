@@ -294,6 +294,18 @@ class RunFolder:
             )
         return record
 
+    def read_summary(self) -> dict[str, Any]:
+        """The contents of `summary.json`; empty if it is not there. Raises RunError when the file is damaged."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise RunError(
+                f"{self.summary} cannot be read ({error}): remove it; asyncrl launch --resume writes it again."
+            ) from error
+        return summary
+
     @property
     def copied_from(self) -> Path | None:
         """The folder of which this one is a copy, if no launch of its own has begun: what `run.json` names is then the

@@ -52,6 +52,12 @@ def parse(
     return parsed, given_flags(parsed) | keys
 
 
+def check_port(port: int | None) -> None:
+    """Raises ConfigError for a number that is no port. None, 0: a free one."""
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"--port is {port}: expected 0 to 65535; 0 takes a free one.")
+
+
 def _no_flag(word: str, command: str) -> ConfigError:
     from asyncrl.config import shipped
     from asyncrl.config.flags import unknown_flag

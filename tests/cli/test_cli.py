@@ -308,6 +308,37 @@ def test_a_run_whose_launch_was_cut_off_is_told(capsys: pytest.CaptureFixture[st
         assert "Remove the folder" in sentence(err)
 
 
+@pytest.mark.parametrize("command", ["status", "why", "report"])
+def test_a_damaged_summary_of_a_run_is_told(capsys: pytest.CaptureFixture[str], here: Path, command: str) -> None:
+    run = RunFolder.create(here / "mine", Config())
+    run.summary.write_text("{")
+    code, _, err = call(capsys, command, "mine")
+    assert code == 1
+    assert "summary.json cannot be read" in sentence(err)
+    assert "--resume" in err
+    run.remove_temporary()
+
+
+def test_a_working_folder_that_is_gone_is_told(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (["status", "mine"], ["launch", "quickstart"]):
+        code, _, err = call(capsys, *words)
+        assert code == 1
+        assert "the working folder is gone" in sentence(err)
+
+
+@pytest.mark.parametrize("words", ["sandbox --port 99999", "view mine --port -1", "dashboard mine --port 65536"])
+def test_a_port_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str], here: Path, words: str) -> None:
+    code, _, err = call(capsys, *words.split())
+    assert code == 2
+    assert "expected 0 to 65535" in sentence(err)
+
+
 def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
     run.metrics.write_text('nonsense\n{"step": 1}\n')
