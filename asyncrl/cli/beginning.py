@@ -75,6 +75,8 @@ def init(words: list[str]) -> int:
     except (FileExistsError, NotADirectoryError):
         taken = next(path for path in (folder, *folder.parents) if path.is_file())
         raise RunError(f"{taken} is a file: give another folder; nothing was written.") from None
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made ({error.strerror}): give a folder that you may write.") from error
     for file in files:
         shutil.copyfile(file, folder / file.name)
     (test,) = (file.name for file in files if file.name.startswith("test_"))

@@ -219,6 +219,20 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says() -> None:
     assert (done.stdout, done.stderr) == ("x", "went on")
 
 
+def test_an_interrupt_during_the_imports_is_told() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'tyro': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from asyncrl.cli import main\n"
+        "main(['--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "asyncrl: stopped by the user.\n")
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     code, _, err = call(capsys, "launch", "--weights.every", "9", "--debug")
     assert code == 2

@@ -65,6 +65,9 @@ def test_what_is_to_be_typed_next_can_be_typed(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_folder_that_cannot_be_made_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
+    code, _, err = call(capsys, "init", "/proc/none/mine")
+    assert code == 1
+    assert "/proc/none/mine cannot be made (No such file or directory): give a folder that you may" in sentence(err)
     for folder in ("file", "file/mine"):
         code, _, err = call(capsys, "init", str(tmp_path / folder))
         assert code == 1
