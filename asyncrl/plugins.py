@@ -24,7 +24,7 @@ from typing import Any, TypeVar, overload
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, expected
 
 T = TypeVar("T")
 
@@ -157,9 +157,9 @@ def _check_value(value: Any, hint: Any, field: str, of: str) -> None:
     try:
         adapter.validate_python(value, strict=True)
     except ValidationError as error:
-        expected = "; ".join(dict.fromkeys(e["msg"] for e in error.errors()))
+        wanted = expected(e["msg"] for e in error.errors())
         numeral = " Write the number without quotes and with a dot, as in 1.0e-6." if _is_numeral(value) else ""
-        raise ValueError(f"{field}: {value!r} does not suit {of}: {expected}.{numeral}") from None
+        raise ValueError(f"{field}: {value!r} does not suit {of}: {wanted}.{numeral}") from None
 
 
 def _is_numeral(value: Any) -> bool:

@@ -12,6 +12,7 @@ import getpass
 import json
 import os
 import platform
+import shlex
 import shutil
 import tempfile
 import time
@@ -60,7 +61,8 @@ class RunFolder:
             (run.path / "run.json").open("x").close()
         except FileExistsError:
             raise RunError(
-                f"{path} already holds a run: choose another launch.name, go on with --resume {path}, or remove it."
+                f"{path} already holds a run: choose another launch.name, go on with --resume "
+                f"{shlex.quote(str(path))}, or remove it."
             ) from None
         for folder in (run.logs, run.checkpoints, run.buffer, run.acks, run.plots):
             folder.mkdir(exist_ok=True)
@@ -283,14 +285,32 @@ class RunFolder:
         pid and start time. `folder` is the run folder's path and inode, `launched_on` the name of the launcher's host.
 
         Raises RunError when the file is damaged."""
+        file = self.path / "run.json"
         try:
-            record: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+            record: Any = json.loads(file.read_text())
         except ValueError as error:
             raise RunError(
-                f"{self.path / 'run.json'} holds no record of a run ({error}): its launch was interrupted, perhaps "
-                "by a full disk, before anything started. Remove the folder."
+                f"{file} holds no record of a run ({error}): its launch was interrupted, perhaps by a full disk, "
+                "before anything started. Remove the folder."
             ) from error
+        if not isinstance(record, dict) or not {"id", "started", "sockets", "shm", "processes"} <= record.keys():
+            raise RunError(
+                f"{file} holds no record of a run: another program wrote it, or it was changed. Give the folder that "
+                "`asyncrl launch` printed."
+            )
         return record
+
+    def read_summary(self) -> dict[str, Any]:
+        """The contents of `summary.json`; empty if it is not there. Raises RunError when the file is damaged."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise RunError(
+                f"{self.summary} cannot be read ({error}): remove it; asyncrl launch --resume writes it again."
+            ) from error
+        return summary
 
     @property
     def copied_from(self) -> Path | None:
@@ -318,7 +338,7 @@ class RunFolder:
         if host:
             self.private.mkdir(mode=0o700)
             Keys.new().save(self.private / "keys")
-        record = {"id": uuid.uuid4().hex, "started": time.time(), "user": getpass.getuser(), "sockets": sockets}
+        record = {"id": uuid.uuid4().hex, "started": time.time(), "user": _user(), "sockets": sockets}
         shm = self._new_shm()
         for folder in (Path(sockets), shm):
             leftovers.lock(folder)
@@ -351,10 +371,23 @@ class RunFolder:
         replace(self.path / "run.json", json.dumps(record, indent=2) + "\n")
 
 
+def _user() -> str:
+    """The name of this process's user, or its number: in a container, a number may have no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 raises OSError
+        return str(os.getuid())
+
+
 def _load(path: Path) -> Config:
     """Hides the config's secrets. Raises RunError."""
     try:
         config = Config.model_validate(yaml.safe_load(path.read_text()))
+    except FileNotFoundError as error:
+        raise RunError(
+            f"{path} is missing, so that nothing says what the run was to do: copy the whole run folder, or put the "
+            "file back (`asyncrl launch --dry-run` prints it)."
+        ) from error
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{path} cannot be read: {reason:.300} Correct it, or use the asyncrl that wrote it.") from error

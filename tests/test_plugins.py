@@ -75,6 +75,7 @@ def test_good_options_pass() -> None:
         ({"low": "1e-6"}, r"f\.low: '1e-6' does not suit fn.*1.0e-6"),
         ({"low": 0.1, "level": "tokens"}, r"f\.level: 'tokens' does not suit fn.*'token' or 'row'"),
         ({"low": True}, r"f\.low: True"),
+        ({"low": 0.1, "weights": "x"}, r"f\.weights: 'x' does not suit fn: expected a list, as in \[a, b\]\."),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], expected: str) -> None:

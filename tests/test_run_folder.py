@@ -47,6 +47,34 @@ def test_a_config_of_another_state_of_the_code_is_told(run: RunFolder, text: str
         run.load_config()
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", '{"a": 1}', "3"])
+def test_a_record_that_another_program_wrote_is_told(run: RunFolder, text: str) -> None:
+    own = (run.path / "run.json").read_text()
+    (run.path / "run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run\.json holds no record of a run: another program wrote it"):
+        run.record()
+    (run.path / "run.json").write_text(own)
+
+
+def test_a_folder_without_its_configuration_is_told(run: RunFolder) -> None:
+    run.config.unlink()
+    with pytest.raises(RunError, match=r"config\.yaml is missing, .*: copy the whole run folder"):
+        run.load_config()
+
+
+def test_a_user_without_a_name_has_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    run = RunFolder.create(tmp_path / "run", Config())
+    assert run.record()["user"] == str(os.getuid())
+    run.remove_temporary()
+
+
 def test_only_the_owner_reads_sockets_and_weights(run: RunFolder) -> None:
     for folder in (run.sockets, run.shm):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -95,7 +95,7 @@ def _undisturbed(config: Config, name: str, within_s: float) -> RunFolder:
 
 def _measured(run: RunFolder) -> dict[str, Any]:
     """Its summary. Raises ConfigError when the summary has no success at the end of the run."""
-    summary: dict[str, Any] = json.loads(run.summary.read_text()) if run.summary.is_file() else {}
+    summary: dict[str, Any] = run.read_summary()
     if summary.get("outcome") != "finished" or summary.get("held_out_success_end") is None:
         raise ConfigError(
             f"--undisturbed is {run.path}, whose outcome is {summary.get('outcome', 'unknown')} and held-out success "
@@ -113,7 +113,7 @@ def _broken(job: Job, config: Config, wanted: dict[str, Any] | None) -> Iterator
     if audit(job.run, format="json", out=account):
         violations = json.loads(account.read_text())["violations"]
         yield f"the audit finds {len(violations)} contradictions, the first: {violations[0]}"
-    summary = json.loads(job.run.summary.read_text())
+    summary = job.run.read_summary()
     seen, bound = summary["max_staleness_seen"], config.buffer.most_staleness
     if seen > bound:
         yield f"a trained token was {seen} steps old, buffer.max_staleness is {bound}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import tempfile
 import time
@@ -108,7 +107,7 @@ class Job:
     def end(self) -> tuple[int, str]:
         """Exit code of the ended run, and its reason from the summary."""
         code = self._launcher.wait(KILL_S)
-        summary = json.loads(self.run.summary.read_text()) if self.run.summary.is_file() else {}
+        summary = self.run.read_summary()
         return code, str(summary.get("why") or summary.get("outcome") or "no summary was left")
 
     def orphans(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,13 +70,19 @@ def init(words: list[str]) -> int:
     files = sorted(file for file in (SKELETONS / options.kind).iterdir() if file.is_file())
     if present := [file.name for file in files if (folder / file.name).exists()]:
         raise RunError(f"{folder} already holds {', '.join(present)}: give another folder; nothing was written.")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        taken = next(path for path in (folder, *folder.parents) if path.is_file())
+        raise RunError(f"{taken} is a file: give another folder; nothing was written.") from None
+    except OSError as error:
+        raise RunError(f"{folder} cannot be made ({error.strerror}): give a folder that you may write.") from error
     for file in files:
         shutil.copyfile(file, folder / file.name)
     (test,) = (file.name for file in files if file.name.startswith("test_"))
     print(f"{folder} holds {', '.join(file.name for file in files)}. Next:")
     for line in (
-        f"cd {folder}",
+        f"cd {shlex.quote(str(folder))}",
         f"python {test}",
         "asyncrl try --config train.yaml",
         "asyncrl launch --config train.yaml",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -13,7 +14,7 @@ from asyncrl.cli.launch import chaos, evaluate, launch
 from asyncrl.cli.parts import envs, rewards, sandbox
 from asyncrl.cli.planning import plan
 from asyncrl.cli.runs import actors, audit, dashboard, replay, report, status, trace, view, why
-from asyncrl.errors import AsyncRLError, ConfigError, described
+from asyncrl.errors import AsyncRLError, ConfigError, RunError, described
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "launch": launch,
@@ -49,11 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(__version__)
         sys.exit(0)
-    # As `python -m` does: the user's modules are found from the working folder.
-    sys.path.insert(0, os.getcwd())
     try:
+        _find_modules_here()
         if words[0] not in COMMANDS:
-            raise ConfigError(f"{words[0]!r} is not a command: expected one of {', '.join(COMMANDS)}.")
+            close = difflib.get_close_matches(words[0].lstrip("-"), [*COMMANDS, "help", "version"], n=1)
+            meant = {"help": "--help", "version": "--version"}.get(close[0], close[0]) if close else ""
+            hint = f" (did you mean {meant}?)" if meant else ""
+            raise ConfigError(f"{words[0]!r} is not a command{hint}: expected one of {', '.join(COMMANDS)}.")
         system.check()
         code = COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"])
         sys.stdout.flush()
@@ -67,6 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code, sentence = described(error)
         print(f"asyncrl: {sentence}", file=sys.stderr)
         sys.exit(code)
+
+
+def _find_modules_here() -> None:
+    """The user's modules are found from the working folder, as with `python -m`. Raises RunError."""
+    try:
+        sys.path.insert(0, os.getcwd())
+    except FileNotFoundError:
+        raise RunError("the working folder is gone: it was removed or moved; change to another one (cd).") from None
 
 
 def _usage() -> str:

@@ -67,7 +67,7 @@ def launch(words: list[str]) -> int:
     if not flags and options.config is None and options.resume is None and options.fork is None:
         raise ConfigError(
             "launch needs a configuration: asyncrl launch FILE.yaml, or flags. The quickstart, a first run on a "
-            "CPU in minutes, comes with asyncrl: asyncrl launch --config quickstart."
+            "CPU in minutes, comes with asyncrl: asyncrl launch quickstart."
         )
     sourced = origin.load(options.config, flags)
     stem = options.config.stem if options.config else "run"

@@ -13,6 +13,7 @@ import tyro
 from asyncrl.errors import ConfigError
 
 HELP_ALL = "--help-all"
+_YAML = (".yaml", ".yml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,8 @@ class ServedModelOptions:
 def parse(
     options: type[Any], words: Sequence[str], command: str, description: str | None
 ) -> tuple[Any, dict[str, Any]]:
-    """The command's own options, and the config fields given as flags. The first word may be the config file. Raises
-    ConfigError."""
+    """The command's own options, and the config fields given as flags. The first word may be the config file, or the
+    name of a configuration that comes with asyncrl. Raises ConfigError."""
     from asyncrl.config.flags import flags_type, given_flags, option_flags, unknown_flag
 
     words = _with_config(words)
@@ -51,7 +52,14 @@ def parse(
     return parsed, given_flags(parsed) | keys
 
 
+def check_port(port: int | None) -> None:
+    """Raises ConfigError for a number that is no port. None, 0: a free one."""
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"--port is {port}: expected 0 to 65535; 0 takes a free one.")
+
+
 def _no_flag(word: str, command: str) -> ConfigError:
+    from asyncrl.config import shipped
     from asyncrl.config.flags import unknown_flag
     from asyncrl.config.loading import fields, mapping_above
     from asyncrl.config.tree import Tree
@@ -61,13 +69,18 @@ def _no_flag(word: str, command: str) -> ConfigError:
         flag = f"--{key.replace('_', '-')}"
         known = any(path == key for path, _ in fields(Tree)) or mapping_above(key)
         return ConfigError(f"{word!r} is not a flag: write {flag} {value}.") if known else unknown_flag(flag, command)
+    if Path(word).suffix in _YAML or word in shipped.names():
+        return ConfigError(
+            f"{word!r} belongs to no flag: a configuration comes first, as in asyncrl {command} {word}, or behind "
+            "--config; there is one."
+        )
     return ConfigError(f"{word!r} belongs to no flag: `asyncrl {command} {HELP_ALL}` lists them all.")
 
 
 def _with_config(words: Sequence[str]) -> list[str]:
-    """`words`, with `--config` before a config file that comes first."""
+    """`words`, with `--config` before a config file, or the name of one, that comes first."""
     first = words[0] if words else "-"
-    if not first.startswith("-") and (first.endswith((".yaml", ".yml")) or Path(first).is_file()):
+    if not first.startswith("-") and (Path(first).suffix in _YAML or "=" not in first):
         return ["--config", *words]
     return list(words)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from asyncrl.cli.parsing import check_port
 from asyncrl.plugins import resolve
 
 Arg = tyro.conf.arg
@@ -59,6 +60,7 @@ def sandbox(words: list[str]) -> int:
         )
 
     options = tyro.cli(Sandbox, args=words, prog="asyncrl sandbox", description=sandbox.__doc__)
+    check_port(options.port)
     from asyncrl.rewards.sandbox.local import LocalSandbox
     from asyncrl.rewards.sandbox.server import serve
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from asyncrl.cli.parsing import check_port
 from asyncrl.errors import ConfigError
 
 Arg = tyro.conf.arg
@@ -81,7 +82,7 @@ def report(words: list[str]) -> int:
     from asyncrl.tracking.report.report import write_report
 
     run = RunFolder.existing(options.run)
-    summary = json.loads(run.summary.read_text()) if run.ended else chosen(run, run.load_config())
+    summary = run.read_summary() if run.ended else chosen(run, run.load_config())
     write_report(run, notes=notes(summary))
     print(run.report)
     return 0
@@ -144,6 +145,7 @@ def dashboard(words: list[str]) -> int:
         ] = None
 
     options = tyro.cli(Dashboard, args=words, prog="asyncrl dashboard", description=dashboard.__doc__)
+    check_port(options.port)
     from asyncrl.tracking.report.dashboards import dashboard as show
 
     return show(
@@ -167,6 +169,7 @@ def view(words: list[str]) -> int:
     options = tyro.cli(View, args=words, prog="asyncrl view", description=view.__doc__)
     if not 1 <= len(options.runs) <= 2:
         raise ConfigError(f"view is given {len(options.runs)} run folders: expected one or two.")
+    check_port(options.port)
     from asyncrl.view.command import view as show
 
     return show(options.runs, port=options.port, browser=options.browser, export=options.export)

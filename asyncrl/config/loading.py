@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from asyncrl.config.other_systems import field_for, is_theirs
 from asyncrl.config.shipped import located
 from asyncrl.config.tree import Tree
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, expected
 from asyncrl.redaction import masked
 
 SEEDS = ("data.seed", "actors.seed", "learner.seed")
@@ -56,7 +56,7 @@ def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[
     try:
         config = kind.model_validate(_with_tuples(values, Tree), strict=True)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, set(flags), file)) from error
+        raise ConfigError(_sentence(error, values, set(flags), file)) from error
     sources = {path: _source(path, flags, in_file) for path, _ in fields(Tree)}
     return Sourced(config, sources)
 
@@ -297,19 +297,46 @@ def _source(path: str, flags: Mapping[str, Any], in_file: set[str]) -> str:
     return "default"
 
 
-def _sentence(error: ValidationError, flags: set[str], file: Path | None) -> str:
-    """The first error, as one sentence."""
-    first = error.errors(include_url=False)[0]
+def _sentence(error: ValidationError, values: Mapping[str, Any], flags: set[str], file: Path | None) -> str:
+    """The first error, as one sentence. `values`: what was validated."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")
-    path = ".".join(str(part) for part in first["loc"])
+    path = _path_of(first["loc"], values)
     flag = next((f for f in flags if f"{path}.".startswith(f"{f}.") or f.startswith(f"{path}.")), None)
     where = f"--{flag.replace('_', '-')}" if flag else f"{path} in {file}" if file else path
-    expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    expected = expected.replace("a valid dictionary", "a mapping, as in {name: value}")
     if first["type"] == "extra_forbidden":
-        expected = f"no such field{nearest(path)}"
-    return f"{where} is {_short(first['input'])}: {expected}."
+        wanted = f"no such field{_near_member(path)}"
+    else:
+        wanted = expected(e["msg"] for e in errors if _path_of(e["loc"], values) == path)
+    return f"{where} is {_short(first['input'])}: {wanted}."
+
+
+def _path_of(loc: Sequence[int | str], values: Any) -> str:
+    """The path of a value as the user gave it: without pydantic's names for the kinds that the value could have been.
+
+    >>> _path_of(("buffer", "max_staleness", "constrained-int"), {"buffer": {"max_staleness": -1}})
+    'buffer.max_staleness'
+    """
+    if (whole := ".".join(map(str, loc))) in SEEDS and loc[1] not in (values.get(loc[0]) or {}):
+        return "launch.seed"
+    found: list[str] = []
+    for part in loc:
+        within = isinstance(values, Mapping) and part in values
+        if within or (isinstance(values, Sequence) and not isinstance(values, str) and isinstance(part, int)):
+            found.append(str(part))
+            values = values[part]
+    return ".".join(found) or whole
+
+
+def _near_member(path: str) -> str:
+    """As `nearest`, also for a field of one of several sections by name (`eval.sets.NAME.tasks`)."""
+    for above, field in fields(Tree):
+        kinds = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
+        if path.startswith(f"{above}.") and kinds and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel):
+            return f", it takes {', '.join(kinds[0].model_fields)}"
+    return nearest(path)
 
 
 def _short(value: Any) -> str:

@@ -99,8 +99,9 @@ class EnvConfig(Section):
     """Number of attempts that `max_failures` looks back on."""
     on_failures: Literal["stop_if_all", "stop", "warn"] = "stop_if_all"
     """What follows when environments fail. `stop_if_all`: the run ends (exit code 1) when the first 20 attempts all
-    failed in the same way, before any succeeded; connection errors and timeouts must last for 60 s. `stop`: it also
-    ends past `max_failures`. `warn`: it never ends for this. A run that ended can be resumed."""
+    failed in the same way, or the first 100 in whatever ways, before any succeeded; connection errors and timeouts must
+    last for 60 s. `stop`: it also ends past `max_failures`. `warn`: it never ends for this. A run that ended can be
+    resumed."""
 
 
 class ActorsConfig(Section):

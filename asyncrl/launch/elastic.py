@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,7 +160,9 @@ def _live(run: RunFolder) -> RunFolder:
     """Raises RunError when no launcher would act on the request."""
     # The launcher of a run over several hosts may be on another one.
     if not run.record().get("host") and "launcher" not in living(run).values():
-        raise RunError(f"{run.path} is not running: asyncrl launch --resume {run.path}, with --actors.count.")
+        raise RunError(
+            f"{run.path} is not running: asyncrl launch --resume {shlex.quote(str(run.path))}, with --actors.count."
+        )
     return run
 
 

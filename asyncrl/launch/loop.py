@@ -21,6 +21,7 @@ Nothing is decided here: the files named in the picture decide, and are pure.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -93,7 +94,7 @@ class Launcher:
         now = time.monotonic()
         self._watch.note(now, (event.kind for event in events))
         if self._interrupts.count:
-            why = f"stopped by the user; continue with: asyncrl launch --resume {self._run.path}"
+            why = f"stopped by the user; continue with: asyncrl launch --resume {shlex.quote(str(self._run.path))}"
             return Outcome("interrupted", 130, why)
         self._membership.apply(now)
         for name in list(self._table.processes):

@@ -69,6 +69,7 @@ class Origin:
             )
         if (earlier := self.earlier) is None:
             return load(Config, file, flags)
+        earlier.load_config()  # its errors speak of a run
         flags = {"launch.name": None, **flags} if self.fork else flags  # a fork needs a new name
         return load(Config, earlier.config, flags)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -191,6 +192,6 @@ def refuse_live(run: RunFolder) -> None:
             raise RunError(
                 f"{run.path} is a copy of {original}, made while that run was live ({named}), so that its ledger and "
                 "its payloads may not belong together. The original needs no stop: begin a run of your own from its "
-                f"newest checkpoint with --fork {original}, or copy it again when it has ended."
+                f"newest checkpoint with --fork {shlex.quote(str(original))}, or copy it again when it has ended."
             )
         raise RunError(f"{run.path} is in use by a live run: {named}. Stop it first: Ctrl-C, or kill these processes.")

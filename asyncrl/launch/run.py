@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -105,7 +106,8 @@ class Run:
         if not file.is_file() or file.stat().st_mtime < self._folder.record()["started"]:
             raise RunError(
                 f"{self.path} has no summary: its launcher was killed, or failed as its output says (the terminal, or "
-                f"logs/{LOG}.log). asyncrl launch --resume {self.path} continues from the last checkpoint."
+                f"logs/{LOG}.log). asyncrl launch --resume {shlex.quote(str(self.path))} continues from the last "
+                "checkpoint."
             )
         summary: dict[str, Any] = json.loads(file.read_text())
         return summary

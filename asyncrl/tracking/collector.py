@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -134,8 +135,11 @@ class Collector:
         run_state, values = self.state, self.state.now(now)
         # The counts of a killed actor since its last report are lost; the ledger has what it put.
         put = values.get("buffer/count/generated", 0.0) * values.get("buffer/length/generated", 0.0)
-        generated = max(values.get("throughput/tokens_generated", 0.0), put)
-        trained = values.get("throughput/tokens_trained", 0.0)
+        of_actors, of_learner = (
+            values.get(name) or run_state.carried(name)
+            for name in ("throughput/tokens_generated", "throughput/tokens_trained")
+        )
+        generated, trained = max(of_actors, put), of_learner
         wall_s = now - run_state.started
         first, last = (run_state.held_out[0], run_state.held_out[-1]) if run_state.held_out else ({}, {})
         if len(run_state.held_out) == 1:
@@ -196,7 +200,11 @@ class Collector:
         deadline = time.monotonic() + DRAWING_S
         try:
             if left_out := write_report(self._run, lambda: hurry() or time.monotonic() > deadline, notes):
-                log.warning("%d plots of the report were left out: asyncrl report %s", left_out, self._run.path)
+                log.warning(
+                    "%d plots of the report were left out: asyncrl report %s",
+                    left_out,
+                    shlex.quote(str(self._run.path)),
+                )
         except Exception as error:  # a failed picture must not break the end of a run
             log.warning("no report: %s: %s", type(error).__name__, error)
 

@@ -205,6 +205,10 @@ class RunState:
                 gathered[name].append((t, before + count))
         return gathered
 
+    def carried(self, name: str) -> float:
+        """A total as an earlier launch left it, until `now` has a value of this one; then, or without any, 0."""
+        return self._carried.get(name, 0.0)
+
     def put(self, values: Mapping[str, float], role: str, now: float) -> None:
         """Set values that the launcher measures itself."""
         state = self.roles.setdefault(role, RoleState(role, since=now))

@@ -79,7 +79,12 @@ def test_a_dry_run_prints_every_value_with_its_source_and_starts_nothing(
         (["--model.path", "./no/such/model"], "model.path is './no/such/model'"),
         (["--model.path", "./empty"], "config.json"),
         (["--model.path", "./untokenized"], "tokenizer"),
-        (["stray"], "'stray'"),
+        (["stray"], "--config stray: there is no such file"),
+        (["quickstrt"], "(did you mean quickstart?)"),
+        (["none.yml"], "--config none.yml: No such file"),
+        (["--dry-run", "verl.yaml"], "a configuration comes first, as in asyncrl launch verl.yaml"),
+        (["quickstart", "stray"], "'stray' belongs to no flag"),
+        (["quickstart", "calculator"], "'calculator' belongs to no flag: a configuration comes first"),
         (["--config", "c.yaml", "--resume", "r"], "--resume"),
         # What other systems call it.
         (["--learner.learning-rate", "1e-6"], "is not a flag (here it is --learner.lr; docs/reference/other-systems"),
@@ -139,11 +144,22 @@ def test_the_config_may_come_first_and_a_key_of_the_options_is_a_flag(
     assert yaml.safe_load(out)["env"]["options"] == {"tool_latency_s": 0.5}
 
 
+def test_a_configuration_that_comes_with_asyncrl_is_named_without_its_option(
+    capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    for words in (
+        ["launch", "quickstart", "--print", "slurm"],
+        ["launch", "--config", "quickstart", "--print", "slurm"],
+    ):
+        code, out, err = call(capsys, *words)
+        assert (code, "groups_per_step: 24" in out) == (0, True), err
+
+
 def test_without_a_config_it_says_what_it_needs(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     code, _, err = call(capsys, "launch")
     assert code == 2
     assert "asyncrl launch FILE.yaml" in sentence(err)
-    assert "--config quickstart" in " ".join(err.split())
+    assert "asyncrl launch quickstart." in " ".join(err.split())
 
 
 @pytest.mark.parametrize("command", ["launch", "eval", "chaos"])
@@ -155,6 +171,15 @@ def test_the_help_fits_two_screens_and_names_the_whole(capsys: pytest.CaptureFix
     assert "--learner.*" in out
     code, out, _ = call(capsys, command, "--help-all")
     assert (code, "--buffer.max-staleness" in out) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["status", "why", "launch --resume", "actors add 1 --run", "audit"])
+def test_a_folder_of_another_program_is_told(capsys: pytest.CaptureFixture[str], here: Path, command: str) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "run.json").write_text('{"a": 1}')
+    code, _, err = call(capsys, *command.split(), "mine")
+    assert code == 1
+    assert ("holds no record of a run" in sentence(err)) or "config.yaml is missing" in sentence(err)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +217,20 @@ def test_a_run_goes_on_when_nobody_reads_what_it_says() -> None:
     shell = f'{sys.executable} -c "{program}" | head -c 1'
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("x", "went on")
+
+
+def test_an_interrupt_during_the_imports_is_told() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'tyro': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from asyncrl.cli import main\n"
+        "main(['--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "asyncrl: stopped by the user.\n")
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -283,6 +322,37 @@ def test_a_run_whose_launch_was_cut_off_is_told(capsys: pytest.CaptureFixture[st
         assert "Remove the folder" in sentence(err)
 
 
+@pytest.mark.parametrize("command", ["status", "why", "report"])
+def test_a_damaged_summary_of_a_run_is_told(capsys: pytest.CaptureFixture[str], here: Path, command: str) -> None:
+    run = RunFolder.create(here / "mine", Config())
+    run.summary.write_text("{")
+    code, _, err = call(capsys, command, "mine")
+    assert code == 1
+    assert "summary.json cannot be read" in sentence(err)
+    assert "--resume" in err
+    run.remove_temporary()
+
+
+def test_a_working_folder_that_is_gone_is_told(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (["status", "mine"], ["launch", "quickstart"]):
+        code, _, err = call(capsys, *words)
+        assert code == 1
+        assert "the working folder is gone" in sentence(err)
+
+
+@pytest.mark.parametrize("words", ["sandbox --port 99999", "view mine --port -1", "dashboard mine --port 65536"])
+def test_a_port_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str], here: Path, words: str) -> None:
+    code, _, err = call(capsys, *words.split())
+    assert code == 2
+    assert "expected 0 to 65535" in sentence(err)
+
+
 def test_damaged_metrics_of_a_run_are_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     run = RunFolder.create(here / "runs" / "mine", Config())
     run.metrics.write_text('nonsense\n{"step": 1}\n')
@@ -334,7 +404,15 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert all(name in out for name in dispatch.COMMANDS)
     assert call(capsys)[0] == 2
-    assert call(capsys, "lunch")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("lunch", "launch"), ("help", "--help"), ("--versio", "--version"), ("reply", "replay")]
+)
+def test_a_command_misspelt_is_told_the_nearest(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+    code, _, err = call(capsys, word)
+    assert code == 2
+    assert f"{word!r} is not a command (did you mean {meant}?): expected one of launch" in sentence(err)
 
 
 def test_envs_lists_both_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,23 @@ def test_a_test_of_a_skeleton_notices_a_broken_score(tmp_path: Path, capsys: pyt
         assert python(folder, test.name).returncode != 0, kind
 
 
+def test_what_is_to_be_typed_next_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "init", str(tmp_path / "my first task"))
+    assert code == 0
+    assert f"cd '{tmp_path}/my first task'" in out
+
+
+def test_a_folder_that_cannot_be_made_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = call(capsys, "init", "/proc/none/mine")
+    assert code == 1
+    assert "/proc/none/mine cannot be made (No such file or directory): give a folder that you may" in sentence(err)
+    for folder in ("file", "file/mine"):
+        code, _, err = call(capsys, "init", str(tmp_path / folder))
+        assert code == 1
+        assert "is a file" in sentence(err)
+
+
 def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "score.py").write_text("mine")
     code, _, err = call(capsys, "init", str(tmp_path))

@@ -81,6 +81,14 @@ def test_the_committed_configs_are_valid() -> None:
         ("learner: {betas: [0.9, x]}", ["learner.betas.1", "'x'", "expected a valid number"]),
         ("learner: {corrections: tis}", ["learner.corrections", "'tis'"]),
         ("env: {options: 3}", ["env.options", "3"]),
+        ("env: {options: 3}", ["expected a mapping, as in {name: value}."]),
+        ("tracking: {sinks: jsonl}", ["tracking.sinks in", "'jsonl'", "expected a list, as in [a, b]."]),
+        ("buffer: {max_staleness: -1}", ["buffer.max_staleness in", "is -1", "equal to 0, or 'auto'."]),
+        ("learner: {corrections: [3]}", ["learner.corrections.0 in", "is 3", "expected a mapping"]),
+        ("launch: {seed: abc}", ["launch.seed in", "'abc'", "expected a valid integer"]),
+        ("data: {seed: abc}\nlaunch: {seed: 1}", ["data.seed in", "'abc'", "expected a valid integer"]),
+        ("eval: {sets: {a: 3}}", ["eval.sets.a in", "is 3", "expected a mapping, as in {name: value}."]),
+        ("eval: {sets: {a: {task: 3}}}", ["eval.sets.a.task in", "no such field, it takes env, env_options, source"]),
         ("launch: {name: 5}", ["launch.name", "5", "expected a valid string"]),
         ("weights: {every: 9}", ["weights.every is 9", "buffer.max_staleness + 1 = 3"]),
         ("buffer: {capacity: 8}", ["buffer.capacity is 8", "at least 128"]),
@@ -109,6 +117,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_wrong_flag_is_named_as_a_flag(tmp_path: Path) -> None:
     file = write(tmp_path, "buffer: {capacity: 512}")
+    assert refused(file, launch__seed="abc").startswith("--launch.seed is 'abc': expected a valid integer")
     assert refused(file, buffer__capacity="many").startswith("--buffer.capacity is 'many': expected a valid integer")
 
 

@@ -206,6 +206,19 @@ def test_a_resumed_run_appends(make):
     assert again.summary()["held_out_success_start"] == 0.31
 
 
+def test_a_finished_run_that_is_resumed_keeps_its_totals(make):
+    collector, run = make()
+    send(run, list(fake_run(5))[:-1])
+    polled(collector, lambda es: sum(e.kind == "step" for e in es) == 6)
+    collector.close()
+    first = collector.summary()
+    assert first["tokens_trained"] > 0
+    again, _ = make(run=run)  # nothing is trained in it
+    again.close()
+    assert again.summary()["tokens_trained"] == first["tokens_trained"]
+    assert again.summary()["tokens_generated"] >= first["tokens_generated"] > 0
+
+
 def test_a_report_that_cannot_be_made_does_not_end_the_run(make, caplog, monkeypatch):
     collector, run = make()
     monkeypatch.setattr(collector_module, "write_report", report.write_report)

@@ -24,6 +24,12 @@ class Address:
     base_url: str
     api_key: str = API_KEY
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"client.{name}: the openai package is not installed, so the client has a base_url and an api_key only. "
+            "pip install openai, or give these two to the client of another SDK"
+        )
+
 
 class Clients:
     """Clients of all episodes."""

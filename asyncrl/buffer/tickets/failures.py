@@ -12,6 +12,8 @@ from asyncrl.user_errors import Cause
 
 ATTEMPTS = 20
 """Attempts that must all fail in the same way."""
+ATTEMPTS_IN_ANY_WAY = 100
+"""Attempts that must all fail where they do so in several ways: a score may raise at another line for each row."""
 OUTAGE_S = 60.0
 """Seconds for which an outage must last to count."""
 
@@ -53,7 +55,8 @@ class FailureBudget:
 
 
 class AllFail:
-    """Judges the first attempts since this process began: when all fail in the same way, no later one will succeed."""
+    """Judges the first attempts since this process began: when all fail in the same way, or many in whatever ways, no
+    later one will succeed."""
 
     def __init__(self) -> None:
         """
@@ -67,8 +70,9 @@ class AllFail:
         self.verdict = ""
         """Why the run ends; empty while it does not."""
         self._over = False
-        """Whether an attempt has succeeded, or two failed in different ways."""
-        self._place: str | None = None
+        """Whether an attempt has succeeded."""
+        self._places: set[str] = set()
+        """The ways in which attempts failed."""
         self._failed = 0
         self._outage_since: float | None = None
         self._last: tuple[bool, str] = (False, "")
@@ -82,11 +86,10 @@ class AllFail:
             return
         # What does not answer is reported in many ways.
         place = "outage" if cause.outage else cause.place
-        if self._place not in (None, place):
-            self._over = True
-            return
-        self._place, self._last = place, (cause.outage, detail)
+        self._last = (cause.outage, detail)
         self._failed += 1
+        if self._failed <= ATTEMPTS_IN_ANY_WAY:
+            self._places.add(place)
 
     def look(self, now: float) -> None:
         outage, detail = self._last
@@ -94,12 +97,16 @@ class AllFail:
             return
         if outage and self._outage_since is None:
             self._outage_since = now
-        if self._failed < ATTEMPTS or (outage and now < (self._outage_since or 0.0) + OUTAGE_S):
+        same = len(self._places) == 1
+        if self._failed < (ATTEMPTS if same else ATTEMPTS_IN_ANY_WAY) or (
+            outage and now < (self._outage_since or 0.0) + OUTAGE_S
+        ):
             return
         lasting = f" for {OUTAGE_S:g} s" if outage else ""
         self.verdict = (
-            f"the first {self._failed} episodes all failed in the same way{lasting}: {detail[:1200]}. Correct it and "
-            "continue with --resume; env.on_failures warn goes on all the same."
+            f"the first {self._failed} episodes all failed {'in the same way' if same else 'in several ways'}{lasting}"
+            f"{'' if same else '; the last one'}: {detail[:1200]}. Correct it and continue with --resume; "
+            "env.on_failures warn goes on all the same."
         )
 
 

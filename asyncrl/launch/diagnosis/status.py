@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from asyncrl.launch.preflight import living
@@ -25,5 +24,5 @@ def status(run: RunFolder) -> dict[str, Any]:
         finally:
             client.close()
     elif run.summary.is_file():
-        report["summary"] = json.loads(run.summary.read_text())
+        report["summary"] = run.read_summary()
     return report

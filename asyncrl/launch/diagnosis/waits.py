@@ -134,7 +134,7 @@ def _slowest(run: RunFolder) -> str:
 
 
 def _outcome(run: RunFolder) -> str:
-    ended: dict[str, Any] = json.loads(run.summary.read_text())
+    ended: dict[str, Any] = run.read_summary()
     return f"the run is over: {ended['outcome']}{': ' + ended['why'] if ended.get('why') else ''}"
 
 

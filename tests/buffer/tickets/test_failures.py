@@ -84,6 +84,10 @@ def judged(causes: list[Cause | None], *, at: float = 0.0) -> str:
         ([HERE] * 19, 1000.0, False),
         ([*[HERE] * 19, ELSEWHERE], 1000.0, False),
         ([HERE, ELSEWHERE, *[HERE] * 30], 1000.0, False),
+        ([HERE, ELSEWHERE] * 49, 1000.0, False),
+        ([HERE, ELSEWHERE] * 50, 0.0, True),
+        ([HERE, AWAY] * 50, 59.0, False),
+        ([HERE, AWAY] * 50, 60.0, True),
         ([*[None] * 10, *[HERE] * 20], 0.0, True),
         ([None] * 40, 1000.0, False),
         ([AWAY] * 40, 59.0, False),
@@ -92,10 +96,24 @@ def judged(causes: list[Cause | None], *, at: float = 0.0) -> str:
         ([*[AWAY] * 10, *[Cause("ReadTimeout at other.py:1", outage=True)] * 10], 60.0, True),
     ],
 )
-def test_the_first_attempts_end_the_run_only_if_all_fail_in_the_same_way(
-    causes: list[Cause | None], at: float, ends: bool
-) -> None:
+def test_the_first_attempts_end_the_run_only_if_all_fail(causes: list[Cause | None], at: float, ends: bool) -> None:
     assert bool(judged(causes, at=at)) == ends
+
+
+def test_failures_in_several_ways_are_told_so() -> None:
+    assert judged([HERE, ELSEWHERE] * 50).startswith(
+        "the first 100 episodes all failed in several ways; the last one: KeyError: 'answer' (score.py, line 3"
+    )
+
+
+def test_one_success_among_failures_in_several_ways_ends_the_judgement() -> None:
+    every = AllFail()
+    for _ in range(60):
+        every.failed(HERE, "")
+        every.failed(ELSEWHERE, "")
+        every.succeeded()
+    every.look(1e6)
+    assert not every.verdict
 
 
 def test_one_success_ends_the_judgement() -> None:
