@@ -57,12 +57,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, made: MadeRun) -> Iterator[Browser]:
+def address(made: MadeRun) -> Iterator[str]:
     run = ViewedRun(made.run, text=TEXT)
     with served(run) as server:
-        browser.open(server.url)
-        yield browser
+        yield server.url
     run.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Browser:
+    """The page of `made`, which a test before may have left for another one."""
+    if browser.js("location.href") != address:
+        browser.open(address)
+    return browser
 
 
 def choose(page: Browser, group: int, index: int) -> None:
