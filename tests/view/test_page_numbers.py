@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.replay import _trainer, rebuilt
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Trajectory
