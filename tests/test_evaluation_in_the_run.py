@@ -47,6 +47,8 @@ CONFIG: dict[str, Any] = {
     "weights": {"channel": "shm"},
     "launch": {"seed": 1, "name": "run"},
 }  # fmt: skip
+GROUP = f"{Path(__file__).parent}/weights/device/gloo_channel.py:Gloo"
+"""The channel `nccl` between CPUs."""
 Run = Callable[..., RunFolder]
 
 
@@ -79,6 +81,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         pytest.param({"count": 2, "eval": 1}, "shm", id="reserved"),
         pytest.param({"count": 1, "eval": 0}, "shm", id="in turn", marks=pytest.mark.slow),
         pytest.param({"count": 2, "eval": 1}, "zmq", id="reserved, over zmq", marks=pytest.mark.slow),
+        pytest.param({"count": 2, "eval": 1}, GROUP, id="reserved, over a process group", marks=pytest.mark.slow),
     ],
 )
 def test_sets_are_played_beside_training_and_greedy_numbers_are_those_of_the_command(
@@ -129,6 +132,7 @@ RESTART_S = 240.0
         pytest.param({"count": 2, "eval": 1}, "shm", KILLED, id="reserved"),
         pytest.param({"count": 2, "eval": 0}, "shm", KILLED, id="chosen"),
         pytest.param({"count": 2, "eval": 0}, "zmq", SERVED, id="chosen, over zmq"),
+        pytest.param({"count": 2, "eval": 0}, GROUP, KILLED, id="chosen, over a process group"),
     ],
 )
 def test_kills_during_evaluations(tmp_path: Path, actors: dict[str, Any], channel: str, roles: tuple[str, ...]) -> None:

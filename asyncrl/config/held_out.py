@@ -11,8 +11,6 @@ from asyncrl.config.tree import Tree
 
 C = TypeVar("C", bound=Tree)
 
-KEEP_PINNED = ("shm", "zmq")
-"""Channels of weights that keep the version of an evaluation while newer ones are published."""
 ONLY = "held_out"
 """Name of the set where `eval.sets` is empty."""
 
@@ -119,12 +117,6 @@ def _impossible_in_the_run(c: Tree) -> list[str]:
         problems.append(
             f"actors.eval is {c.actors.eval} and eval.every 0: reserved actors would have nothing to play. Set "
             "eval.every, or actors.eval 0."
-        )
-    if c.eval.every and c.weights.channel not in KEEP_PINNED:
-        problems.append(
-            f"eval.every is {c.eval.every} and weights.channel {c.weights.channel}, which keeps no version for an "
-            f"evaluation while newer ones are published: use weights.channel {' or '.join(KEEP_PINNED)}, or "
-            "eval.every 0."
         )
     return problems
 

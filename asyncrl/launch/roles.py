@@ -11,7 +11,7 @@ from asyncrl.launch.placement.resources import interfaces
 from asyncrl.launch.processes import Role, python, threads
 from asyncrl.process.gpus import GIVEN
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights.channels import channel
+from asyncrl.weights.channels import server
 
 
 def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
@@ -23,8 +23,8 @@ def roles(run: RunFolder, config: Config, *, resume: bool) -> list[Role]:
         *(_scorer(folder, config, name) for name in scorer_names(config)),
         *(actor(run, config, f"actor-{i}") for i in range(config.actors.count)),
     ]
-    if (server := channel(config).server) is not None:
-        started.insert(1, Role("weights", python(server, folder), environment=threads(1)))
+    if (module := server(config)) is not None:
+        started.insert(1, Role("weights", python(module, folder), environment=threads(1)))
     return [replace(role, cpus=setting(config.launch.cpus, role.name) or ()) for role in started]
 
 

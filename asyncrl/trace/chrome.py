@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncrl.trace.timeline import Slice, Timeline
 
-_FIRST = ("learner", "buffer", "weights", "launcher")
+_FIRST = ("learner", "evaluation", "buffer", "weights", "launcher")
 """Processes that stand above the others, in this order."""
 
 

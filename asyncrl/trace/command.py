@@ -26,7 +26,10 @@ def trace(run: RunFolder, *, steps: int, to_step: int | None, out: Path | None) 
     ledger = read_ledger(run.buffer)
     timeline, known = read(run, ledger, chosen(ledger, steps, to_step))
     path = run.path / "trace.json.gz" if out is None else out
-    write(path, timeline)
+    try:
+        write(path, timeline)
+    except OSError as error:
+        raise RunError(f"--out is {path}, which cannot be written: {error.strerror}. Give another path.") from error
     episodes = sum(s.name.startswith("episode ") for s in timeline.slices)
     batches = [s.name for s in timeline.slices if s.lane == "batches"]
     print(f"{path}: {batches[0]} to {batches[-1]}, {episodes} episodes, the turns of {known} of them")

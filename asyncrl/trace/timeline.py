@@ -73,6 +73,7 @@ def build(
         if episode.arguments["ended"] == "stored":
             stored[number].append(episode)
     arrows = [Arrow(episode, one) for batch, one in ended for number in batch.groups for episode in stored[number]]
+    slices += evaluations(ledger.tables["evals"], begin, end)
     slices += nested(_of_process(role, span) for role, span in spans if span.end > begin and span.begin < end)
     published = [
         Instant(f"version {row['version']} published", row["at"])
@@ -98,6 +99,17 @@ def _batch(batch: BatchRow) -> Slice:
     }  # fmt: skip
     end = max(batch.finished_at, batch.fixed_at)
     return Slice("learner", "batches", f"batch {batch.b}", batch.fixed_at, end, arguments)
+
+
+def evaluations(rows: Iterable[Mapping[str, Any]], begin: float, end: float) -> Iterator[Slice]:
+    """Every held-out set that was open within the time, from its opening to its last result; `rows` of the ledger."""
+    for row in rows:
+        ended_at = end if row["ended_at"] is None else row["ended_at"]
+        if row["state"] == "skipped" or row["opened_at"] >= end or ended_at <= begin:
+            continue
+        arguments = {"branch": row["on_branch"], "version": row["version"], "ended": row["state"]}
+        name = f"{row['name']} at {row['due']}"
+        yield Slice("evaluation", row["name"], name, row["opened_at"], max(ended_at, row["opened_at"]), arguments)
 
 
 def _episodes(

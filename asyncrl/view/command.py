@@ -44,8 +44,8 @@ def view(folders: Sequence[Path], *, port: int, browser: bool, export: Path | No
 
 
 def serve(runs: Sequence[ViewedRun], port: int, browser: bool) -> None:
-    lower_this_process()
     server = Server(runs, port)
+    lower_this_process()
     try:
         thread = threading.Thread(target=server.serve_forever, args=(0.2,), name="http", daemon=True)
         thread.start()

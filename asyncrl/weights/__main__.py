@@ -15,13 +15,15 @@ from pathlib import Path
 from asyncrl.process.role import play, settle
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.reporter import Reporter
+from asyncrl.weights.channels import ON_DEVICE, PINNED
 from asyncrl.weights.network.server import WeightsServer
 
 
 def main(path: Path) -> None:
     run = RunFolder.existing(path)
     config = run.load_config()
-    server = WeightsServer(run.shm, run.address("weights"), config.weights.full_every, config.weights.fanout)
+    where = run.address(PINNED if config.weights.channel in ON_DEVICE else "weights")
+    server = WeightsServer(run.shm, where, config.weights.full_every, config.weights.fanout)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -10,6 +10,7 @@ from asyncrl.plugins import build
 from asyncrl.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from asyncrl.weights.device.publisher import DevicePublisher
     from asyncrl.weights.protocol import Publisher, Subscriber
 
 
@@ -69,13 +70,13 @@ class CudaIpc:
         from asyncrl.weights.device.publisher import DevicePublisher
         from asyncrl.weights.device.transports import Mapped
 
-        return DevicePublisher(run.address("weights"), Mapped(), require_cuda("cuda_ipc"))
+        return pinning(run, DevicePublisher(run.address("weights"), Mapped(), require_cuda("cuda_ipc")))
 
     def subscriber(self, run: RunFolder) -> Subscriber:
         from asyncrl.weights.device.cuda_ipc import require_cuda
         from asyncrl.weights.device.subscriber import DeviceSubscriber
 
-        return DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("cuda_ipc"))
+        return pinned(run, DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("cuda_ipc")))
 
 
 class Nccl:
@@ -90,13 +91,37 @@ class Nccl:
 
         device = require_cuda("nccl")
         slots = device_copies(run.load_config())
-        return DevicePublisher(run.address("weights"), Broadcast("nccl", run.rendezvous.parent), device, slots=slots)
+        transport = Broadcast("nccl", run.rendezvous.parent)
+        return pinning(run, DevicePublisher(run.address("weights"), transport, device, slots=slots))
 
     def subscriber(self, run: RunFolder) -> Subscriber:
         from asyncrl.weights.device.cuda_ipc import require_cuda
         from asyncrl.weights.device.subscriber import DeviceSubscriber
 
-        return DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("nccl"))
+        return pinned(run, DeviceSubscriber(run.address("weights"), _reader(), lambda: require_cuda("nccl")))
+
+
+def pinning(run: RunFolder, device: DevicePublisher) -> Publisher:
+    """`device`; if the run evaluates while it trains (`eval.every`), with pinned versions in host memory."""
+    if not run.load_config().eval.every:
+        return device
+    from asyncrl.weights.device.host_copy import PinningPublisher
+
+    return PinningPublisher(device, run.shm)
+
+
+def pinned(run: RunFolder, device: Subscriber) -> Subscriber:
+    """The actors' end of `pinning`: pinned versions are read here, or, in a run over several hosts, fetched."""
+    config = run.load_config()
+    if not config.eval.every:
+        return device
+    from asyncrl.weights.device.host_copy import PinnedSubscriber
+    from asyncrl.weights.local.shm import ShmSubscriber
+    from asyncrl.weights.network.subscriber import MirroredSubscriber
+
+    if not config.launch.host:
+        return PinnedSubscriber(device, ShmSubscriber(run.shm))
+    return PinnedSubscriber(device, MirroredSubscriber(run.shm / "mirror", run.address(PINNED)))
 
 
 def _reader() -> str:
@@ -107,6 +132,15 @@ def _reader() -> str:
 CHANNELS: dict[str, type[Channel]] = {"shm": Shm, "zmq": Zmq, "cuda_ipc": CudaIpc, "nccl": Nccl}
 ON_DEVICE = frozenset(("cuda_ipc", "nccl"))
 """Channels whose versions engines receive by vLLM's weight-transfer API."""
+
+PINNED = "pinned"
+"""Name of the address at which the pinned versions of such a channel are served to other hosts."""
+
+
+def server(config: Config) -> str | None:
+    """Module of the server role of `weights.channel`, or None. Versions on GPUs have one for what is pinned."""
+    pins = config.weights.channel in ON_DEVICE and config.eval.every and config.launch.host
+    return "asyncrl.weights" if pins else channel(config).server
 
 
 def device_copies(config: Config) -> int:

@@ -54,7 +54,7 @@ class Publisher(Protocol):
 
     def pin(self, version: tuple[int, int]) -> bool:
         """Keep (branch, version), the latest or the one pinned before, until `unpin`, whatever is published meanwhile.
-        False: it is gone, or this channel keeps none but the latest."""
+        False: it is gone."""
         ...
 
     def unpin(self) -> None:

@@ -1,14 +1,16 @@
 """What evaluation during the run costs the training rate, where generation is the bottleneck and cores are free.
 
-The quickstart's task, whose tools sleep, so that actors wait more than they compute. In one go, in turn:
+The quickstart's task, whose tools sleep, so that actors wait more than they compute. In one go, in turn, and in the
+opposite order in every second repeat, so that a load that grows or falls meanwhile is not taken for a cost:
 
     none        2 actors train
     reserved    the same 2 actors train, a third one is reserved (`actors.eval: 1`), evaluation every 10 steps
     chosen      2 actors, one of them chosen for each evaluation (`eval.share`), every 10 steps
 
-The rate is training steps per second from step 5 to the last, from the records of each run; the evaluations before the
-first and after the last step are not in it. Prints ratios to `none` of the same repeat and writes
-bench/results/evaluation.json.
+The rate is training steps per second from step 5 to the last but one, from the records of each run: 20 steps unless
+said, which hold two evaluations. Those before the first and after the last step are not in it. Beside it stand the CPU
+seconds of the whole run, which say more on a busy machine, and the load. Prints what each arm costs against `none` of
+the same repeat, and writes bench/results/evaluation.json.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -43,12 +46,14 @@ ARMS: dict[str, dict[str, Any]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=45, help="training steps per run")
-    parser.add_argument("--latency", default="1.0", help="env.options.tool_latency_s")
+    parser.add_argument("--steps", type=int, default=26, help="training steps per run")
+    parser.add_argument("--latency", default="2.0", help="env.options.tool_latency_s")
     parser.add_argument("--tasks", type=int, default=20, help="held-out tasks of an evaluation")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="`none` is always played")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "evaluation.json")
     args = parser.parse_args()
+    arms = [arm for arm in ARMS if arm == "none" or arm in args.arms]
     results: list[dict[str, dict[str, float]]] = []
 
     def found() -> dict[str, Any]:
@@ -58,14 +63,13 @@ def main() -> None:
 
     for repeat in range(args.repeats):
         results.append({})
-        for arm in ARMS:
-            results[-1][arm] = measured(arm, args, seed=repeat)
-            row = results[-1][arm]
-            ratio = row["steps_per_s"] / results[-1]["none"]["steps_per_s"]
-            print(f"{repeat} {arm:<9} {row['steps_per_s']:.4f} steps/s  {ratio:.3f} of none  "
-                  f"{row['evaluations']:.0f} sets played, {row['skipped']:.0f} skipped", flush=True)  # fmt: skip
+        for arm in arms[:: -1 if repeat % 2 else 1]:
+            row = results[-1][arm] = measured(arm, args, seed=repeat)
+            print(f"{repeat} {arm:<9} {row['steps_per_s']:.4f} steps/s  {row['cpu_s']:.0f} s CPU  "
+                  f"{row['evaluations']:.0f} sets played, {row['skipped']:.0f} skipped  load {row['load']:.1f}",
+                  flush=True)  # fmt: skip
             keep(args.out, found())
-    for arm in [arm for arm in ARMS if arm != "none"]:
+    for arm in arms[1:]:
         costs = [1 - row[arm]["steps_per_s"] / row["none"]["steps_per_s"] for row in results]
         span = f"from {min(costs):.1%} to {max(costs):.1%}"
         print(f"{arm}: costs {statistics.median(costs):.1%} of the training rate ({span})")
@@ -86,6 +90,7 @@ def measured(arm: str, args: argparse.Namespace, seed: int) -> dict[str, float]:
         path = Path(work) / "config.json"
         path.write_text(json.dumps(config))
         command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(path)]
+        before = _children_cpu_s()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=args.timeout, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -94,10 +99,18 @@ def measured(arm: str, args: argparse.Namespace, seed: int) -> dict[str, float]:
         evals = read_ledger(run.buffer).tables["evals"]
         between = [row for row in evals if 0 < row["due"] < args.steps]
         return {
+            "cpu_s": _children_cpu_s() - before,
+            "load": os.getloadavg()[1],
             "steps_per_s": (args.steps - 1 - SETTLE) / (at[args.steps - 1] - at[SETTLE]),
             "evaluations": float(sum(row["state"] == "done" for row in between)),
             "skipped": float(sum(row["state"] == "skipped" for row in between)),
         }
+
+
+def _children_cpu_s() -> float:
+    """Of the processes that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def steps(run: RunFolder) -> list[dict[str, float]]:

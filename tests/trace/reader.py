@@ -40,7 +40,10 @@ def read_trace(path: Path) -> Read:
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     assert starts.keys() == ends.keys(), "an arrow has one end only"
-    arrows = [(_slice_at(slices, starts[n]), _slice_at(slices, ends[n])) for n in starts]
+    tracks: defaultdict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for one in slices:
+        tracks[one["pid"], one["tid"]].append(one)
+    arrows = [(_slice_at(tracks, starts[n]), _slice_at(tracks, ends[n])) for n in starts]
     return Read(slices, arrows, [e for e in events if e["ph"] == "i"])
 
 
@@ -58,9 +61,8 @@ def check_nesting(slices: list[dict[str, Any]]) -> None:
             open_until.append(one["ts"] + one["dur"])
 
 
-def _slice_at(slices: list[dict[str, Any]], flow: dict[str, Any]) -> dict[str, Any]:
+def _slice_at(tracks: dict[tuple[int, int], list[dict[str, Any]]], flow: dict[str, Any]) -> dict[str, Any]:
     """The outermost slice around an end of an arrow, as Perfetto binds it."""
-    track = [s for s in slices if (s["pid"], s["tid"]) == (flow["pid"], flow["tid"])]
-    around = [s for s in track if s["ts"] <= flow["ts"] <= s["ts"] + s["dur"]]
+    around = [s for s in tracks[flow["pid"], flow["tid"]] if s["ts"] <= flow["ts"] <= s["ts"] + s["dur"]]
     assert around, f"an arrow ends in no slice: {flow}"
     return max(around, key=lambda s: s["dur"])

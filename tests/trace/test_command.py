@@ -94,7 +94,11 @@ def test_steps_are_chosen_and_mistakes_told(run: RunFolder, tmp_path: Path, caps
     batches = [s["name"] for s in read_trace(tmp_path / "one.json").slices if s["lane"] == "batches"]
     assert batches == ["batch 1"]
     capsys.readouterr()
-    for words, sentence in ((["--steps", "0"], "--steps is 0"), (["--to-step", "0"], "the first batch led to step 1")):
+    for words, sentence in (
+        (["--steps", "0"], "--steps is 0"),
+        (["--to-step", "0"], "the first batch led to step 1"),
+        (["--out", "/no/such/trace.json"], "--out is /no/such/trace.json, which cannot be"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["trace", str(run.path), *words])
         assert ended.value.code != 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.trace.command import write
-from asyncrl.trace.timeline import Arrow, Instant, Slice, Timeline, nested, turn_slices
+from asyncrl.trace.timeline import Arrow, Instant, Slice, Timeline, evaluations, nested, turn_slices
 from asyncrl.trajectory import TurnRecord
 from tests.trace.reader import check_nesting, read_trace
 
@@ -42,6 +42,24 @@ def test_a_step_that_begins_within_the_one_before_begins_with_its_end_and_so_do_
     ]  # fmt: skip
     assert [(s.name, s.begin, s.end) for s in nested(steps)] == [
         ("step", 1.0, 2.0), ("optimizer", 1.9, 2.0), ("step", 2.0, 3.0), ("prepare", 2.0, 2.5), ("optimizer", 2.5, 3.0),
+    ]  # fmt: skip
+
+
+def test_each_held_out_set_has_a_track_with_its_evaluations_within_the_time() -> None:
+    names = ("name", "due", "version", "branch", "on_branch", "state", "opened_at", "ended_at")
+    told = [
+        ("dev", 10, 10, 0, 0, "done", 50.0, 99.0), ("dev", 20, 20, 0, 0, "done", 95.0, 104.0),
+        ("hard", 20, 20, 0, 0, "restarted", 95.0, 103.0), ("hard", 20, 25, 0, 0, "open", 103.0, None),
+        ("dev", 30, 30, 0, 0, "skipped", 106.0, 106.0), ("dev", 40, 40, 0, 0, "open", 111.0, None),
+    ]  # fmt: skip
+    rows = [dict(zip(names, row, strict=True)) for row in told]
+    found = list(evaluations(rows, begin=100.0, end=110.0))
+    assert [(s.process, s.lane, s.name, s.begin, s.end) for s in found] == [
+        ("evaluation", "dev", "dev at 20", 95.0, 104.0), ("evaluation", "hard", "hard at 20", 95.0, 103.0),
+        ("evaluation", "hard", "hard at 20", 103.0, 110.0),
+    ]  # fmt: skip
+    assert [(s.arguments["version"], s.arguments["ended"]) for s in found] == [
+        (20, "done"), (20, "restarted"), (25, "open")
     ]  # fmt: skip
 
 

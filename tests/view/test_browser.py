@@ -57,12 +57,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRun:
 
 
 @pytest.fixture(scope="module")
-def page(browser: Browser, made: MadeRun) -> Iterator[Browser]:
+def address(made: MadeRun) -> Iterator[str]:
     run = ViewedRun(made.run, text=TEXT)
     with served(run) as server:
-        browser.open(server.url)
-        yield browser
+        yield server.url
     run.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Browser:
+    """The page of `made`, which a test before may have left for another one."""
+    if browser.js("location.href") != address:
+        browser.open(address)
+    return browser
 
 
 def choose(page: Browser, group: int, index: int) -> None:
@@ -171,6 +178,32 @@ def test_one_held_out_task_over_the_evaluations_side_by_side(browser: Browser, t
         assert browser.js("window.owned === undefined")
         assert not browser.errors
     run.close()
+
+
+def test_a_trajectory_has_its_name_and_a_word_has_its_number(page: Browser, made: MadeRun) -> None:
+    choose(page, 4, 0)
+    row = made.put[4, 0].rows[0]
+    (version,) = set(row.versions[row.mask].tolist())
+    said = "document.querySelector('.side dl').textContent"
+    assert page.js("document.querySelector('.side h2').textContent") == "trajectory 0.4.0"
+    assert f"sampled in 2 turns, by version {version}used" in page.js(said)
+    page.js("panes[0].r = {...panes[0].r, turns: 1, newest: panes[0].r.oldest + 2}; render(0)")
+    assert f"sampled in 1 turn, by versions {version} to {version + 2}used" in page.js(said)
+
+
+def test_filters_that_leave_nothing_say_so_and_are_left_by_a_click(page: Browser, made: MadeRun) -> None:
+    page.js("only({step: 99})")
+    assert page.js("$('none').textContent").startswith("No trajectory matches the filters.")
+    page.js("document.querySelector('#none button').click()")
+    assert len(shown(page)) == len(made.put)
+    assert page.js("$('none').hidden")
+
+
+def test_what_a_cell_cuts_is_shown_under_the_pointer(page: Browser) -> None:
+    page.js("only({group: 4})")
+    cell, task = page.js("[...document.querySelectorAll('.r > span')].map(e => [e.title, e.textContent])[3]")
+    assert cell == task != ""
+    assert page.js("[...document.querySelectorAll('#head button')].at(-3).title") == "used in batch, or why not"
 
 
 def test_siblings_stand_side_by_side_with_what_they_share_folded(page: Browser) -> None:

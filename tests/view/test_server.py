@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -216,7 +217,7 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str
 
 
 def test_bad_input_is_one_sentence(made: MadeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(made.run.path)
+    path, priority = str(made.run.path), os.nice(0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -229,6 +230,7 @@ def test_bad_input_is_one_sentence(made: MadeRun, tmp_path: Path, capsys: pytest
     assert "holds no run" in said(["view", str(tmp_path)], capsys)[1]
     code, sentence = said(["view", path, "--export", str(tmp_path / "no" / "page.html")], capsys)
     assert (code, "which cannot be written: No such file or directory." in sentence) == (1, True)
+    assert os.nice(0) == priority, "what fails leaves the process that called it as it was"
 
 
 def test_a_ledger_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

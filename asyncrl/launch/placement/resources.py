@@ -9,7 +9,7 @@ from asyncrl.config import Config
 from asyncrl.config.rules.ranks import nodes_of_ranks
 from asyncrl.config.teacher import scorer_names
 from asyncrl.launch.placement.demand import reserved, setting
-from asyncrl.weights.channels import channel
+from asyncrl.weights.channels import server
 
 
 def interfaces(config: Config) -> dict[str, str]:
@@ -31,7 +31,7 @@ def role_names(config: Config) -> list[str]:
     actors = [f"actor-{i}" for i in range(config.actors.count)]
     return [
         "buffer",
-        *(["weights"] if channel(config).server is not None else []),
+        *(["weights"] if server(config) is not None else []),
         *ranks,
         *scorer_names(config),
         *actors,

@@ -29,7 +29,7 @@ from torch import Tensor
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Listener
 from asyncrl.weights.device.slot_leases import SlotLease, SlotLeases
-from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot
+from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot, all_views
 from asyncrl.weights.device.transports import Transport
 from asyncrl.weights.protocol import WeightsVersion
 from asyncrl.weights.requests import MAX_HELD, HeldLatest, held_latest, number
@@ -97,8 +97,16 @@ class DevicePublisher:
         """The newest version of this process; versions on a GPU end with it."""
         return self._newest
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Those of the newest version, with checksums compared; valid until the next `publish`, which the caller makes.
+        Raises WeightsCorrupt."""
+        with self._changed:
+            newest = self._leases.newest
+        if newest is not None:
+            yield from all_views(self._slots[newest].layout, self._slots[newest].chunks)
+
     def pin(self, version: tuple[int, int]) -> bool:
-        """False: it keeps none but the latest."""
+        """False: it keeps none but the latest (host_copy.py keeps another)."""
         return False
 
     def unpin(self) -> None:

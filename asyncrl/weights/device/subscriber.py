@@ -174,7 +174,7 @@ class DeviceSubscriber:
         return self._newest
 
     def pinned(self) -> WeightsVersion | None:
-        """None: the learner keeps no version but the newest."""
+        """None: the learner's GPU keeps no version but the newest (host_copy.py has another)."""
         return None
 
     def open(self, verify: bool = True, version: tuple[int, int] | None = None) -> LeasedWeights:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +30,24 @@ class ShmPublisher:
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, torch.Tensor]]) -> WeightsVersion:
         """Write, then rename. Raises RunError naming the folder if its file system is full."""
+        return self._published(branch, version, named, self._folder.commit)
+
+    def publish_pinned(self, branch: int, version: int, named: Iterable[tuple[str, torch.Tensor]]) -> WeightsVersion:
+        """Write a version that is kept until `unpin`, and that is not the latest one here. Raises RunError likewise."""
+        return self._published(branch, version, named, self._folder.keep_pinned)
+
+    def _published(
+        self,
+        branch: int,
+        version: int,
+        named: Iterable[tuple[str, torch.Tensor]],
+        take: Callable[[ReusedFile, WeightsVersion], None],
+    ) -> WeightsVersion:
         slot: ReusedFile | None = None
         try:
             slot = self._folder.begin()
             id = WeightsVersion(branch, version, _write(slot, named))
-            self._folder.commit(slot, id)
+            take(slot, id)
             slot = None
         except OSError as error:
             raise self._folder.error(error, version) from error

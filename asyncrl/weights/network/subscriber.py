@@ -24,6 +24,11 @@ class MirroredSubscriber(ShmSubscriber):
         self.mirror.check()
         return super().latest()
 
+    def pinned(self) -> WeightsVersion | None:
+        """The version kept for an evaluation. Raises RunError likewise."""
+        self.mirror.check()
+        return super().pinned()
+
     def close(self) -> None:
         super().close()
         self.mirror.close()

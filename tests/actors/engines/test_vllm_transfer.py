@@ -24,9 +24,11 @@ from asyncrl.actors.engines.vllm.requests import EngineCounts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import VLLMSettings, require_versions
 from asyncrl.actors.weight_updates import WeightUpdates
 from asyncrl.errors import ConfigError
+from asyncrl.weights.device.host_copy import PinnedSubscriber, PinningPublisher
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Broadcast
+from asyncrl.weights.local.shm import ShmSubscriber
 from tests.actors.engines.engine_conformance import Subject, judge, play, prompts, sampling
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,8 +56,10 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
     engine = VLLMEngine(settings)
     models = [tiny(seed) for seed in range(3)]
     subject = Subject(lambda: engine, models[0], models[1], VOCAB, MAX_TOKENS)
-    learner = DevicePublisher(f"ipc://{tmp_path}/w", Broadcast("gloo", tmp_path, wait_s=20.0), CPU, chunk_bytes=30_000)
-    subscriber = DeviceSubscriber(f"ipc://{tmp_path}/w", "actor-0", lambda: CPU)
+    device = DevicePublisher(f"ipc://{tmp_path}/w", Broadcast("gloo", tmp_path, wait_s=20.0), CPU, chunk_bytes=30_000)
+    learner = PinningPublisher(device, tmp_path / "shm")
+    on_device = DeviceSubscriber(f"ipc://{tmp_path}/w", "actor-0", lambda: CPU)
+    subscriber = PinnedSubscriber(on_device, ShmSubscriber(tmp_path / "shm"))
     asked = prompts(subject, 8)
 
     async def taken(updates: WeightUpdates, version: int) -> bool:
@@ -73,7 +77,13 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
             learner.publish(0, version, models[version].named_parameters())
             assert await taken(updates, version)
             assert engine.held_version == (0, version)
+            assert version == 2 or learner.pin((0, 1))
         outs = await asyncio.gather(*running)
+        assert await updates.look(version=(0, 1)), "pinned for an evaluation: from host memory"
+        assert engine.held_version == (0, 1)
+        outs.append(await engine.generate("pinned", asked[0], sampling(9)))
+        assert await updates.look()
+        assert engine.held_version == (0, 2)
         outs.append(await engine.generate("fresh", asked[0], sampling(9)))
 
         learner.publish(0, 3, [("model.norm.weight", torch.ones(64))])
@@ -83,16 +93,16 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
         outs.append(await engine.generate("still", asked[0], sampling(9)))
 
         learner.publish(0, 4, models[1].named_parameters())
-        slot = learner._leases.newest
+        slot = device._leases.newest
         assert slot is not None
-        learner._slots[slot].chunks[-1][200] ^= 1
+        device._slots[slot].chunks[-1][200] ^= 1
         with pytest.raises(EngineDied):
             await taken(updates, 4)
         assert engine.held_version == (0, 2)
         return outs
 
     try:
-        *begun, fresh, still = play(subject, scenario)
+        *begun, pinned, fresh, still = play(subject, scenario)
     finally:
         subscriber.close()
         learner.close()
@@ -104,8 +114,9 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
             expected = judge(models[version], prompt, out.token_ids, 1.0)
             np.testing.assert_allclose(out.logprobs[mine], expected[mine], atol=1e-4)
     assert met_versions == {0, 1, 2}
-    for out in (fresh, still):
-        np.testing.assert_allclose(out.logprobs, judge(models[2], asked[0], out.token_ids, 1.0), atol=1e-4)
+    for out, version in ((pinned, 1), (fresh, 2), (still, 2)):
+        assert set(out.versions.tolist()) == {version}
+        np.testing.assert_allclose(out.logprobs, judge(models[version], asked[0], out.token_ids, 1.0), atol=1e-4)
 
 
 def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:

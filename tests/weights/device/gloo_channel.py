@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from asyncrl.run_folder import RunFolder
-from asyncrl.weights.channels import _reader
+from asyncrl.weights.channels import _reader, pinned, pinning
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Broadcast
@@ -18,7 +18,7 @@ class Gloo:
     server: str | None = None
 
     def publisher(self, run: RunFolder) -> Publisher:
-        return DevicePublisher(run.address("weights"), Broadcast("gloo", run.rendezvous.parent), CPU)
+        return pinning(run, DevicePublisher(run.address("weights"), Broadcast("gloo", run.rendezvous.parent), CPU))
 
     def subscriber(self, run: RunFolder) -> Subscriber:
-        return DeviceSubscriber(run.address("weights"), _reader(), lambda: CPU)
+        return pinned(run, DeviceSubscriber(run.address("weights"), _reader(), lambda: CPU))

@@ -48,9 +48,9 @@ from asyncrl.process.gpus import shared
 from asyncrl.trajectory import Float32
 from asyncrl.trajectory.kept_ids import kept_ids
 from asyncrl.weights.channels import ON_DEVICE
+from asyncrl.weights.device.subscriber import LeasedWeights
 
 if TYPE_CHECKING:
-    from asyncrl.weights.device.subscriber import LeasedWeights
     from asyncrl.weights.protocol import Weights
 
 Result = TypeVar("Result")
@@ -200,12 +200,11 @@ class VLLMEngine:
             await self._requests.abort(self._running[request])
 
     async def check(self, weights: Weights) -> None:
-        if self._settings.transfer:
+        if isinstance(weights, LeasedWeights):
             from asyncrl.actors.engines.vllm.transfer import meet
 
-            on_device = cast("LeasedWeights", weights)
-            self._fit.shapes(on_device)
-            await meet(self._llm, on_device, self._settings.tensor_parallel, self._command)
+            self._fit.shapes(weights)
+            await meet(self._llm, weights, self._settings.tensor_parallel, self._command)
             return
         await asyncio.to_thread(self._fit.tensors, weights)
 
@@ -222,7 +221,7 @@ class VLLMEngine:
         self._check_alive()
         if self._paused_at is None:
             raise RuntimeError("load without pause: a token could be sampled from a half-updated model")
-        await (self._transfer(cast("LeasedWeights", weights)) if self._settings.transfer else self._copy(weights))
+        await (self._transfer(weights) if isinstance(weights, LeasedWeights) else self._copy(weights))
         self.held_version = weights.id.order
         self._fit.forget()
 
