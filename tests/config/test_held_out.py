@@ -54,7 +54,6 @@ def test_a_set_takes_what_it_leaves_out_from_eval_and_from_training() -> None:
         ({"eval": {"sets": {"a": {}}, "tasks": 0}}, "eval.sets.a has no tasks"),
         ({"eval": {"every": 2}, "actors": {"count": 2, "eval": 2}}, "actors.eval is 2 of actors.count = 2"),
         ({"actors": {"count": 2, "eval": 1}}, "actors.eval is 1 and eval.every 0"),
-        ({"eval": {"every": 2}, "weights": {"channel": "nccl"}}, "eval.every is 2 and weights.channel nccl"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(sections: dict[str, Any], field: str) -> None:
