@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
+from asyncrl.learner.backends.hf.loading import begun, fill
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
-from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
+from asyncrl.learner.backends.hf.scorer import Load, Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
 from asyncrl.learner.backends.protocol import Packed, Scores
 
@@ -50,12 +52,13 @@ class Fsdp2Backend(TorchBackend):
     """One rank. Joins the existing process group; without one it trains alone."""
 
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
-        """Builds as TorchBackend does; every rank reads the whole model from the disk and keeps its shards."""
+        """Builds as TorchBackend does; rank 0 alone reads the model (loading.py)."""
         if not dist.is_initialized():
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self._rounds = Rounds(self.rank, self.dp_size)
         self._writers = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.learner.checkpoint_s))
+        self._start = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.launch.start_s))
         if device is None and torch.cuda.is_available():
             device = f"cuda:{index_of(self.rank)}"
             torch.cuda.set_device(device)
@@ -148,9 +151,8 @@ class Fsdp2Backend(TorchBackend):
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
 
-    def _build(self, config: Config, model: PreTrainedModel | None, field: str = "model.path") -> Scorer:
-        scorer = scorer_of(config, model)
-        check(scorer, config, field)
+    def _build(self, config: Config, load: Load, field: str = "model.path") -> Scorer:
+        scorer, held = begun(load, partial(scorer_of, config), lambda made: check(made, config, field), self._start)
         offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (self.dp_size,)),
@@ -164,6 +166,7 @@ class Fsdp2Backend(TorchBackend):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # only NCCL has a divide factor of its own
+        fill(scorer, held, over=self.device, into=torch.device("cpu") if offload else self.device)
         return scorer
 
     def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
