@@ -34,6 +34,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
+from asyncrl.learner.backends.hf.gathering import gathered
 from asyncrl.learner.backends.hf.loading import begun, fill
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
 from asyncrl.learner.backends.hf.scorer import Load, Scorer, check, layers, scorer_of
@@ -83,7 +84,7 @@ class Fsdp2Backend(TorchBackend):
         return float(full(norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return as_checkpoint(self._model, self._stream(self._dtype))
+        return as_checkpoint(self._model, gathered(weights(self._model), self.device, self._dtype))
 
     def snapshot(self) -> Callable[[Path], None]:
         state = on_cpu(self._state())
@@ -168,14 +169,6 @@ class Fsdp2Backend(TorchBackend):
                 module.set_force_sum_reduction_for_comms(True)  # only NCCL has a divide factor of its own
         fill(scorer, held, over=self.device, into=torch.device("cpu") if offload else self.device)
         return scorer
-
-    def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every rank gathers every tensor, one at a time; rank 0 yields it."""
-        for weight in weights(self._model):
-            shards = weight.merged(lambda x: x.to(self.device))
-            tensor = full(shards.to(dtype) if shards.is_floating_point() else shards)
-            if self.rank == 0:
-                yield weight.name, tensor
 
     def _state(self) -> dict[str, Any]:
         """The contents of a checkpoint as shards, which `load` fills."""
