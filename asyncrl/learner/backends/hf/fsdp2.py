@@ -34,6 +34,7 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
+from asyncrl.learner.backends.hf.compile import compile_layers
 from asyncrl.learner.backends.hf.gathering import gathered
 from asyncrl.learner.backends.hf.loading import begun, fill
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
@@ -168,6 +169,8 @@ class Fsdp2Backend(TorchBackend):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # only NCCL has a divide factor of its own
         fill(scorer, held, over=self.device, into=torch.device("cpu") if offload else self.device)
+        if config.learner.compile:
+            compile_layers(scorer, self.device)
         return scorer
 
     def _state(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,11 +72,11 @@ class _Holders:
 
     @classmethod
     def of(cls, weights: Sequence[Weight]) -> _Holders:
-        sharded = [w for w in weights if isinstance(w.base, DTensor)]
-        for w in sharded:
-            if not w.base.is_floating_point() or w.base.placements != sharded[0].base.placements:
-                raise ValueError(f"{w.name} is {w.base.dtype}, sharded as {w.base.placements}: it cannot be gathered")
-        mesh, placements = sharded[0].base.device_mesh, sharded[0].base.placements
+        sharded: list[tuple[str, Any]] = [(w.name, w.base) for w in weights if isinstance(w.base, DTensor)]
+        mesh, placements = sharded[0][1].device_mesh, sharded[0][1].placements
+        for name, shards in sharded:
+            if not shards.is_floating_point() or shards.placements != placements:
+                raise ValueError(f"{name} is {shards.dtype}, sharded as {shards.placements}: it cannot be gathered")
         across = placements.index(Shard(0))
         where = mesh.get_coordinate()
         first = all(x == 0 for dim, x in enumerate(where) if dim != across)
@@ -118,9 +119,9 @@ def _whole(
     # A rank may have fewer rows than another, or none: each sends as many as the first.
     slots = [-(-shape[0] // holders.size) * prod(shape[1:]) for shape in shapes]
     mine = torch.zeros(sum(slots), dtype=dtype, device=device)
-    for slot, x in zip(mine.split(slots), rows, strict=True):
+    for slot, x in zip(torch.split(mine, slots), rows, strict=True):
         slot[: x.numel()].copy_(x.flatten())
-    cut = [received.split(slots) for received in holders.gather(mine, everywhere=everywhere)]
+    cut = [torch.split(received, slots) for received in holders.gather(mine, everywhere=everywhere)]
     return [torch.cat(pieces)[: prod(shape)].view(shape) for shape, *pieces in zip(shapes, *cut, strict=True) if pieces]
 
 
@@ -131,7 +132,7 @@ def _rows_of(weight: Weight, adapters: dict[str, Tensor]) -> Weight:
 
 
 def _rows(shards: Tensor) -> Tensor:
-    return shards.detach().to_local() if isinstance(shards, DTensor) else shards.detach()
+    return shards.to_local().detach() if isinstance(shards, DTensor) else shards.detach()
 
 
 def _plain(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -74,20 +74,19 @@ def fill(scorer: Scorer, held: Held, *, over: torch.device, into: torch.device) 
             mine = held.pop(name, None)
             whole = torch.empty(empty.shape, dtype=empty.dtype, device=over) if mine is None else mine.to(over)
             dist.broadcast(whole, 0)
-            filled[id(empty)] = _kept(empty, whole, over, into)
+            filled[id(empty)] = _kept(empty, whole, into)
         _put(scorer, name, filled[id(empty)])
 
 
-def _kept(empty: Tensor, whole: Tensor, over: torch.device, into: torch.device) -> Tensor:
+def _kept(empty: Tensor, whole: Tensor, into: torch.device) -> Tensor:
     """What this rank keeps of a tensor: its shards of a parameter, all of a buffer."""
     if not isinstance(empty, DTensor):
-        kept = whole
-    else:
-        kept = torch.empty_like(empty, device=into)
-        # Every rank has the tensor, so nothing is sent.
-        shards = distribute_tensor(whole, empty.device_mesh, empty.placements, src_data_rank=None)
-        kept.to_local().copy_(shards.to_local())
-    return nn.Parameter(kept, empty.requires_grad) if _trains(empty) else kept
+        return nn.Parameter(whole, empty.requires_grad) if _trains(empty) else whole
+    kept: Any = torch.empty_like(empty, device=into)
+    # Every rank has the tensor, so nothing is sent.
+    shards = distribute_tensor(whole, empty.device_mesh, empty.placements, src_data_rank=None)
+    kept.to_local().copy_(shards.to_local())
+    return nn.Parameter(kept, empty.requires_grad)
 
 
 def _as_told(told: Mapping[str, Any], make: Make) -> tuple[Scorer, Held]:

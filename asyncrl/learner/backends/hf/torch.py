@@ -174,7 +174,7 @@ class TorchBackend:
         check(scorer, config, field)
         scorer.to(self.device)
         if config.learner.compile:
-            compile_layers(scorer)
+            compile_layers(scorer, self.device)
         return scorer
 
 
