@@ -12,9 +12,9 @@ import pytest
 from asyncrl.actors.envs.protocol import Turn
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.trajectory import Ticket
-from asyncrl.turns import RecordedSample
+from asyncrl.trajectory.turns import RecordedSample
 from tests.actors.actor_stage import Stage, act, until
-from tests.actors.episodes.recorded.recordings import Snapshots
+from tests.actors.episodes.recorded.counters import Snapshots
 from tests.actors.fakes import SAID, CutEngine, FakeEngine, FakeEnv, ticket
 
 

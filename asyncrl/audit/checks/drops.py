@@ -199,8 +199,8 @@ def _versions(ledger: LedgerRows, group: GroupRow) -> list[int]:
 
 
 def _points(ledger: LedgerRows, group: GroupRow, r: Bounds) -> Iterator[tuple[int, int]]:
-    """Such a version, with the bound on staleness then. The bound changes with the version, when a batch ends: before
-    that, both may have been smaller."""
+    """The versions of `_versions`, each with the bound on staleness then. Both change when a batch ends: before that,
+    both may have been smaller."""
     for branch in ledger.branches:
         end = group.ended_batch
         if end is not None and branch >= group.branch and end >= ledger.branches[branch].fork_batch:

@@ -176,7 +176,7 @@ def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> It
         allowed = {current} | {min(oldest, current or 0) for oldest in carried[key]}
         if a.min_version not in allowed:
             name = ledger.name(*key)
-            yield f"attempt {a.attempt} at trajectory {name} was lent for version {a.min_version}, not {current}"
+            yield f"attempt {a.attempt} at trajectory {name} was issued for version {a.min_version}, not {current}"
 
 
 def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[int]]:
@@ -189,13 +189,13 @@ def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[int
 
 
 def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """An attempt that is lent is the last at an open ticket; of those that ended, one at most was stored."""
+    """An attempt that is leased is the last at an open ticket; of those that ended, one at most was stored."""
     for key, attempts in ledger.attempts.items():
         group, row = ledger.groups.get(key[0]), ledger.trajectories.get(key)
         if any(a.ended is None for a in attempts[:-1]):
-            yield f"an attempt at trajectory {ledger.name(*key)} is lent, and there is a later one"
+            yield f"an attempt at trajectory {ledger.name(*key)} is leased, and there is a later one"
         if attempts[-1].ended is None and (row is not None or group is None or group.state != "in_flight"):
-            yield f"the last attempt at trajectory {ledger.name(*key)} is lent, and its ticket is not open"
+            yield f"the last attempt at trajectory {ledger.name(*key)} is leased, and its ticket is not open"
         if not {a.attempt for a in attempts if a.ended == "stored"} <= {row and row.attempt}:
             yield f"an attempt at trajectory {ledger.name(*key)} ended as stored, and another one was stored"
 
