@@ -106,8 +106,8 @@ def gradient_and_update(backend: TorchBackend, gradients: Any) -> dict[str, Any]
     return found | {"weights": {n: t.clone() for n, t in backend.weights()}}
 
 
-def is_one_process(found: dict[str, Any], layers: int = 2) -> None:
-    """To 1e-6 of the largest gradient, under the names of the checkpoint."""
+def is_one_process(found: dict[str, Any], layers: int = 2, tolerance: float = 1e-6) -> None:
+    """To `tolerance` of the largest gradient, under the names of the checkpoint."""
     model = tiny_model(layers=layers)
     alone = gradient_and_update(TorchBackend(tiny_config(), model, device="cpu"), plain_gradients)
     for a, b in zip(found["scores"], alone["scores"], strict=True):
@@ -116,7 +116,7 @@ def is_one_process(found: dict[str, Any], layers: int = 2) -> None:
     close(
         {n: g / scale for n, g in found["gradients"].items()},
         {n: g / scale for n, g in alone["gradients"].items()},
-        1e-6,
+        tolerance,
     )
     assert found["weights"].keys() == alone["weights"].keys()
     for name, weight in alone["weights"].items():
@@ -155,7 +155,8 @@ def test_two_ranks_with_compiled_layers_learn_as_one_process(
 ) -> None:
     learner = {"compile": True, "activation_checkpointing": checkpointing, "cpu_offload": offload}
     for found in on_ranks(2, tmp_path, sharded, learner, compiler, layers, deadline_s=DEADLINE_S)[:1]:
-        is_one_process(found, layers)
+        # Inductor's fused kernels round otherwise: 1.2e-6 was measured.
+        is_one_process(found, layers, 1e-6 if compiler == "aot_eager" else 2e-6)
         assert 0 < found["graphs"] <= 12, "no graph of its own for every number of tokens, rows or layers"
 
 
