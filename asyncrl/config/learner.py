@@ -98,8 +98,8 @@ class LearnerConfig(Section):
     activations; a third more computation. selective: the same, except attention, whose result is kept: little more
     memory than full, and at long rows most of what full computes twice is computed once."""
     compile: bool = False
-    """Compile the decoder's layers with torch.compile; only with `torch`. On a CPU it needs a C++ compiler, and saves
-    memory rather than time (docs/explanation/learner.md)."""
+    """Compile the decoder's layers with torch.compile; with `torch` and `fsdp2`. On a CPU it needs a C++ compiler, and
+    saves memory rather than time (docs/explanation/learner.md)."""
     lora: LoraConfig = LoraConfig()
     cpu_offload: bool = False
     """With `fsdp2`, keep parameters, gradients and optimizer state in CPU memory; a layer moves to the GPU to run."""

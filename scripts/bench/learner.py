@@ -219,7 +219,7 @@ def on_gpu(length: int, steps: int, compiled: bool) -> Found:
     torch.manual_seed(0)
     with torch.device("cuda"):
         model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**QWEN3_06B))
-    by = "torch" if compiled else "fsdp2"  # torch alone compiles
+    by = "torch" if compiled else "fsdp2"
     asked = config(dtype="bfloat16", activation_checkpointing=True, backend=by, compile=compiled)
     backend = (TorchBackend if compiled else Fsdp2Backend)(asked, model.to("cpu"))
     part = packed(rows(QWEN3_06B["vocab_size"], [length]))

@@ -59,10 +59,10 @@ def _layers(c: Tree) -> list[str]:
             f"learner.lora.r is {lora.r} and learner.backend megatron, which trains all weights: use learner.backend "
             "torch or fsdp2, or learner.lora.r 0."
         )
-    if c.learner.compile and c.learner.backend in ("fsdp2", "megatron"):
+    if c.learner.compile and c.learner.backend == "megatron":
         problems.append(
-            f"learner.compile is true and learner.backend {c.learner.backend}: megatron compiles nothing, and compiled "
-            "layers under fsdp2 gave wrong gradients on two ranks. Use learner.backend torch, or learner.compile false."
+            "learner.compile is true and learner.backend megatron, which compiles nothing: use learner.backend torch "
+            "or fsdp2, or learner.compile false."
         )
     if c.learner.compile and c.learner.activation_checkpointing == "selective":
         problems.append(

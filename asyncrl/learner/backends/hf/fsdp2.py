@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ from asyncrl.errors import RunError
 from asyncrl.learner.backends.distribution import Rounds, add_up
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.gpu import identity, index_of, refuse_same
+from asyncrl.learner.backends.hf.compile import compile_layers
+from asyncrl.learner.backends.hf.gathering import gathered
+from asyncrl.learner.backends.hf.loading import begun, fill
 from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapters, refuse_adapters, weights
 from asyncrl.learner.backends.hf.mesh import mesh, sharers
-from asyncrl.learner.backends.hf.scorer import Scorer, check, layers, scorer_of
+from asyncrl.learner.backends.hf.scorer import Load, Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
 from asyncrl.learner.backends.protocol import Packed, Scores
 
@@ -51,13 +55,14 @@ class Fsdp2Backend(TorchBackend):
     """One rank. Joins the existing process group; without one it trains alone."""
 
     def __init__(self, config: Config, model: PreTrainedModel | None = None, *, device: str | None = None) -> None:
-        """Builds as TorchBackend does; every rank reads the whole model from the disk and keeps its shards."""
+        """Builds as TorchBackend does; rank 0 alone reads the model (loading.py)."""
         if not dist.is_initialized():
             dist.init_process_group(COLLECTIVES, store=HashStore(), rank=0, world_size=1)
         self.rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self._rounds = Rounds(self.rank, self.dp_size)
         patience = timedelta(seconds=config.learner.checkpoint_s)
         self._writers = dist.new_group(backend="gloo", timeout=patience)
+        self._start = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.launch.start_s))
         self._sharers = sharers(config, self._writers, patience)
         if device is None and torch.cuda.is_available():
             device = f"cuda:{index_of(self.rank)}"
@@ -89,7 +94,7 @@ class Fsdp2Backend(TorchBackend):
         return float(full(norm))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        return as_checkpoint(self._model, self._stream(self._dtype))
+        return as_checkpoint(self._model, gathered(weights(self._model), self.device, self._dtype))
 
     def snapshot(self) -> Callable[[Path], None]:
         state = on_cpu(self._state())
@@ -123,20 +128,20 @@ class Fsdp2Backend(TorchBackend):
                 mine, of_copy, shards.placements[-1:], run_check=False, shape=shape, stride=stride
             )
 
-        def gathered(shards: Tensor) -> Tensor:
+        def whole(shards: Tensor) -> Tensor:
             return full(for_writers(shards))
 
         merged = ((w.name, full(w.merged(for_writers))) for w in copies)
         if self.rank == 0:
             export(self._model, merged, folder / "hf")
-            adapters.write(copies, gathered, folder)
+            adapters.write(copies, whole, folder)
             return
         for _ in merged:
             pass
         for w in copies:
             for matrix in (w.a, w.b):
                 if matrix is not None:
-                    gathered(matrix)
+                    whole(matrix)
 
     def load(self, folder: Path) -> None:
         if self._adapters is not None:
@@ -159,9 +164,8 @@ class Fsdp2Backend(TorchBackend):
         if "reference" in state and self._reference is not None:
             self._reference.load_state_dict(state["reference"])
 
-    def _build(self, config: Config, model: PreTrainedModel | None, field: str = "model.path") -> Scorer:
-        scorer = scorer_of(config, model)
-        check(scorer, config, field)
+    def _build(self, config: Config, load: Load, field: str = "model.path") -> Scorer:
+        scorer, held = begun(load, partial(scorer_of, config), lambda made: check(made, config, field), self._start)
         offload, half = config.learner.cpu_offload, self._dtype == torch.bfloat16
         options: dict[str, Any] = {
             "mesh": mesh(config, self.device.type, self.dp_size),
@@ -175,15 +179,10 @@ class Fsdp2Backend(TorchBackend):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # only NCCL has a divide factor of its own
+        fill(scorer, held, over=self.device, into=torch.device("cpu") if offload else self.device)
+        if config.learner.compile:
+            compile_layers(scorer, self.device)
         return scorer
-
-    def _stream(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every rank gathers every tensor, one at a time; rank 0 yields it."""
-        for weight in weights(self._model):
-            shards = weight.merged(lambda x: x.to(self.device))
-            tensor = full(shards.to(dtype) if shards.is_floating_point() else shards)
-            if self.rank == 0:
-                yield weight.name, tensor
 
     def _state(self) -> dict[str, Any]:
         """The contents of a checkpoint as shards, which `load` fills."""

@@ -81,8 +81,9 @@ def weights(model: nn.Module) -> list[Weight]:
 class Adapters:
     """The adapters of one model: their injection, and their files."""
 
-    def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        """Freezes everything else in `model`, which must be unsharded float32. Raises ConfigError naming the field."""
+    def __init__(self, model: PreTrainedModel, config: Config, base: str) -> None:
+        """Freezes everything else in `model`, which must be unsharded float32; `base` is its digest. Raises ConfigError
+        naming the field."""
         if find_spec("peft") is None:
             raise ConfigError(
                 f"learner.lora.r is {config.learner.lora.r}, and peft is not installed: pip install 'asyncrl[lora]', "
@@ -91,7 +92,7 @@ class Adapters:
         import peft  # a second of imports
         from peft.tuners.tuners_utils import BaseTunerLayer
 
-        self._base = digest_of(model)
+        self._base = base
         given = config.learner.lora
         self._described = peft.LoraConfig(
             r=given.r,

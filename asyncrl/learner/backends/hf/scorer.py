@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,19 @@ from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.backends.recorded import compared_with_recorded
 from asyncrl.learner.backends.shared_prefixes import share_prefixes
 from asyncrl.learner.distillation.divergence import Comparison
-from asyncrl.model import load_model
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as it was loaded."""
+
+    model: PreTrainedModel
+    digest: str = ""
+    """Of its weights (lora.py), where something is compared with it later."""
+
+
+Load = Callable[[], Source]
+"""Reads a model; raises ConfigError."""
 
 
 class Scorer(nn.Module):
@@ -35,14 +48,15 @@ class Scorer(nn.Module):
         adapters: Adapters | None = None,
         compute: torch.dtype = torch.float32,
         activation_checkpointing: Checkpointing = "none",
+        digest: str = "",
     ) -> None:
         """Takes over `model`, with the `adapters` in it. `compute`: the dtype of layers and head, up to the logits, as
-        engines compute them; what is stored stays float32."""
+        engines compute them; what is stored stays float32. `digest`: as of its Source."""
         super().__init__()
         model.set_attn_implementation(PACKED_ATTENTION)
         # With dropout the proximal logprobs would be those of another policy than the one that samples.
         self.model: PreTrainedModel = model.float().eval()
-        self.adapters = adapters
+        self.adapters, self.digest = adapters, digest
         self._temperature, self.compute = temperature, ComputeDtype(compute)
         if compute != torch.float32:
             compute_in(model, layers(model), self.compute)
@@ -114,15 +128,16 @@ def _moved(device: torch.device, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [x.view(like.shape) for x, like in zip(parts, tensors, strict=True)]
 
 
-def scorer_of(config: Config, model: PreTrainedModel | None, *, compute: torch.dtype = torch.float32) -> Scorer:
-    """A scorer of `model`, or of the one in `config.model`, on the CPU in float32, with adapters if configured."""
-    model = model or load_model(config.model, torch.float32)
+def scorer_of(config: Config, source: Source, *, compute: torch.dtype = torch.float32) -> Scorer:
+    """A scorer of a model, where that lies, in float32, with adapters if configured."""
+    model = source.model
     return Scorer(
         model,
         temperature=config.actors.temperature,
-        adapters=Adapters(model.float(), config) if config.learner.lora.r else None,
+        adapters=Adapters(model.float(), config, source.digest) if config.learner.lora.r else None,
         compute=compute,
         activation_checkpointing=config.learner.activation_checkpointing,
+        digest=source.digest,
     )
 
 

@@ -20,23 +20,23 @@ from asyncrl.config.learner import LearnerConfig, TeacherConfig
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.learner.backends.comparison import TeacherStates
 from asyncrl.learner.backends.hf.lora import digest_of
-from asyncrl.learner.backends.hf.scorer import Scorer
+from asyncrl.learner.backends.hf.scorer import Load, Scorer, Source
 from asyncrl.learner.backends.protocol import Packed, Scores
 from asyncrl.learner.distillation.divergence import Comparison, Divergence
 from asyncrl.model import load_folder, load_tokenizer, teacher_folder
 from asyncrl.rendering.same_words import refuse_other_words
 
 FIELD = "learner.teacher.path"
-Build = Callable[[Config, PreTrainedModel], Scorer]
-"""A frozen scorer of that model, checked and placed as the policy's is."""
+Build = Callable[[Config, Load], Scorer]
+"""A frozen scorer of the model that is loaded, checked and placed as the policy's is."""
 
 
 class Teacher:
     """The frozen model, and what identifies it."""
 
-    def __init__(self, scorer: Scorer, digest: str, positions: int | None) -> None:
+    def __init__(self, scorer: Scorer, positions: int | None) -> None:
         """`positions`: the longest row that it can read; None: any."""
-        self._scorer, self.digest, self._positions = scorer.requires_grad_(False), digest, positions
+        self._scorer, self.digest, self._positions = scorer.requires_grad_(False), scorer.digest, positions
 
     def states(self, part: Packed) -> TeacherStates:
         """Of the part's sampled tokens. On several ranks all call it. Raises RunError for a row that is too long."""
@@ -74,6 +74,17 @@ def teacher_of(config: Config, build: Build) -> Teacher | None:
     given = config.learner.teacher
     if not given.path or given.scored_by == "servers":
         return None
+    learner = LearnerConfig.model_validate(
+        config.learner.model_dump() | {"lora": {}, "teacher": {}, "activation_checkpointing": "none"}
+    )
+    model = ModelConfig(path=given.path, dtype=config.model.dtype)
+    scorer = build(config.model_copy(update={"model": model, "learner": learner}), lambda: _source(config))
+    return Teacher(scorer, _positions(scorer.model))
+
+
+def _source(config: Config) -> Source:
+    """The teacher as it is on the disk, and whole. Raises ConfigError."""
+    given = config.learner.teacher
     folder = teacher_folder(given.path)
     model = ModelConfig(path=str(folder), dtype=config.model.dtype)
     source = load_folder(folder, torch.float32, f"{FIELD} is {given.path!r}")
@@ -83,18 +94,13 @@ def teacher_of(config: Config, build: Build) -> Teacher | None:
             "whose weights are whole."
         )
     refuse_other_words(load_tokenizer(config.model), load_tokenizer(model, FIELD), given.path, _words(source))
-    positions = getattr(source.config, "max_position_embeddings", None)
+    positions = _positions(source)
     if positions is not None and config.env.max_tokens > positions:
         raise ConfigError(
             f"env.max_tokens is {config.env.max_tokens}, and the teacher in {FIELD} ({given.path}) reads rows of at "
             f"most {positions} tokens: lower env.max_tokens, or choose a teacher of a longer context."
         )
-    learner = LearnerConfig.model_validate(
-        config.learner.model_dump() | {"lora": {}, "teacher": {}, "activation_checkpointing": "none"}
-    )
-    taught = config.model_copy(update={"model": ModelConfig(path=given.path, dtype=model.dtype), "learner": learner})
-    digest = digest_of(source)
-    return Teacher(build(taught, source), digest, positions)
+    return Source(source, digest_of(source))
 
 
 def comparison_of(given: TeacherConfig) -> Comparison:
@@ -105,6 +111,11 @@ def comparison_of(given: TeacherConfig) -> Comparison:
 def _not_finite(model: PreTrainedModel) -> str:
     """The first weight with such a number; empty: none has."""
     return next((name for name, x in model.named_parameters() if not x.isfinite().all()), "")
+
+
+def _positions(model: PreTrainedModel) -> int | None:
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    return positions
 
 
 def _words(model: PreTrainedModel) -> int:

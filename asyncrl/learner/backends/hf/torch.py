@@ -22,13 +22,13 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.learner.backends.export import export
 from asyncrl.learner.backends.hf.compile import compile_layers
-from asyncrl.learner.backends.hf.lora import Adapters, refuse_adapters, weights
+from asyncrl.learner.backends.hf.lora import Adapters, digest_of, refuse_adapters, weights
 from asyncrl.learner.backends.hf.reference import Reference
-from asyncrl.learner.backends.hf.scorer import Scorer, adamw, check, scorer_of
+from asyncrl.learner.backends.hf.scorer import Load, Scorer, Source, adamw, check, scorer_of
 from asyncrl.learner.backends.hf.teacher import FIELD as TEACHER
 from asyncrl.learner.backends.hf.teacher import Taught, comparison_of, teacher_of
 from asyncrl.learner.backends.protocol import Packed, Scores
-from asyncrl.model import load_folder
+from asyncrl.model import load_folder, load_model
 
 
 class TorchBackend:
@@ -39,7 +39,7 @@ class TorchBackend:
         packed rows do not score as its own forward pass does."""
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
-        self._scorer = self._build(config, model)
+        self._scorer = self._build(config, lambda: source_of(config, model))
         self._model = self._scorer.model
         self._adapters = self._scorer.adapters
         self._reference: SecondModel | Reference | None = None
@@ -47,8 +47,8 @@ class TorchBackend:
         if config.learner.kl_coef > 0 and self._adapters is not None:
             self._reference = Reference(self._scorer)
         elif config.learner.kl_coef > 0:
-            self._reference = SecondModel(self._build(config, None), self._scorer)
-        self._teacher = teacher_of(config, lambda taught, source: self._build(taught, source, TEACHER))
+            self._reference = SecondModel(self._build(config, lambda: source_of(config)), self._scorer)
+        self._teacher = teacher_of(config, lambda taught, load: self._build(taught, load, TEACHER))
         self.teacher_digest = self._teacher.digest if self._teacher else ""
         self._policy = (
             Taught(self._scorer, self._teacher, comparison_of(config.learner.teacher))
@@ -177,13 +177,19 @@ class TorchBackend:
             return state
         return {name: state[name] for name, p in self._model.named_parameters() if p.requires_grad}
 
-    def _build(self, config: Config, model: PreTrainedModel | None, field: str = "model.path") -> Scorer:
-        scorer = scorer_of(config, model, compute=self._dtype)
+    def _build(self, config: Config, load: Load, field: str = "model.path") -> Scorer:
+        scorer = scorer_of(config, load(), compute=self._dtype)
         check(scorer, config, field)
         scorer.to(self.device)
         if config.learner.compile:
-            compile_layers(scorer)
+            compile_layers(scorer, self.device)
         return scorer
+
+
+def source_of(config: Config, model: PreTrainedModel | None = None) -> Source:
+    """`model`, or the one of `config.model`, on the CPU in float32. Raises ConfigError."""
+    model = load_model(config.model, torch.float32) if model is None else model.float()
+    return Source(model, digest_of(model) if config.learner.lora.r else "")
 
 
 class SecondModel:
