@@ -25,7 +25,7 @@ def located(file: Path) -> Path:
     Raises ConfigError for a bare name that is neither.
     """
     name = str(file)
-    if file.exists() or "/" in name or file.suffix:
+    if file.exists() or "/" in name or (file.suffix and name not in names()):
         return file
     if name not in names():
         close = difflib.get_close_matches(name, names(), n=1)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import Config
+from asyncrl.config.shipped import names
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight import check_model
 from asyncrl.model import resolve_path
@@ -35,3 +36,10 @@ def test_a_config_that_is_no_json_is_named(tmp_path: Path) -> None:
 def test_a_path_where_nothing_is_is_no_hub_name(check) -> None:
     with pytest.raises(ConfigError, match=r"model\.path is './nowhere', and there is no such folder"):
         check(Config(model={"path": "./nowhere"}))
+
+
+def test_the_configurations_that_come_with_asyncrl_fit_their_models() -> None:
+    of_quickstart = [c for c in map(Config.load, names()) if c.model.path == "quickstart"]
+    assert len(of_quickstart) > 5
+    for config in of_quickstart:
+        check_model(config)
