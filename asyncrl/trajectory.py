@@ -47,7 +47,8 @@ CONTEXT = -1
 
 @dataclass(frozen=True, slots=True)
 class TicketId:
-    """Names one trajectory for good: its branch of history, its group, its place in the group."""
+    """Names one trajectory: the branch of history on which its attempt was lent, its group, its place in the group. A
+    group that goes on when a branch begins has tickets of both."""
 
     branch: Branch
     group: GroupNumber

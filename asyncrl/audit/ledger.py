@@ -71,6 +71,8 @@ class AttemptRow:
     index: int
     attempt: int
     actor: str
+    branch: int
+    """On which it was lent."""
     min_version: int
     ended: str | None
     issued_at: float
@@ -101,6 +103,8 @@ class TrajectoryRow:
     line: int | None
     """Its number in the actor's log."""
     head: str | None
+    branch: int | None
+    """On which its attempt was lent; None: its attempt is missing."""
     versions: tuple[tuple[int, int], ...]
     """(policy version, policy tokens of it), oldest first"""
 
@@ -215,6 +219,9 @@ class LedgerRows:
     """(branch, group, index, digest) of every trajectory in the ledger of a checkpoint at hand, if the run's own ledger
     was ever restored from one: these cannot have been lost with a host."""
 
+    turns_in_checkpoints: frozenset[tuple[int, int, int, int, int, str, str | None]] = frozenset()
+    """The same of recorded turns: as `Witnessed.turns`."""
+
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `TABLES`, in the order of their keys."""
     chain: ChainRows | None = None
@@ -242,6 +249,11 @@ class LedgerRows:
     def _by_place(self) -> dict[tuple[int, int], BatchRow]:
         return {(batch.branch, batch.b): batch for batch in self.batches}
 
+    @cached_property
+    def turn_of(self) -> dict[tuple[int, int, int, int, str], dict[str, Any]]:
+        """Recorded turns by group, index, attempt, number and form."""
+        return {tuple(row[n] for n in ("grp", "idx", "attempt", "number", "form")): row for row in self.tables["turns"]}
+
     def fixed_on(self, branch: int, b: int) -> BatchRow | None:
         """Batch b if it was fixed on this very branch."""
         return self._by_place.get((branch, b))
@@ -260,7 +272,7 @@ class LedgerRows:
         return next((row for row in later if row["next_batch"] > batch["b"]), None)
 
     def name(self, number: int, index: int) -> str:
-        """Name of a trajectory, as in its ticket."""
+        """Name of a trajectory, with the branch of its group."""
         group = self.groups.get(number)
         return f"{'?' if group is None else group.branch}.{number}.{index}"
 
@@ -306,8 +318,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
     began_with = read("SELECT value FROM kv WHERE key = 'demonstrations'")
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
-        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at, serial '
-        "FROM attempts ORDER BY 1, 2, 3"
+        'SELECT grp AS "group", idx AS "index", attempt, actor, branch, min_version, ended, issued_at, ended_at, '
+        "serial FROM attempts ORDER BY 1, 2, 3"
     ):
         attempts[row["group"], row["index"]].append(AttemptRow(**dict(row)))
     next_draw = read("SELECT value FROM kv WHERE key = 'next_draw'")
@@ -327,9 +339,9 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         trajectories={
             (row["group"], row["index"]): TrajectoryRow(**(dict(row) | {"versions": _pairs(row["versions"])}))
             for row in read(
-                'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, checksum, '
-                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at, line, head "
-                "FROM trajectories"
+                'SELECT grp AS "group", idx AS "index", attempt, t.actor, digest, segment, start, bytes, checksum, '
+                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at, line, head, branch "
+                "FROM trajectories t LEFT JOIN attempts USING (grp, idx, attempt)"
             )
         },
         batches=_batches(read),

@@ -29,6 +29,7 @@ from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 from asyncrl.scorer.score_log import ScoreLog
 from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.turns import Recorded, RecordedSample
 from tests.buffer.fakes import (
     RULES,
     FakeCurriculum,
@@ -94,6 +95,12 @@ class Simulated:
         if put(self.buffer, made) != "late":
             self.log.write(made)
             self.buffer.logged("actor-0", self.log.head)
+
+    def record(self, ticket: Ticket, records: Sequence[Recorded]) -> None:
+        for each, said in zip(records, record(self.buffer, ticket, records), strict=True):
+            if said == "stored":
+                self.log.recorded((ticket.id, ticket.attempt), each)
+        self.buffer.logged("actor-0", self.log.head)
 
     def hand_back(self, ticket: Ticket) -> None:
         lease, sampled = (ticket.id, ticket.attempt), prefix()
@@ -400,15 +407,15 @@ def recorded(folder: Path) -> Simulated:
     run = Simulated(folder, durable=True, env_retries=9)
     first = run.issue(6)
     for ticket in first[:4]:
-        record(run.buffer, ticket, [*episode(2), sample(2, stop_reason="abort")])
+        run.record(ticket, [*episode(2), sample(2, stop_reason="abort")])
         run.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
     for ticket in first[4:]:
-        record(run.buffer, ticket, episode(1))
+        run.record(ticket, episode(1))
     run.kill()
     again = run.issue(4)
     for ticket, samples in zip(again, ([0, 1, 2], [0, 1, 2], [0, 1], [5]), strict=True):
         if ticket.id.index == 1:
-            record(run.buffer, ticket, [sample(2, tokens=4 if ticket.id.group else 5)])
+            run.record(ticket, [sample(2, tokens=4 if ticket.id.group else 5)])
         run.put_made(played(ticket, [sample(n, tokens=4 if n == 2 else 3) for n in samples]))
     run.step()
     run.checkpoint()
@@ -416,12 +423,12 @@ def recorded(folder: Path) -> Simulated:
     run.buffer.fail("actor-0", first[5].id, 0, "env_diverged", "another answer")
     for ticket in run.issue(8):
         if ticket.id.group > 2:
-            record(run.buffer, ticket, [RESET, sample(0, 1), answer(0)])
+            run.record(ticket, [RESET, sample(0, 1), answer(0)])
             run.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
         else:
             run.put(ticket)
     for ticket in run.issue(2):
-        record(run.buffer, ticket, [RESET, sample(0, 1, tokens=2)])
+        run.record(ticket, [RESET, sample(0, 1, tokens=2)])
         run.put_made(played(ticket, [sample(0, 1, tokens=2)]))
     run.step()
     for ticket in run.issue(8):
@@ -429,7 +436,43 @@ def recorded(folder: Path) -> Simulated:
             run.put(ticket)
     run.step()
     for ticket in run.issue(3):
-        record(run.buffer, ticket, [RESET, sample(0, run.buffer.ledger.history.version)])
+        run.record(ticket, [RESET, sample(0, run.buffer.ledger.history.version)])
+    return run
+
+
+def branched(folder: Path) -> Simulated:
+    """A branch began while groups were in flight: they went on with a stored trajectory, a prefix and turns, of which
+    some were too late; one had a trajectory that was too late."""
+    run = Simulated(folder, durable=True, max_staleness=3)
+    first = run.issue(8)
+    for ticket in first[:5]:
+        run.put(ticket)
+    for ticket in first[5:7]:
+        run.record(ticket, episode(1))
+    run.hand_back(first[7])
+    run.step()
+    run.checkpoint()
+    run.record(first[6], [sample(1, 1), answer(1)])
+    again, *more = run.issue(7)
+    for ticket in more[:5]:
+        run.put(ticket)
+    run.step()
+    run.record(first[6], [sample(2, 2), answer(2)])
+    late = run.issue(3)
+    run.put(late[0])
+    run.record(late[1], [RESET, sample(0, 2)])
+    run.fork(1, 1)
+    run.put(again)
+    tickets = run.issue(20)
+    for ticket in tickets:
+        if ticket.turns and ticket.id.group < 4:
+            samples = [r for r in ticket.turns if isinstance(r, RecordedSample)]
+            run.record(ticket, [sample(len(samples), 1)])
+            run.put_made(played(ticket, [*samples, sample(len(samples), 1)]))
+        elif ticket.id.group < 6:
+            run.put(ticket)
+    run.step()
+    run.checkpoint()
     return run
 
 
@@ -512,6 +555,7 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "sft": supervised,
     "stopped": stopped,
     "recorded": recorded,
+    "branched": branched,
     "auto": automatic,
     "taught": taught,
 }

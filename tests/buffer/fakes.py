@@ -156,7 +156,7 @@ def trajectory(
 
 def put(buffer: Buffer, t: Trajectory) -> str:
     """By the actor to whom its attempt was leased."""
-    leased = buffer.ledger.leased(t.id.group, t.id.index, t.attempt)
+    leased = buffer.ledger.leased(t.id, t.attempt)
     lease = buffer.leases.get(t.id.group, t.id.index)
     if leased is None and lease is not None and (lease.id, lease.attempt) == (t.id, t.attempt):
         leased = lease.actor, lease.min_version  # of an evaluation

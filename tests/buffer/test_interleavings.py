@@ -21,7 +21,12 @@ from hypothesis.stateful import (
 from asyncrl.audit.checks.accounting import staleness
 from asyncrl.audit.checks.bounds import bounds as bounds_of_batches
 from asyncrl.audit.checks.curriculum import curriculum
-from asyncrl.audit.checks.drops import stale_groups_were_too_old, trained_groups_have_no_use_left
+from asyncrl.audit.checks.drops import (
+    discarded_groups_were_left_behind,
+    stale_groups_were_too_old,
+    trained_groups_have_no_use_left,
+)
+from asyncrl.audit.checks.history import attempts_end_once, attempts_were_lent_with_published_weights
 from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.checks.turns import turns
 from asyncrl.audit.ledger import read_ledger
@@ -145,6 +150,10 @@ class Interleavings(Promises):
             assert list(staleness(ledger, bounds)) == []
             assert list(bounds_of_batches(ledger, (bounds,))) == []
             assert list(stale_groups_were_too_old(ledger, (bounds,))) == []
+            # Attempts are of the branch whose weights they were lent with; what a branch could have produced stays.
+            assert list(discarded_groups_were_left_behind(ledger, ())) == []
+            for check in (attempts_end_once, attempts_were_lent_with_published_weights):
+                assert list(check(ledger, ([], [], []))) == []
 
     # Actors
 

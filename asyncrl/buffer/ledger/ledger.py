@@ -24,6 +24,13 @@ from asyncrl.buffer.ledger.history import History, IllegalTransition
 from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory, one, read_groups
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.unmeasured import Unmeasured
+from asyncrl.trajectory import TicketId
+
+_FILTERED = (
+    "SELECT count(*) FROM groups g WHERE filling = ? AND (SELECT max(a.branch) FROM trajectories t JOIN attempts a "
+    "USING (grp, idx, attempt) WHERE t.grp = g.number) = ?"
+)
+"""A group is filtered on the branch on which its last trajectory was lent."""
 
 
 class Ledger:
@@ -72,9 +79,11 @@ class Ledger:
             raise IllegalTransition(f"trajectory {group.number}.{index} is stored: its ticket cannot be issued")
         attempt = group.attempts[index]
         group.attempts[index] += 1
+        when = self.db.wall_clock(), self.attempts
         self.db.write(
-            "INSERT INTO attempts(grp, idx, attempt, actor, min_version, issued_at, serial) VALUES (?,?,?,?,?,?,?)",
-            (group.number, index, attempt, actor, min_version, self.db.wall_clock(), self.attempts),
+            "INSERT INTO attempts(grp, idx, attempt, actor, branch, min_version, issued_at, serial) "
+            "VALUES (?,?,?,?,?,?,?,?)",
+            (group.number, index, attempt, actor, self.history.branch, min_version, *when),
         )
         self.attempts += 1
         return attempt
@@ -144,9 +153,8 @@ class Ledger:
         self.db.write("UPDATE groups SET weight = 0 WHERE number = ?", (group.number,))
 
     def filtered_while_filling(self) -> int:
-        """Groups that filters dropped since the last batch was fixed."""
-        at = len(self.history.line), self.history.branch
-        return int(one(self.db, "SELECT count(*) FROM groups WHERE filling = ? AND branch = ?", at))
+        """Groups that filters dropped on this branch since the last batch was fixed."""
+        return int(one(self.db, _FILTERED, (len(self.history.line), self.history.branch)))
 
     # Batches
 
@@ -199,15 +207,20 @@ class Ledger:
     def has_payload(self, number: int) -> bool:
         return bool(one(self.db, "SELECT payload FROM groups WHERE number = ?", (number,)))
 
-    def leased(self, number: int, index: int, attempt: int) -> tuple[str, int] | None:
-        """The actor of an attempt, ended or not, and the oldest version that its tokens may have."""
-        where = "WHERE grp = ? AND idx = ? AND attempt = ?"
-        rows = self.db.read(f"SELECT actor, min_version FROM attempts {where}", (number, index, attempt))
+    def leased(self, id: TicketId, attempt: int) -> tuple[str, int] | None:
+        """The actor of an attempt, ended or not, and the oldest version that its tokens may have. None: no attempt of
+        this number was lent on the branch of the ticket."""
+        values = (id.group, id.index, attempt, id.branch)
+        where = "WHERE grp = ? AND idx = ? AND attempt = ? AND branch = ?"
+        rows = self.db.read(f"SELECT actor, min_version FROM attempts {where}", values)
         return next(((str(actor), int(oldest)) for actor, oldest in rows), None)
 
-    def outstanding(self) -> Iterator[tuple[int, int, int, str, int]]:
-        """(group, index, attempt, actor, min_version) of every attempt that has not ended."""
-        yield from self.db.read("SELECT grp, idx, attempt, actor, min_version FROM attempts WHERE ended IS NULL")
+    def outstanding(self) -> Iterator[tuple[TicketId, int, str, int]]:
+        """(ticket, attempt, actor, min_version) of every attempt that has not ended."""
+        columns = "branch, grp, idx, attempt, actor, min_version"
+        for branch, group, index, *about in self.db.read(f"SELECT {columns} FROM attempts WHERE ended IS NULL"):
+            attempt, actor, min_version = about
+            yield TicketId(branch, group, index), attempt, actor, min_version
 
     def bump(self, name: str) -> None:
         """Counts a duplicate, late or lost put on this branch."""

@@ -88,6 +88,11 @@ class Carried:
         self.prefixes.drop(number, size)
         self.turns.drop(number, size)
 
+    def forked(self, version: int) -> None:
+        """A branch has begun at `version`: later tokens are of weights that it does not have."""
+        self.prefixes.forked(version)
+        self.turns.forked(version)
+
     def groups(self) -> set[int]:
         """Numbers of the groups whose tickets carry anything."""
         return self.prefixes.groups() | self.turns.groups()

@@ -7,6 +7,7 @@ a new group is issued while admission, capacity and the disk allow it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
@@ -45,10 +46,10 @@ class Tickets:
         self.filtering = Filtering(ledger, rules)
         self._missing_since: dict[int, float] = {}
         """When the learner began to wait for a group, by number."""
-        for number, index, attempt, actor, min_version in list(ledger.outstanding()):
-            group = ledger.live.get(number)
-            if group is not None and group.state == "in_flight" and group.stored[index] is None:
-                leases.add(now, TicketId(group.branch, number, index), attempt, actor, min_version)
+        for id, attempt, actor, min_version in list(ledger.outstanding()):
+            group = ledger.live.get(id.group)
+            if group is not None and group.state == "in_flight" and group.stored[id.index] is None:
+                leases.add(now, id, attempt, actor, min_version)
         for group in ledger.live.values():
             self.queue.add_group(group)
 
@@ -79,9 +80,9 @@ class Tickets:
         group = self._ledger.live[number]
         begun = self.carried.for_attempt(key, self._ledger.history.version, least[1], self.bound.holds)
         attempt = self._ledger.start_attempt(group, index, actor, begun.oldest)
-        id = TicketId(group.branch, number, index)
+        id = TicketId(least[0], number, index)
         self._leases.add(now, id, attempt, actor, begun.oldest)
-        seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
+        seed = ticket_seed(self._rules.actors_seed, "train", *astuple(id), attempt)
         temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
         task, lease_s, carried = self._draws.task(group.task), self._rules.lease_s, (group.durable, begun.turns)
         sampling = (temperature, seed, lease_s, begun.prefix, "")
@@ -133,7 +134,7 @@ class Tickets:
 
     def _receive(self, trajectory: Trajectory, digest: str, record: Frame) -> PutOutcome:
         id, group = trajectory.id, self._ledger.load(trajectory.id.group)
-        if id.branch < self._ledger.history.branch and (group is None or group.branch != id.branch):
+        if id.branch < self._ledger.history.branch and self._ledger.leased(id, trajectory.attempt) is None:
             return "late"  # this part of history was lost with its host
         group = self.validity.group_of(trajectory, group)
         return self._late_or_duplicate(trajectory, digest, group) or self._store(trajectory, digest, record, group)
@@ -143,7 +144,7 @@ class Tickets:
         id, stored = trajectory.id, group.stored[trajectory.id.index]
         if stored is not None and stored.digest == digest:
             return "duplicate"
-        if stored is None and group.state == "in_flight":
+        if stored is None and group.state == "in_flight" and id.branch == self._ledger.history.branch:
             return None
         if stored is None or stored.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, trajectory.attempt, "late")
@@ -232,14 +233,17 @@ class Tickets:
         else:
             self.queue.add(key)
 
-    def forked(self) -> None:
-        """Ends the leases of groups that the fork dropped, and what their tickets carry."""
+    def forked(self, version: int) -> None:
+        """A branch has begun at `version`. Attempts lent before are void. Unless the fork dropped their group,
+        tickets are issued again, with what the branch could have produced of what they carry."""
         self.filtering.forked()
-        for lease in self._leases:
-            if not lease.eval and lease.id.group not in self._ledger.live:
-                self._end(lease, "revoked")
         for number in self.carried.groups() - self._ledger.live.keys():
             self.carried.drop(number, self._sizes.largest)
+        self.carried.forked(version)
+        for lease in self._leases:
+            if not lease.eval and self._leases.get(*lease.key) is lease:
+                self._end(lease, "revoked")
+                self._requeue(lease.key)
 
     def _end(self, lease: ActiveLease, how: str, detail: str | None = None) -> None:
         self._leases.remove(lease.id.group, lease.id.index)

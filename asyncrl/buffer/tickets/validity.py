@@ -25,9 +25,9 @@ class Validity:
     def group_of(self, trajectory: Trajectory, group: Group | None) -> Group:
         """The group, unless this ticket cannot have brought the trajectory, or its attempt is of another actor."""
         id = trajectory.id
-        if group is None or group.branch != id.branch or id.index >= group.size:
+        if group is None or id.index >= group.size:
             raise Refused("unknown_ticket", f"ticket {id} was never issued")
-        if trajectory.attempt >= group.attempts[id.index]:
+        if self._leased(id, trajectory.attempt) is None:
             raise Refused("unknown_ticket", f"attempt {trajectory.attempt} at ticket {id} was never issued")
         self.check_actor(id, trajectory.attempt, trajectory.actor, "put")
         if trajectory.task_id != group.task_id:
@@ -72,6 +72,4 @@ class Validity:
         lease = self._leases.get(id.group, id.index)
         if lease is not None and (lease.id, lease.attempt) == (id, attempt):
             return lease.actor, lease.min_version
-        group = self._ledger.load(id.group)
-        same = group is not None and group.branch == id.branch
-        return self._ledger.leased(id.group, id.index, attempt) if same else None
+        return self._ledger.leased(id, attempt)

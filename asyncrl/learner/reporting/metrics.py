@@ -137,11 +137,11 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
     }
     stops: Counter[str] = Counter(t.stop_reason for t in trajectories)
     values |= {f"reward/stopped/{reason}": stops[reason] / len(trajectories) for reason in STOP_REASONS}
-    groups: defaultdict[tuple[int, int], set[float]] = defaultdict(set)
+    groups: defaultdict[int, set[float]] = defaultdict(set)
     by_name: defaultdict[str, list[float]] = defaultdict(list)
     by_env: defaultdict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
-        groups[t.id.branch, t.id.group].add(t.reward)
+        groups[t.id.group].add(t.reward)
         by_env[t.env].append(t)
         for name, value in t.rewards.items():
             by_name[name].append(value)

@@ -10,7 +10,7 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 9
+VERSION = 10
 """Raised with every change of the tables, and of what a digest covers; a ledger of another version is refused."""
 
 READERS = {
@@ -19,6 +19,7 @@ READERS = {
     6: "0.1.0 at commit cdb86a9",
     7: "0.1.0 at commit db09328",
     8: "0.1.0 at commit 88a19f8",
+    9: "0.1.0 at commit 99290bb",
 }
 """By version of the tables: the last asyncrl that reads them."""
 
@@ -27,7 +28,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 9: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 10: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -73,6 +74,7 @@ CREATE TABLE attempts (
     idx INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     actor TEXT NOT NULL,
+    branch INTEGER NOT NULL,        -- on which it was lent: a later branch voids it
     min_version INTEGER NOT NULL,
     ended TEXT,                     -- NULL while leased; else how (Ledger.end_attempt), or lost: the disk lost it
     detail TEXT,
@@ -90,7 +92,7 @@ CREATE TABLE prefixes (             -- what an interrupted attempt at the first 
     oldest INTEGER NOT NULL,        -- version among them
     digest TEXT NOT NULL,
     row BLOB,                       -- the arrays; NULL once it has ended
-    ended TEXT,                     -- NULL while its ticket has it; continued, anew, longer, stale, failed, dropped
+    ended TEXT,                     -- NULL while its ticket has it; else how (tickets/prefixes.py)
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
 CREATE INDEX prefixes_kept ON prefixes(grp, idx) WHERE ended IS NULL;
