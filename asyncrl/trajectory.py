@@ -279,3 +279,9 @@ class Trajectory:
         if 0 < len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent
             h.update(_packed([(float(turn.reward), turn.spans, turn.state) for turn in self.turn_rewards]))
         return h.hexdigest()
+
+
+def episode_seconds(trajectory: Trajectory) -> float:
+    """How long its episode took, as its actors measured it: a resumed one with the turns of earlier attempts."""
+    turns = sum(turn.generate + (turn.environment or 0.0) for turn in trajectory.turn_records)
+    return max(float(trajectory.timings.get("total", 0.0)), turns)

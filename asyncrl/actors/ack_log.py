@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.process.numbered_log import NumberedLog
-from asyncrl.trajectory import CONTEXT, Lease, Row, Trajectory
+from asyncrl.trajectory import CONTEXT, Lease, Row, Trajectory, episode_seconds
 from asyncrl.turns import Recorded, RecordedSample
 
 
@@ -36,7 +36,7 @@ class AckLog(NumberedLog):
         rewards = {"reward": float(t.reward), "rewards": {name: float(value) for name, value in t.rewards.items()}}
         tokens = {"tokens": t.num_tokens, "versions": _versions(t.rows)}
         fields = _named(t) | about | rewards | tokens
-        self._append({"put": fields})
+        self._append({"put": fields | {"seconds": episode_seconds(t)}})
         return replace(t, logged=self._last)
 
     def write(self, t: Trajectory) -> None:

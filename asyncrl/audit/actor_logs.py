@@ -43,6 +43,8 @@ class PutLine:
     turns: int
     env: str
     stop_reason: str
+    seconds: float
+    """That its episode took."""
 
 
 @dataclass(frozen=True, slots=True)

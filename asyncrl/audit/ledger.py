@@ -22,8 +22,9 @@ from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
 TABLES = (
-    "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops", "turns", "uses",
+    "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations",
+    "lengths", "logs", "prefixes", "published", "replays", "retired", "score_logs",
+    "score_uses", "scores", "scorings", "stops", "turns", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 
@@ -63,6 +64,10 @@ class GroupRow:
     payload: bool
     durable: bool = False
     """Its tickets' turns are recorded."""
+    task_env: str = ""
+    """Of a mix: the environment that its task names."""
+    lengths: int | None = None
+    """How many lengths of episodes decided that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +259,11 @@ class LedgerRows:
         """Recorded turns by group, index, attempt, number and form."""
         return {tuple(row[n] for n in ("grp", "idx", "attempt", "number", "form")): row for row in self.tables["turns"]}
 
+    @cached_property
+    def seconds_of(self) -> dict[tuple[int, int, int], float]:
+        """How long an attempt took, by group, index and attempt, where the ledger has that."""
+        return {(row["grp"], row["idx"], row["attempt"]): row["seconds"] for row in self.tables["lengths"]}
+
     def fixed_on(self, branch: int, b: int) -> BatchRow | None:
         """Batch b if it was fixed on this very branch."""
         return self._by_place.get((branch, b))
@@ -332,7 +342,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload", "durable"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, ended_batch, filling, put_back, payload, durable FROM groups ORDER BY number"
+                "weight, uses, ended_batch, filling, put_back, payload, durable, task_env, lengths "
+                "FROM groups ORDER BY number"
             )
         },
         attempts=dict(attempts),

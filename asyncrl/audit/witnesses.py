@@ -113,6 +113,12 @@ class Bounds:
             return self.max_staleness
         return batch.bound if batch is not None and batch.outcome is None else in_force(self.auto, batch).bound
 
+    durable: bool = False
+    """`buffer.turns` is on."""
+    turns_auto_s: float | None = None
+    """`buffer.turns_auto_s`, where it is auto."""
+    mixed: bool = False
+    """`env.name` is mix."""
     scored: bool = False
     """Groups need the scores of a teacher on servers."""
 
@@ -143,6 +149,9 @@ class Bounds:
             demonstrations_per_step=demonstrations_per_step(c),
             choosing=Choosing.of(c),
             auto=Auto.of(c),
+            durable=b.turns == "on",
+            turns_auto_s=b.turns_auto_s if b.turns == "auto" else None,
+            mixed=c.env.name == "mix",
             scored=scored_by_servers(c),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,15 +64,19 @@ class Simulated:
         self.done: list[Done] = []
         self.lists: list[LearnerList] = []
         self.snapshots: list[SnapshotHead] = []
-        self.now = 0.0
+        self.now = self.ahead = 0.0
+        """The buffer's clocks; of the second, how far it is ahead of the real one."""
         self.told: Told | None = None
         self.buffer = self.open()
         self.incarnation = learner(self.buffer)
         self.published = [Publication(0, 0, "digest-0")]
 
     def open(self) -> Buffer:
-        given: dict[str, Any] = {"demonstrations": self.shown} | self.rules
+        given: dict[str, Any] = {"demonstrations": self.shown, "wall_clock": self.clock} | self.rules
         return open_buffer(self.folder, self.now, FakeSource(), FakeCurriculum(), self.on_step_end, **given)
+
+    def clock(self) -> float:
+        return time.time() + self.ahead
 
     def kill(self) -> None:
         self.buffer.commit(self.now)
@@ -203,7 +208,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
-            "demonstrations_per_step", "auto", "scored",
+            "demonstrations_per_step", "auto", "scored", "durable", "turns_auto_s",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -476,6 +481,29 @@ def branched(folder: Path) -> Simulated:
     return run
 
 
+def measured(folder: Path) -> Simulated:
+    """Turns were recorded once episodes took long, and some that took long came to no end."""
+    run = Simulated(folder, turns_auto_s=60.0, env_retries=9)
+    first = run.issue(1)
+    run.put(first[0])
+
+    def rounds(count: int, seconds: float) -> None:
+        for _ in range(count):
+            for ticket in run.issue(6):
+                made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index))
+                run.put_made(replace(made, timings={"total": seconds + ticket.id.index}))
+            run.step()
+
+    rounds(2, 59.5)
+    (ticket,) = run.issue(1)
+    run.ahead = 100.0
+    run.buffer.release("actor-0", [(ticket.id, 0)])
+    rounds(2, 10.0)
+    run.kill()
+    assert [t.durable for t in (*first, *run.issue(3))] == [False, True, True, True]
+    return run
+
+
 def automatic(folder: Path) -> Simulated:
     """The bound was raised, lowered while groups waited that were admitted before, and left for a branch."""
     run = Simulated(folder, auto=Auto(0, 4, 1), max_staleness=4)
@@ -556,6 +584,7 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "stopped": stopped,
     "recorded": recorded,
     "branched": branched,
+    "measured": measured,
     "auto": automatic,
     "taught": taught,
 }

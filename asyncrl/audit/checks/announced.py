@@ -47,6 +47,7 @@ def _of_line(row: TrajectoryRow, log: AckLines | None, ledger: LedgerRows) -> st
         "reward": (line.reward, row.reward),
         "environment": (line.env, row.env),
         "stop reason": (line.stop_reason, row.stop_reason),
+        "length": (line.seconds, ledger.seconds_of.get((row.group, row.index, row.attempt), line.seconds)),
     }
     return next(
         (f"has {what} {b}, its actor announced {a} at line {row.line}" for what, (a, b) in compared.items() if a != b),

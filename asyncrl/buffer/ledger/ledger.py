@@ -14,23 +14,17 @@ elsewhere (core.py): a transition that the picture does not show raises IllegalT
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.account import Account
+from asyncrl.buffer.ledger.attempts import FILTERED
 from asyncrl.buffer.ledger.drop_bias import Bias
 from asyncrl.buffer.ledger.group import Group, Reason, Received, State
 from asyncrl.buffer.ledger.history import History, IllegalTransition
 from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory, one, read_groups
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.unmeasured import Unmeasured
-from asyncrl.trajectory import TicketId
-
-_FILTERED = (
-    "SELECT count(*) FROM groups g WHERE filling = ? AND (SELECT max(a.branch) FROM trajectories t JOIN attempts a "
-    "USING (grp, idx, attempt) WHERE t.grp = g.number) = ?"
-)
-"""A group is filtered on the branch on which its last trajectory was lent."""
 
 
 class Ledger:
@@ -50,11 +44,13 @@ class Ledger:
 
     # Groups
 
-    def issue(self, size: int, task_id: str, task: int, curriculum: int, put_back: Group | None = None) -> Group:
-        """-> in flight. The next draw, or the prompt of a dropped group drawn again."""
+    def issue(
+        self, size: int, task_id: str, task: int, curriculum: int, put_back: Group | None = None, env: str = ""
+    ) -> Group:
+        """-> in flight. The next draw, or the prompt of a dropped group drawn again. `env`: of the task, in a mix."""
         draw = self.next_draw if put_back is None else put_back.draw
         group = Group(self._next_number, self.history.branch, draw, task_id, size, "in_flight")
-        group.task, group.curriculum = task, curriculum
+        group.task, group.curriculum, group.task_env = task, curriculum, env
         if put_back is None:
             self.next_draw += 1
             self.db.set("next_draw", str(self.next_draw))
@@ -154,7 +150,7 @@ class Ledger:
 
     def filtered_while_filling(self) -> int:
         """Groups that filters dropped on this branch since the last batch was fixed."""
-        return int(one(self.db, _FILTERED, (len(self.history.line), self.history.branch)))
+        return int(one(self.db, FILTERED, (len(self.history.line), self.history.branch)))
 
     # Batches
 
@@ -206,21 +202,6 @@ class Ledger:
 
     def has_payload(self, number: int) -> bool:
         return bool(one(self.db, "SELECT payload FROM groups WHERE number = ?", (number,)))
-
-    def leased(self, id: TicketId, attempt: int) -> tuple[str, int] | None:
-        """The actor of an attempt, ended or not, and the oldest version that its tokens may have. None: no attempt of
-        this number was lent on the branch of the ticket."""
-        values = (id.group, id.index, attempt, id.branch)
-        where = "WHERE grp = ? AND idx = ? AND attempt = ? AND branch = ?"
-        rows = self.db.read(f"SELECT actor, min_version FROM attempts {where}", values)
-        return next(((str(actor), int(oldest)) for actor, oldest in rows), None)
-
-    def outstanding(self) -> Iterator[tuple[TicketId, int, str, int]]:
-        """(ticket, attempt, actor, min_version) of every attempt that has not ended."""
-        columns = "branch, grp, idx, attempt, actor, min_version"
-        for branch, group, index, *about in self.db.read(f"SELECT {columns} FROM attempts WHERE ended IS NULL"):
-            attempt, actor, min_version = about
-            yield TicketId(branch, group, index), attempt, actor, min_version
 
     def bump(self, name: str) -> None:
         """Counts a duplicate, late or lost put on this branch."""

@@ -11,6 +11,7 @@ from dataclasses import astuple
 from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
+from asyncrl.buffer.ledger.attempts import leased, outstanding
 from asyncrl.buffer.ledger.group import Group, Reason, Received, version_counts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.replays import retire
@@ -46,10 +47,8 @@ class Tickets:
         self.filtering = Filtering(ledger, rules)
         self._missing_since: dict[int, float] = {}
         """When the learner began to wait for a group, by number."""
-        for id, attempt, actor, min_version in list(ledger.outstanding()):
-            group = ledger.live.get(id.group)
-            if group is not None and group.state == "in_flight" and group.stored[id.index] is None:
-                leases.add(now, id, attempt, actor, min_version)
+        for lent in outstanding(ledger.db, ledger.live):
+            leases.add(now, *lent)
         for group in ledger.live.values():
             self.queue.add_group(group)
 
@@ -91,8 +90,9 @@ class Tickets:
     def _issue_group(self) -> Group:
         put_back = self._ledger.put_back()
         draw = self._draws.next() if put_back is None else Draw(put_back.draw, put_back.task, put_back.curriculum)
-        task_id = str(self._draws.task(draw.task)["id"])
-        group = self._ledger.issue(self._sizes.of(draw.task), task_id, draw.task, draw.curriculum, put_back)
+        task = self._draws.task(draw.task)
+        about = str(task["id"]), draw.task, draw.curriculum, put_back, self._rules.env_of(task)
+        group = self._ledger.issue(self._sizes.of(draw.task), *about)
         self.carried.begin(group)
         if put_back is None:
             self._draws.issued(draw)
@@ -134,7 +134,7 @@ class Tickets:
 
     def _receive(self, trajectory: Trajectory, digest: str, record: Frame) -> PutOutcome:
         id, group = trajectory.id, self._ledger.load(trajectory.id.group)
-        if id.branch < self._ledger.history.branch and self._ledger.leased(id, trajectory.attempt) is None:
+        if id.branch < self._ledger.history.branch and leased(self._ledger.db, id, trajectory.attempt) is None:
             return "late"  # this part of history was lost with its host
         group = self.validity.group_of(trajectory, group)
         return self._late_or_duplicate(trajectory, digest, group) or self._store(trajectory, digest, record, group)
@@ -158,7 +158,7 @@ class Tickets:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
         self.failures.budget.note("")
         location = self._ledger.db.payloads.append(record)
-        self.carried.received(trajectory)
+        self.carried.received(trajectory, group)
         self._ledger.record_trajectory(group, id.index, Received.of(trajectory, versions, digest, location))
         self._judge(group)
         return "stored"
@@ -237,9 +237,7 @@ class Tickets:
         """A branch has begun at `version`. Attempts lent before are void. Unless the fork dropped their group,
         tickets are issued again, with what the branch could have produced of what they carry."""
         self.filtering.forked()
-        for number in self.carried.groups() - self._ledger.live.keys():
-            self.carried.drop(number, self._sizes.largest)
-        self.carried.forked(version)
+        self.carried.forked(version, self._ledger.live, self._sizes.largest)
         for lease in self._leases:
             if not lease.eval and self._leases.get(*lease.key) is lease:
                 self._end(lease, "revoked")
@@ -248,3 +246,4 @@ class Tickets:
     def _end(self, lease: ActiveLease, how: str, detail: str | None = None) -> None:
         self._leases.remove(lease.id.group, lease.id.index)
         self._ledger.end_attempt(lease.id.group, lease.id.index, lease.attempt, how, detail)
+        self.carried.ended(lease.key, lease.attempt, self._ledger.load(lease.id.group))

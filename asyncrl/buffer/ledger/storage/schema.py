@@ -62,6 +62,8 @@ CREATE TABLE groups (
     payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
     measured INTEGER,               -- serial of the first curriculum state that knows its rewards
     durable INTEGER NOT NULL DEFAULT 0,     -- 1: turns of its episodes are recorded
+    task_env TEXT NOT NULL DEFAULT '',      -- of a mix: the environment that its task names
+    lengths INTEGER,                -- rows of `lengths` that decided `durable`; NULL: buffer.turns is not auto
     ended_at REAL                   -- NULL while live
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
@@ -115,6 +117,13 @@ CREATE TABLE turns (                -- what the attempts at a ticket recorded of
     ended TEXT                      -- NULL while its ticket has it; else how (tickets/turns.py)
 );
 CREATE INDEX turns_kept ON turns(grp, idx) WHERE ended IS NULL;
+CREATE TABLE lengths (              -- how long episodes took, under buffer.turns: auto (tickets/lengths.py)
+    serial INTEGER PRIMARY KEY,     -- 0, 1, 2 ... in the order in which they ended
+    grp INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    seconds REAL NOT NULL           -- as its actors measured; of one that brought nothing, by the buffer's clock
+);
 CREATE TABLE trajectories (
     grp INTEGER NOT NULL,
     idx INTEGER NOT NULL,
