@@ -19,7 +19,7 @@ def lengths(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
 
 
 def lengths_are_of_attempts(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
-    """Lengths are numbered without gaps, each of an attempt that was put, or lasted longer than `buffer.turns_auto_s`."""
+    """Lengths are numbered without gaps, each of an attempt that was put or lasted longer than `turns_auto_s`."""
     known = {(a.group, a.index, a.attempt): a for attempts in ledger.attempts.values() for a in attempts}
     limits = [r.turns_auto_s for r in rules if r.turns_auto_s is not None]
     seen: set[tuple[int, int, int, float]] = set()
