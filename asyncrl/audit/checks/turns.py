@@ -134,11 +134,13 @@ def turns_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[st
     """No recorded turn that went on behind the beginning of a branch has a version that the branch did not have."""
     for key, rows in _by_ticket(ledger).items():
         stored = ledger.trajectories.get(key)
-        for row in (r for r in rows if r.newest is not None):
-            last = {None: max(ledger.branches, default=0), "continued": stored and stored.branch}.get(row.ended)
-            forks = _forks(ledger, row)
-            if last is not None and any(branch <= last and row.newest > version for branch, version in forks):
-                yield f"{_name(ledger, row)} has a token of version {row.newest}, and went on on a branch without it"
+        last: dict[str | None, int | None] = {None: max(ledger.branches, default=0)}
+        if stored is not None:
+            last["continued"] = stored.branch
+        for row in rows:
+            newest, until = row.newest or 0, last.get(row.ended)
+            if until is not None and any(b <= until and newest > version for b, version in _forks(ledger, row)):
+                yield f"{_name(ledger, row)} has a token of version {newest}, and went on on a branch without it"
 
 
 def _forks(ledger: LedgerRows, row: TurnRow) -> list[tuple[int, int]]:

@@ -7,7 +7,6 @@ a new group is issued while admission, capacity and the disk allow it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
@@ -81,7 +80,7 @@ class Tickets:
         attempt = self._ledger.start_attempt(group, index, actor, begun.oldest)
         id = TicketId(least[0], number, index)
         self._leases.add(now, id, attempt, actor, begun.oldest)
-        seed = ticket_seed(self._rules.actors_seed, "train", *astuple(id), attempt)
+        seed = ticket_seed(self._rules.actors_seed, "train", least[0], number, index, attempt)
         temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
         task, lease_s, carried = self._draws.task(group.task), self._rules.lease_s, (group.durable, begun.turns)
         sampling = (temperature, seed, lease_s, begun.prefix, "")
