@@ -6,8 +6,8 @@ TESTED := requirements/tested.txt
 TORCH := $(shell grep '^torch==' $(TESTED))
 SGLANG := $(shell grep '^sglang==' requirements/sglang-cpu.txt)
 ARGS ?=
-# Tests of two files at a time: many of them wait for processes rather than for a core.
-JOBS ?= 2
+# Tests of three files at a time, also on two cores: many of them wait for processes rather than for a core.
+JOBS ?= 3
 
 .PHONY: quickstart test test-system test-all test-slow test-vllm test-sglang test-verifiers test-gyms test-sdks lint types clean
 

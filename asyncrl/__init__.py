@@ -12,9 +12,9 @@ Nothing heavy is imported before it is used. The main nouns, and the files that 
 
     task, message        data/base.py
     environment, turn    actors/envs/protocol.py
-    ticket, trajectory   trajectory.py: permission to play one episode, and the record of it
+    ticket, trajectory   trajectory/: permission to play one episode, and the record of it
     group                buffer/ledger/group.py: the trajectories of one prompt
-    batch                buffer/batches.py: the groups of one training step; learner/batch/: their rows as arrays
+    batch                buffer/batches/: the groups of one training step; learner/batch/: their rows as arrays
     staleness            buffer/staleness.py: training steps between sampling a token and consuming it
     loss                 learner/losses/, with learner/advantages/ and learner/corrections/
     weights              weights/protocol.py: (branch, version, digest)

@@ -22,7 +22,7 @@ class Place:
     """Where a tensor of the checkpoint lies in the model."""
 
     name: str
-    """Of the model's tensor."""
+    """Name of the model's tensor."""
     shape: tuple[int, ...]
     index: Tensor | None = None
     """Numbers of its elements in that tensor, laid flat; None: it is the whole tensor."""

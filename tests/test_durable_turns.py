@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from asyncrl.audit.checks import violations
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import gather
 from asyncrl.launch.processes import kill_all, of_run

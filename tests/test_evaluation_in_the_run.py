@@ -22,8 +22,8 @@ import pytest
 from rich.console import Console
 
 from asyncrl.audit.checks import violations
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import gather
 from asyncrl.config.held_out import for_set
 from asyncrl.errors import RunError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 

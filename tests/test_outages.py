@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.reading import read_ledger
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
 

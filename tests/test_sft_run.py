@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.replay import replay
 from asyncrl.data.order import EpochOrder
 from asyncrl.run_folder import RunFolder

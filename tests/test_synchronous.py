@@ -22,8 +22,9 @@ from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.player import environment
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.tasks.sources import open_source, ticket_seed
 from asyncrl.config import Config
 from asyncrl.launch.processes import kill_all, of_run

@@ -22,7 +22,6 @@ from asyncrl.buffer.limits import Limits
 from asyncrl.buffer.record import from_record, to_record
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
-from asyncrl.kept_ids import kept_ids
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch, flatten
 from asyncrl.learner.objective.objective import Objective
@@ -31,6 +30,7 @@ from asyncrl.learner.step.companions import companions
 from asyncrl.learner.step.train_step import StepResult, train_step
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.trajectory.kept_ids import kept_ids
 from asyncrl.wire import WireError
 from tests.learner.tiny import tiny_config, tiny_model
 

@@ -26,7 +26,7 @@ _TOLD = 8
 """The role says what it has received of a peer each time it is such a part of what that may have sent."""
 _BACKLOG = 512
 _NAME_BYTES = 6
-"""Of a name that the system chose: 0, and five digits."""
+"""Bytes of a name that the system chose: 0, and five digits."""
 
 
 class AcceptorProcess:
@@ -54,7 +54,7 @@ class AcceptorProcess:
         return f"tcp://{host}:{port}"
 
     def open(self) -> None:
-        """To be called once the role has bound `path`."""
+        """Opens the port; call it once the role has bound `path`."""
         self._process = self._start()
         self._thread.start()
 
@@ -86,7 +86,7 @@ class AcceptorProcess:
         return True
 
     def close(self) -> None:
-        """To be called once the role has closed its socket."""
+        """Ends the process; call it once the role has closed its socket."""
         self._closing.set()
         if self._process is not None:
             assert self._process.stdin is not None

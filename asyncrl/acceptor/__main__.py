@@ -104,7 +104,7 @@ class Pair:
     head: bytearray | None = field(default_factory=bytearray)
     """What the role said first; None once the peer is admitted."""
     name: bytes = b""
-    """Of the role's end, by which the role knows it."""
+    """Name of the role's end of the connection, by which the role knows it."""
     frames: Frames = field(default_factory=Frames)
     held: int = 0
     """What an admitted peer has sent and the role has not received: bytes, and FRAME_BYTES for each frame."""

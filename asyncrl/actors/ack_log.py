@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncrl.process.numbered_log import NumberedLog
 from asyncrl.trajectory import CONTEXT, Lease, Row, Trajectory, episode_seconds
-from asyncrl.turns import Recorded, RecordedSample
+from asyncrl.trajectory.turns import Recorded, RecordedSample
 
 
 class AckLog(NumberedLog):
@@ -21,8 +21,8 @@ class AckLog(NumberedLog):
         {"n": 3, "prefix": {...}}       before an interrupted attempt hands back what it has sampled
 
     A trajectory carries the place of its line and a digest of the log up to it, and the ledger keeps both: so every
-    trajectory in the ledger has a line, and a line that is removed or changed later is missed. A killed actor may lack
-    the acknowledgements behind its last put. Numbering continues through the actor's restarts.
+    trajectory in the ledger has a line, and the audit notices one that is removed or changed later. A killed actor may
+    lack the acknowledgements behind its last put. Numbering continues through the actor's restarts.
     """
 
     async def announced(self, t: Trajectory) -> Trajectory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.actors.spent import Spent
+from asyncrl.actors.episodes.spent import Spent
 
 
 @dataclass(slots=True)

@@ -20,9 +20,10 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from asyncrl.audit.checks.scores import read_scores
-from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.checks.stored.scores import read_scores
+from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, ReadPayload, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client.messages import Demonstration
 from asyncrl.config import Config, resuming
 from asyncrl.config.teacher import scored_by_servers, words_scored
@@ -38,9 +39,9 @@ from asyncrl.learner.distillation.identity import recorded, refuse_another
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_folder
 from asyncrl.run_folder import RunFolder
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.weights.local.shm import ShmPublisher
 from asyncrl.wire import WireError
+from asyncrl.wire.teacher_scores import GroupScores
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from typing import Any
 
 from asyncrl.audit.actor_logs import AckLines, read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, ReadPayload
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import ScorerLines, read_score_logs
 from asyncrl.buffer.bounds.automatic import Auto, in_force
 from asyncrl.buffer.ledger.witnessed import read_witnessed
@@ -173,7 +174,7 @@ class Evidence:
     settings: tuple[Mapping[str, Any], ...] = ({},)
     """What decided the result of a training step under every configuration that the run had."""
     snapshots: tuple[SnapshotHead, ...] = ()
-    """Of each checkpoint with a copy of the ledger."""
+    """One for each checkpoint with a copy of the ledger."""
     held_out: Mapping[str, int] = field(default_factory=dict)
     """How many held-out tasks the source of each held-out set has, by its name."""
     demonstrations: Demonstrations | None = None

@@ -1,11 +1,12 @@
 """The buffer without sockets: its decision on every request, with time as an argument.
 
-    tickets/        which tickets are issued (queue.py: in what order), what becomes of a trajectory
-    batches.py      which groups make batch b, what its outcome means
-    scoring/        which scorer has which group, what becomes of its scores
-    evaluations/    the evaluation sets
-    retention.py    which payloads stay
-    ledger/         what is remembered, durable with `commit`; snapshot.py puts it into a checkpoint
+    tickets/              which tickets are issued (queue.py: in what order), what becomes of a trajectory
+    batches/              which groups make batch b, what its outcome means, which rank gets which of them
+    scoring/              which scorer has which group, what becomes of its scores
+    evaluations/          the evaluation sets
+    retention.py          which payloads stay
+    checkpoint_writer.py  the buffer's part of a checkpoint
+    ledger/               what is remembered, durable with `commit`
 
 No answer of a method may leave the process before `commit` has returned. A crash loses what was not committed: opening
 the folder again continues from the last commit.
@@ -14,14 +15,16 @@ the folder again continues from the last commit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asyncrl.buffer.batches import BatchAnswer, Batches
+from asyncrl.buffer.batches.batches import BatchAnswer, Batches
+from asyncrl.buffer.batches.disk_losses import DiskLosses
+from asyncrl.buffer.batches.shares import Shares
 from asyncrl.buffer.bounds.idle_slots import IdleSlots
+from asyncrl.buffer.checkpoint_writer import CheckpointWriter
 from asyncrl.buffer.client.messages import (
     EvalReply,
     Outcome,
@@ -32,22 +35,16 @@ from asyncrl.buffer.client.messages import (
     Told,
     TurnOutcome,
 )
-from asyncrl.buffer.disk_losses import COVERED, DiskLosses
 from asyncrl.buffer.evaluations.places import FIRST_NUMBER
 from asyncrl.buffer.evaluations.sets import EvalSets
 from asyncrl.buffer.evaluations.stops import Stops
-from asyncrl.buffer.ledger import checkpoints
-from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.records import Batch, furthest
-from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
-from asyncrl.buffer.ledger.storage.payloads import PayloadLost
-from asyncrl.buffer.ledger.storage.snapshot import Snapshot
+from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.limits import Limits
 from asyncrl.buffer.retention import Retention
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.scoring.scoring import Scoring
-from asyncrl.buffer.selection import share
 from asyncrl.buffer.staleness import staleness
 from asyncrl.buffer.tasks.demonstrations import DemonstrationDraws
 from asyncrl.buffer.tasks.drawing import TaskDraws
@@ -58,12 +55,12 @@ from asyncrl.data.added_tasks import OnStepEnd
 from asyncrl.data.base import Curriculum, TaskSource
 from asyncrl.data.curricula import InOrder
 from asyncrl.data.demonstrations import Demonstrations
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.tracking.rollouts.held_out import Answers
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
-from asyncrl.turn_codec import StoredTurn
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
+from asyncrl.wire.teacher_scores import GroupScores
+from asyncrl.wire.turns import StoredTurn
 
 
 class Buffer:
@@ -85,6 +82,7 @@ class Buffer:
         self.rules = rules
         self.ledger = Ledger(database)
         self._retention = Retention(self.ledger, rules)
+        self._checkpoints = CheckpointWriter(self.ledger, self._retention)
         self.losses = DiskLosses(self.ledger)
         self.lost_to_disk = self.losses.again
         """Trajectories whose bytes were gone at opening, to be generated again once a learner has started."""
@@ -99,6 +97,7 @@ class Buffer:
         self.demonstrations = DemonstrationDraws(database, demonstrations, rules.demonstrations_per_step)
         parts = (self.ledger, rules, self.tickets, draws, self.losses, stops, self.demonstrations, self.scoring)
         self.batches = Batches(*parts)
+        self._shares = Shares(self.ledger, self.scoring)
         sources = {each.name: source for each in rules.eval_sets} | dict(held_out or {})
         self.evals = EvalSets(database, rules, sources, self.leases, stops, self._made(), answers)
         self.limits = Limits.of(rules, furthest(database), self.evals.total)
@@ -107,17 +106,10 @@ class Buffer:
         """Branch and version of each actor's weights when it last asked for tickets."""
         self._idle = IdleSlots(now)
         self._logs: dict[str, LogHead] = {}
-        self._sweep_due = False
-        self._snapshot: Snapshot | None = None
-        self._checkpointed: tuple[int, int, Path] | None = None
-        """The last one that was written, as `Snapshot.key`."""
 
     def commit(self, now: float) -> None:
         """Everything decided so far is durable. Raises LedgerFailed, and the process must end."""
-        self.database.commit(now)
-        if self._sweep_due:
-            self._sweep_due = False
-            self._retention.sweep()
+        self._checkpoints.commit(now)
 
     def tick(self, now: float) -> None:
         """Ends the leases that were not renewed in time, and judges the attempts that failed."""
@@ -277,21 +269,11 @@ class Buffer:
 
     def share(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[Frame, str, float]]:
         """(record, digest, weight) of each trajectory in one rank's share, group by group. Raises PayloadLost."""
-        mine = self._share_of(answer, dp_rank, dp_size)
-        with _handed_out_again(answer):
-            return [(self.database.payloads.read(r.location), r.digest, g.weight) for g in mine for r in g.trajectories]
+        return self._shares.trajectories(answer, dp_rank, dp_size)
 
     def scores(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[tuple[Frame, str]]:
         """(record, digest) of the scores of each group in one rank's share. Raises PayloadLost."""
-        scored = [self.scoring.of(group.number) for group in self._share_of(answer, dp_rank, dp_size)]
-        with _handed_out_again(answer):
-            return [(self.database.payloads.read(each.location), each.digest) for each in scored if each is not None]
-
-    def _share_of(self, answer: BatchAnswer, dp_rank: int, dp_size: int) -> list[Group]:
-        if answer.batch is None or answer.state != "ready":
-            return []
-        groups = [group for group in map(self.ledger.load, answer.batch.groups) if group is not None]
-        return [groups[place] for place in share([group.tokens for group in groups], dp_rank, dp_size)]
+        return self._shares.scores(answer, dp_rank, dp_size)
 
     def mask_before(self, batch: Batch) -> int | None:
         """Under `mask`: tokens of an older version than this carry no loss in the batch."""
@@ -322,50 +304,7 @@ class Buffer:
         Without `wait`, returns False while it is being written: ask again. Raises Refused, LedgerFailed.
         """
         self.batches.check(incarnation)
-        if self._checkpointed == (incarnation, batch, path):
-            return True  # a repeat; the learner may have renamed what was written
-        if self._snapshot is None or self._snapshot.key != (incarnation, batch, path):
-            self._check_checkpoint(version, batch, path)
-            if self._snapshot is not None:
-                with suppress(LedgerFailed):  # its learner is gone, and so perhaps its folder
-                    self._snapshot.result()
-            self.commit(now)
-            self._snapshot = Snapshot(self.database, incarnation, batch, path)
-        if not wait and not self._snapshot.done:
-            return False
-        snapshot, self._snapshot = self._snapshot, None
-        try:
-            snapshot.result()
-        except LedgerFailed:
-            self._check_folder(path)  # a new learner removes what the one before it left unfinished
-            raise
-        self._checkpointed = snapshot.key
-        self.database.set(COVERED, str(snapshot.covered))
-        checkpoint = (self.ledger.history.branch, batch, version, str(path))
-        checkpoints.record(self.ledger.db, checkpoint, self._retention.keep_checkpoints)
-        self._retention.mark()
-        self._sweep_due = True
-        self.commit(now)
-        return True
-
-    def _check_checkpoint(self, version: int, batch: int, path: Path) -> None:
-        current = self.ledger.history.incarnations[-1]
-        if (batch, version) != (current.next_batch, current.version):
-            raise Refused(
-                "bad_checkpoint",
-                f"a checkpoint at batch {batch}, version {version} was announced; the learner stands at batch "
-                f"{current.next_batch}, version {current.version}",
-            )
-        self._check_folder(path)
-        live = self.database.path.parent.resolve()
-        if (path / "buffer").resolve() in (live, *live.parents):
-            raise Refused(
-                "bad_checkpoint", f"{path}/buffer holds the live ledger: a checkpoint has a folder of its own"
-            )
-
-    def _check_folder(self, path: Path) -> None:
-        if not path.is_dir():
-            raise Refused("bad_checkpoint", f"{path} is not a folder on the buffer's host")
+        return self._checkpoints.write(now, incarnation, version, batch, path, wait)
 
     def evaluate(self, version: tuple[int, int]) -> None:
         """Opens the held-out sets for every actor. Training leases are revoked; a trajectory that is put all the same
@@ -447,15 +386,6 @@ class Buffer:
             "starved": self.tickets.filtering.starved,
             "stopping": self.stopping,
         }
-
-
-@contextmanager
-def _handed_out_again(answer: BatchAnswer) -> Iterator[None]:
-    try:
-        yield
-    except PayloadLost as error:
-        b = "?" if answer.batch is None else answer.batch.b
-        raise PayloadLost(f"batch {b} cannot be handed out again: {error}") from error
 
 
 def _counted(counts: Counter[str]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """How large the numbers and the size of a message may be in this run. Pure.
 
-client/messages.py and trajectory.py declare for each number what bounds it: a constant, or a name that stands here with
+client/messages.py and trajectory/ declare for each number what bounds it: a constant, or a name that stands here with
 its value from the configuration. So the cost of a message is bounded by its size, and no number of it is a multiplier.
 """
 
@@ -27,22 +27,22 @@ from asyncrl.buffer.client.messages import (
 )
 from asyncrl.buffer.rules import Rules
 from asyncrl.trajectory import Row, TicketId
-from asyncrl.turn_codec import MAX_TURN_BYTES, StoredTurn
-from asyncrl.turns import RecordedSample
+from asyncrl.trajectory.turns import RecordedSample
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError
+from asyncrl.wire.turns import MAX_TURN_BYTES, StoredTurn
 
 _HEADER_BYTES = 64 << 10
-"""Of a header without leases ..."""
+"""Most bytes of a header without leases ..."""
 _LEASE_BYTES = 64
 """... and for each of these."""
 Place = tuple[str | int, ...]
 """Where a number stands: a field, and the places inside it."""
 
 _TOKEN_BYTES = 14
-"""Of one recorded token: id, logprob, version and number of kept ids."""
+"""Most bytes of one recorded token: id, logprob, version and number of kept ids."""
 _KEPT_BYTES = 4
 _BESIDE_TOKENS = 4096
-"""Of a recorded sample, beside its tokens."""
+"""Most bytes of a recorded sample, beside its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Limits:
     kept: int
     """Kept ids of one token: `actors.max_kept`."""
     turn_bytes: int
-    """Of one recorded reset or answer, its snapshot included: `buffer.turn_max_kb`."""
+    """Most bytes of one recorded reset or answer, its snapshot included: `buffer.turn_max_kb`."""
 
     @classmethod
     def of(cls, rules: Rules, reached: tuple[int, int], eval_tickets: int) -> Limits:
@@ -128,7 +128,7 @@ class Limits:
 
     @property
     def record_bytes(self) -> int:
-        """Of any recorded turn; a sample is as large as its tokens are many."""
+        """Most bytes of any recorded turn; the size of a sample is bounded by its number of tokens."""
         sample = self.row_tokens * (_TOKEN_BYTES + _KEPT_BYTES * self.kept) + _BESIDE_TOKENS
         return min(MAX_TURN_BYTES, max(self.turn_bytes, sample))
 

@@ -63,7 +63,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
 
 
 def recorded(turns: Turns, counts: Mapping[str, int]) -> dict[str, float]:
-    """Of recorded turns."""
+    """Series of recorded turns."""
     return {
         "buffer/recorded/records": turns.recorded,
         "buffer/recorded/revoked": counts.get("turns_revoked", 0),

@@ -13,9 +13,9 @@ from asyncrl.trajectory import Trajectory
 from asyncrl.wire import FRAMES_OF_A_ROW, MAX_ROWS, Frame, WireError, decode_trajectory, encode_trajectory
 
 MAX_FRAME_BYTES = 256 << 20
-"""A peer that sends the buffer a larger frame is disconnected ..."""
+"""A peer that sends the buffer a larger frame is disconnected."""
 MAX_RECORD_BYTES = MAX_FRAME_BYTES - 4096
-"""... so its record is checked before; the difference is room for what encryption adds."""
+"""A larger record is refused before it is sent; the difference is room for what encryption adds."""
 _ALIGN = 8
 
 

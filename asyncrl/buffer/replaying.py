@@ -26,7 +26,7 @@ from asyncrl.plugins import resolve
 
 Priority = Callable[[Group], float]
 _LARGEST = 1e30
-"""Of a priority: to the largest exponent it is still a float."""
+"""Largest priority: raised to the largest exponent it is still a float."""
 
 
 def uniform(group: Group) -> float:

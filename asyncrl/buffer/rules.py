@@ -16,8 +16,8 @@ from asyncrl.config.demonstrations import demonstrations_per_step, groups_per_st
 from asyncrl.config.held_out import HeldOutSet, held_out_sets
 from asyncrl.config.teacher import scored_by_servers, words_scored
 from asyncrl.errors import ConfigError
-from asyncrl.kept_ids import MAX_KEPT
 from asyncrl.plugins import resolve
+from asyncrl.trajectory.kept_ids import MAX_KEPT
 
 
 class Refused(Exception):

@@ -55,14 +55,14 @@ def chaos(
     restarts = len(faults) * RESTARTS_EACH + SPARE_RESTARTS
     patient = {"restarts": restarts, "restart_window_s": for_s + within_s}
     disturbed = disturbed.model_copy(update={"launch": disturbed.launch.model_copy(update=patient)})
+    # Acts like Ctrl-C, so that everything is ended, unmounted and restored.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     wanted: dict[str, Any] | None = None
     if compare and config.eval.tasks:
         wanted = _measured(RunFolder.existing(undisturbed) if undisturbed else _undisturbed(config, name, within_s))
     job = Job(disturbed, name, lambda line: print(line, flush=True), injectors)
     print(f"under faults: {job.run.path}, {len(faults)} of them, seed {seed}", flush=True)
     injected: list[Fault] = []
-    # Acts like Ctrl-C, so that everything is ended, unmounted and restored.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with job.running():
         try:
             job.begin(within_s)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from asyncrl.chaos.plan import Fault
 from asyncrl.chaos.schedule import Schedule
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.launch.bound import BoundLaunch
 from asyncrl.launch.diagnosis import waits
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.run_folder import RunFolder
@@ -46,7 +45,7 @@ class Job:
         self._injectors = dict(injectors or {})
         self._ids: set[str] = set()
         """The run id of each launch."""
-        self._launcher: subprocess.Popen[bytes]
+        self._launcher: BoundLaunch
         self._config = config.model_copy(update={"launch": config.launch.model_copy(update={"name": name})})
 
     @contextlib.contextmanager
@@ -133,10 +132,7 @@ class Job:
 
     def _launch(self, *words: str) -> None:
         needed = {name: value for injector in self._injectors.values() for name, value in injector.environment.items()}
-        self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl", "launch", *words], env={**os.environ, **needed},
-            stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        self._launcher = BoundLaunch(*words, output=subprocess.DEVNULL, environment=needed)
 
     def _resume(self) -> None:
         """Raises RunError when the run does not begin again."""

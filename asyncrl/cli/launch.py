@@ -58,7 +58,9 @@ def launch(words: list[str]) -> int:
     options, flags = parse(Launch, words, "launch", launch.__doc__)
     from asyncrl.launch import api
     from asyncrl.launch.origins import Origin
+    from asyncrl.process import lifeline
 
+    lifeline.bind_to_launcher()
     if options.memory and not options.dry_run:
         raise ConfigError("--memory goes with --dry-run; a launch checks the memory by itself (launch.memory_check).")
     origin = Origin(options.resume, options.fork, options.fresh, options.at_step)

@@ -191,9 +191,9 @@ def actors(words: list[str]) -> int:
     run = RunFolder.existing(options.run)
     if options.what == "remove":
         remove(run, options.which)
-        print(f"{', '.join(options.which)}: to leave")
+        print(f"{', '.join(options.which)} will leave")
         return 0
     if len(options.which) != 1 or not options.which[0].isdigit():
         raise ConfigError(f"actors add is {' '.join(options.which)!r}: expected how many more, a number.")
-    print(f"{', '.join(add(run, int(options.which[0])))}: to join")
+    print(f"{', '.join(add(run, int(options.which[0])))} will join")
     return 0

@@ -52,7 +52,7 @@ def _section(model: type[BaseModel], name: str) -> type:
 
 
 def given_flags(flags: Any) -> dict[str, Any]:
-    """Of a parsed `flags_type()`, or a subclass: the values that were given, by field path."""
+    """The values that were given, by field path, in a parsed `flags_type()` or a subclass."""
     values = {path: functools.reduce(getattr, path.split("."), flags) for path, _ in fields(Config)}
     return {path: value for path, value in values.items() if not isinstance(value, _Unset)}
 

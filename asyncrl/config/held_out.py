@@ -34,7 +34,7 @@ class HeldOutSet:
         return self.samples + self.greedy
 
     def temperature_of(self, index: int) -> float:
-        """Of episode `index` of a task; 0 is greedy."""
+        """Temperature of episode `index` of a task; 0 is greedy."""
         return self.temperature if index < self.samples else 0.0
 
 

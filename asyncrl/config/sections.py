@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
-from asyncrl.kept_ids import MAX_KEPT
+from asyncrl.trajectory.kept_ids import MAX_KEPT
 
 
 class Section(BaseModel):
@@ -48,7 +48,7 @@ class DataConfig(Section):
     """Chats whose assistant messages are trained on (docs/how-to/sft.md): files of JSON lines, or parquet, a folder of
     save_to_disk, a hub name."""
     demonstrations_split: str = "train"
-    """Of a hub dataset or a saved folder of demonstrations."""
+    """Split of a hub dataset or a saved folder of demonstrations."""
 
     @field_validator("demonstrations", mode="before")
     @classmethod
@@ -107,7 +107,7 @@ class ActorsConfig(Section):
     count: int = Field(1, ge=0)
     """Actor processes."""
     eval: int = Field(0, ge=0)
-    """Of these, how many play nothing but evaluations during the run (`eval.every`), the first ones; 0: some are chosen
+    """How many of these, the first ones, play nothing but evaluations during the run (`eval.every`); 0: some are chosen
     for each (`eval.share`). Before the first and after the last step all actors play."""
     engine: str = "hf"
     """Inference engine: `hf` (embedded transformers), `vllm`, the servers `vllm_server` and `sglang`
@@ -291,7 +291,7 @@ class EvalSetConfig(Section):
     greedy: bool | None = None
     """Play each task once more, greedily; default: `eval.greedy`."""
     temperature: float | None = Field(None, gt=0)
-    """Of the sampled episodes; default: `actors.temperature`."""
+    """Temperature of the sampled episodes; default: `actors.temperature`."""
     pass_at: list[int] = Field(default_factory=list)
     """The k of pass@k, at most `samples`; empty: the powers of two."""
     success: str | None = None
@@ -341,7 +341,7 @@ class TrackingConfig(Section):
     system_s: float = Field(2.0, gt=0)
     """Seconds between samples of CPU and memory per process."""
     trace_every: int = Field(0, ge=0)
-    """Of which training steps `asyncrl trace` can show what each process did: one in so many; 0: at least the
+    """One training step in so many keeps what `asyncrl trace` shows of each process; 0: at least the
     last 50."""
     rollouts: int = Field(2, ge=0)
     """Groups of each training step that are kept as samples, with their text and what the loss made of every token, in
@@ -401,7 +401,8 @@ class LaunchConfig(Section):
     stall_s: float = Field(120.0, gt=0)
     """Seconds without progress after which the run reports who waits for whom, and writes every process's stacks."""
     on_stall: Literal["warn", "restart", "abort"] = "warn"
-    """Then: continue, restart the roles that the others wait for (within their budget), or end the run."""
+    """What follows after `stall_s`: continue, restart the roles that the others wait for (within their budget), or end
+    the run."""
     seed: int | None = None
     """Sets `data.seed`, `actors.seed` and `learner.seed` together: those that the file does not set; as a flag, those
     that no flag sets."""

@@ -45,7 +45,7 @@ class GroupResult:
     """Index of its task in the source."""
     task_id: str
     rewards: tuple[float, ...]
-    """Of its trajectories, [group_size]."""
+    """[group_size] the rewards of its trajectories."""
 
 
 class Curriculum(Protocol):

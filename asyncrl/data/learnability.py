@@ -65,7 +65,7 @@ class Learnability:
         self._order = EpochOrder("learnability", seed, self._size)
 
     def draw(self, number: int) -> int:
-        """Return an index of the first epoch, where an index is a task: the order of epochs is made here."""
+        """Return the index of a task; the order of each epoch is made here, not by the source."""
         rng = random.Random(f"learnability/{self._seed}/{number}")
         if rng.random() < self._explore:
             return self._order.position(number)

@@ -29,14 +29,14 @@ from asyncrl.launch.checks.first_demonstrations import check_demonstrations
 from asyncrl.launch.checks.first_reset import check_reset
 from asyncrl.launch.checks.first_tasks import check_first_tasks
 from asyncrl.launch.checks.installed import check_engine, check_hub, check_teacher
-from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.loop import Launcher
 from asyncrl.launch.origins import Origin
 from asyncrl.launch.placement.report import before_start
 from asyncrl.launch.preflight import check, check_disk, refuse_live
 from asyncrl.launch.processes import this_process
 from asyncrl.launch.roles import roles
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.interrupts import Interrupts
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.plugins import resolve
 from asyncrl.process import leftovers
 from asyncrl.redaction import redact

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.preflight import living
-from asyncrl.launch.process_table import ProcessTable
 from asyncrl.launch.roles import actor
+from asyncrl.launch.supervision.process_table import ProcessTable
 from asyncrl.run_folder import RunFolder, replace
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.config import Config
 from asyncrl.config.held_out import every_set
 from asyncrl.launch.processes import Process, Role, python, threads
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.run_folder import BEST, RunFolder
 
 POLL_S = 0.2

@@ -9,12 +9,12 @@
         │
         ▼   a turn of the loop, at a report or after a fifth of a second
     take reports ──> interrupted? ──> actors.json changed? ──> a process ended? ──> no progress?
-                        │                  │                      │ supervision.py   │ diagnosis/stall.py
+                        │                  │                      │ supervision/     │ diagnosis/stall.py
                         │ Ctrl-C           ▼                      ▼                  ▼
                         │ SIGTERM      start, stop actors     start it again     say who waits for whom, write stacks,
                         ▼                                         │              then what launch.on_stall says
-    shutdown.py: stop actors, learner (it writes its   <── learner done, or a failure that would repeat
-    checkpoint), buffer, weights; a second Ctrl-C kills
+    supervision/shutdown.py: stop actors, learner (its <── learner done, or a failure that would repeat
+    checkpoint first), buffer, weights; a second Ctrl-C kills
 
 Nothing is decided here: the files named in the picture decide, and are pure.
 """
@@ -32,12 +32,12 @@ from asyncrl.launch.diagnosis.stall_report import StallReport
 from asyncrl.launch.diagnosis.waits import WaitsFile
 from asyncrl.launch.elastic import Membership
 from asyncrl.launch.guardian import Guardian
-from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.preflight import full_disk
-from asyncrl.launch.process_table import ProcessTable
 from asyncrl.launch.processes import Role, adopt_orphans, reap_orphans
-from asyncrl.launch.shutdown import Shutdown
-from asyncrl.launch.supervision import Outcome, after_exit
+from asyncrl.launch.supervision.interrupts import Interrupts
+from asyncrl.launch.supervision.process_table import ProcessTable
+from asyncrl.launch.supervision.shutdown import Shutdown
+from asyncrl.launch.supervision.supervision import Outcome, after_exit
 from asyncrl.process.logs import why_it_ended
 from asyncrl.run_folder import RunFolder
 

@@ -110,8 +110,8 @@ class Origin:
         newest = complete(run.checkpoints)[-1:]
         where = f"the checkpoint {newest[0].name}" if newest else "the initial model"
         return [
-            f"{'; '.join(changed)}. The training goes on so from {where}. If steps after it are recorded, they would "
-            "give other weights when they are redone: a new branch begins there instead."
+            f"{'; '.join(changed)}. Training continues with them from {where}. If steps after it are recorded, they "
+            "would give other weights when they are redone: a new branch begins there instead."
         ] * bool(changed)
 
     def open(self, config: Config, stem: str, checkpoint: Path | None) -> RunFolder:

@@ -16,7 +16,7 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.checks.form import check_form
 from asyncrl.launch.processes import alive, of_run, role_of
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.model import local_path, resolve_path
 from asyncrl.plugins import check_options, resolve
 from asyncrl.run_folder import RunFolder

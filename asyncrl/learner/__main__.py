@@ -24,7 +24,7 @@ from asyncrl.learner.distillation.identity import remember
 from asyncrl.learner.follower import Follower
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.ranks import DistributedRanks, Ranks
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.trainer import Trainer
 from asyncrl.model import load_tokenizer
 from asyncrl.process.role import play, settle

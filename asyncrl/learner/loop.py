@@ -34,9 +34,9 @@ from asyncrl.learner.checkpoints.saving import Saving
 from asyncrl.learner.evaluation import Evaluations
 from asyncrl.learner.publication import Publication
 from asyncrl.learner.ranks import Order, Ranks
+from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.reporting.step_report import StepReport
 from asyncrl.learner.reporting.told import told
-from asyncrl.learner.samples import Samples
 from asyncrl.learner.session import Session
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.reporter import Reporter

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ATTENTION_COST = 1 / 8192
-"""Quadratic over linear cost of a token pair: attention costs as much as the rest at about this many tokens a row."""
+"""Cost of attention per pair of tokens, where the rest costs 1 per token: equal in a row of 8,192 tokens."""
 
 BLOCKS = 4
 """Least number of blocks in a rank's share of the tokens; a block is rows that stay together."""

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from asyncrl.buffer.client import BatchReply
 from asyncrl.config import Config
-from asyncrl.teacher_scores import GroupScores, from_record, to_record
 from asyncrl.wire import decode_trajectory, encode_trajectory, pack, unpack
+from asyncrl.wire.teacher_scores import GroupScores, from_record, to_record
 
 SPARE_S = 60.0
 """Time that rank 0 may take between two orders, beyond an exchange and an outage of the buffer or a checkpoint."""

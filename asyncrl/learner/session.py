@@ -50,7 +50,7 @@ class Session:
         return reply
 
     def waited_share(self, now: float) -> float:
-        """Of the time since the last call, or since the session began: how long it waited for the last batch."""
+        """Share of the time since the last call, or since the session began, in which it waited for the last batch."""
         passed, self._ended_at = now - self._ended_at, now
         return min(1.0, self._waited_s / passed) if passed > 0 else 0.0
 

@@ -23,7 +23,7 @@ class Rates:
     """D, from the outcome until the actors hold its version."""
 
     def period(self, groups_per_step: int) -> float:
-        """Of a training step where generation is the slower side."""
+        """Seconds of a training step where generation is the slower side."""
         return groups_per_step * self.latency / self.in_flight
 
 

@@ -33,7 +33,7 @@ class Options:
     """Training steps that are measured in each play."""
     seeds: int
     cores: int | None
-    """Of the host; None: those of this one."""
+    """Cores of the host; None: those of this one."""
     as_json: bool
     write: Path | None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ import yaml
 
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.launch.bound import BoundLaunch
 from asyncrl.plan.setting import config_with
 from asyncrl.run_folder import RunFolder
 
@@ -35,9 +35,8 @@ def probe(config: Config, seconds: float) -> RunFolder:
     with tempfile.TemporaryDirectory(prefix="asyncrl-plan-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(probed_config(config, name).model_dump(mode="json"), sort_keys=False))
-        command = [sys.executable, "-m", "asyncrl", "launch", "--config", str(file)]
         with (Path(folder) / "launch.log").open("w+") as log:
-            launcher = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            launcher = BoundLaunch("--config", str(file), output=log, errors=subprocess.STDOUT)
             try:
                 _wait(launcher, lambda: bool(_steps(run)), config.launch.start_s + STOP_S, "no first training step")
                 deadline = time.monotonic() + seconds

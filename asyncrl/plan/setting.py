@@ -28,7 +28,7 @@ FIELDS = {
 class Setting:
     actors: int
     slots: int
-    """Of one actor."""
+    """Slots of one actor."""
     groups_per_step: int
     max_staleness: int
     every: int

@@ -78,7 +78,8 @@ def verdict(grid: Grid, config: Config) -> list[str]:
     lines += _more_actors(grid)
     bias = pick.mean("length_bias")
     if abs(bias) > 0.02:
-        lines.append(f"dropping makes trained episodes {bias:+.1%} {'longer' if bias > 0 else 'shorter'} on average")
+        direction = "longer" if bias > 0 else "shorter"
+        lines.append(f"dropping makes trained episodes {abs(bias):.1%} {direction} on average")
     rules_disk = _disk(pick, config)
     lines.append(
         f"buffer: at most {pick.mean('live_trajectories'):.0f} trajectories in flight or waiting, "
@@ -108,7 +109,7 @@ def _on_synchronous(grid: Grid, sure: float) -> list[str]:
     loss = 1 - synchronous.rate / pick.rate
     if loss <= max(AS_GOOD, sure):
         return [
-            f"synchronous training (bound 0) is as good: {loss:+.1%} of the throughput, within "
+            f"synchronous training (bound 0) is as good: its throughput differs by {-loss:+.1%}, which is within "
             f"{max(AS_GOOD, sure):.1%}, and nothing is stale"
         ]
     return [f"synchronous training (bound 0) would cost {loss:.0%} of the throughput"]

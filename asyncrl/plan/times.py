@@ -26,9 +26,9 @@ class Episode:
     outside: float
     """Seconds in none of its turns: rendering, `reset`, the put."""
     tokens: int
-    """Of all rows, context included."""
+    """Tokens of all rows, context included."""
     bytes: int
-    """Of its payload."""
+    """Bytes of its payload."""
     reward: float
     stop_reason: StopReason
 
@@ -61,9 +61,9 @@ class EngineTimes:
 @dataclass(frozen=True, slots=True)
 class LearnerTimes:
     fixed_s: float
-    """Of a step, whatever its batch: the optimizer."""
+    """Seconds of a step whatever its batch: those of the optimizer."""
     per_token_s: float
-    """Of a step, per token of its batch, context included."""
+    """Seconds of a step per token of its batch, context included."""
     around_s: float
     """From the fixed batch to its outcome, besides the step."""
     publish_s: float
@@ -101,7 +101,7 @@ class Times:
     load_s: float
     """From the publication until an actor holds the version."""
     pause_s: float
-    """Of that, how long its engine stands still."""
+    """The part of that in which its engine stands still."""
     failed: float
     """Share of attempts that fail in their environment."""
     background: float

@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable
 
 ENVIRONMENT = "ASYNCRL_LIFELINE"
-"""Names the inherited file descriptor of a role."""
+"""Names the inherited file descriptor of a role, or of a bound launcher."""
 
 
 def bind_to_launcher() -> None:
-    """Binds this role to its launcher; every role calls it first, before its imports. Does nothing in a process that
-    no launcher started, or that is bound.
+    """Binds this role to its launcher; every role calls it first, before its imports, and so does a launcher that
+    another command started (launch/bound.py). Does nothing in a process that neither started, or that is bound.
 
     The caller must lead its process group, as the launcher arranges: the group is what dies.
     """

@@ -37,7 +37,7 @@ async def post(
 
 
 async def get(url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0, retries: int = 3) -> Any:
-    """As `post`, without a body."""
+    """Like `post`, without a body."""
     return await _ask(url, None, headers, timeout_s, retries, 0.5)
 
 

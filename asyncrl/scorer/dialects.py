@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from asyncrl.errors import RunError
-from asyncrl.teacher_scores import TrajectoryScores
+from asyncrl.wire.teacher_scores import TrajectoryScores
 
 LOWEST = -9000.0
 """vLLM writes -9999 for minus infinity, which JSON does not have."""
@@ -54,7 +54,8 @@ class Dialect(Protocol):
         ...
 
     def read(self, reply: Any, tokens: Sequence[int], k: int) -> list[Token]:
-        """Of each token but the first. Raises KeyError, IndexError, TypeError or ValueError for another form."""
+        """The words of each token but the first. Raises KeyError, IndexError, TypeError or ValueError for another
+        form."""
         ...
 
 

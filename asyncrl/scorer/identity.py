@@ -24,7 +24,7 @@ TOLERANCE = 0.1
 class Probe:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of each token but the first."""
+    """Logprobs of each token but the first."""
 
     @property
     def digest(self) -> str:

@@ -30,8 +30,8 @@ from asyncrl.errors import RunError
 from asyncrl.scorer.dialects import TeacherUnusable
 from asyncrl.scorer.score_log import ScoreLog
 from asyncrl.scorer.servers import TeacherServers, TeacherSilent
-from asyncrl.teacher_scores import GroupScores, TrajectoryScores
 from asyncrl.tracking.reporter import Reporter
+from asyncrl.wire.teacher_scores import GroupScores, TrajectoryScores
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.process.numbered_log import NumberedLog
-from asyncrl.teacher_scores import GroupScores
+from asyncrl.wire.teacher_scores import GroupScores
 
 
 class ScoreLog(NumberedLog):

@@ -21,8 +21,8 @@ import numpy as np
 from asyncrl.errors import ConfigError
 from asyncrl.scorer.dialects import Dialect, TeacherUnusable, Token, scores_of
 from asyncrl.scorer.identity import TOLERANCE, Identity, Probe, of_run
-from asyncrl.teacher_scores import TrajectoryScores
 from asyncrl.trajectory import Trajectory
+from asyncrl.wire.teacher_scores import TrajectoryScores
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _UNLIMITED = httpx.Limits()
 RETRY_S = 1.0
 """Between two probes of a server that is silent."""
 MOST_BYTES = 16 << 20
-"""Of an answer, beside what its words take."""
+"""Most bytes of an answer, beside what its words take."""
 BYTES_A_WORD = 1024
 """Its id, its text, its rank and its logprob, as JSON."""
 
@@ -105,8 +105,8 @@ class TeacherServers:
                     server.silent = ""
 
     def score(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryScores, ...]:
-        """Of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it may have
-        been started again with another model in between. Raises TeacherSilent, TeacherUnusable."""
+        """Scores of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it
+        may have been started again with another model in between. Raises TeacherSilent, TeacherUnusable."""
         gave: list[_Server] = []
         scores = tuple(self._trajectory(each, gave) for each in trajectories)
         for server in gave:

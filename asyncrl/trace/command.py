@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.audit.ledger import BatchRow, LedgerRows, read_ledger
+from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.errors import RunError
 from asyncrl.run_folder import RunFolder
 from asyncrl.trace.chrome import events

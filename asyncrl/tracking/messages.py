@@ -14,7 +14,7 @@ MAX_CAUSES = 256
 MAX_FIELDS = 64
 MAX_SPANS = 1024
 MAX_EVENT_BYTES = 64 << 10
-"""Of a report with an event, which is written to a file as it is."""
+"""Most bytes of a report with an event, which is written to a file as it is."""
 MAX_MARK = 2**48
 SECONDS = 2.0**33
 """Until the year 2242."""

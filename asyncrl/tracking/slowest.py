@@ -15,7 +15,7 @@ class Used:
     times: float
     """Episodes of an environment, calls of a tool."""
     seconds: float
-    """Of all of them together."""
+    """Seconds of all of them together."""
 
     @property
     def mean_s(self) -> float:

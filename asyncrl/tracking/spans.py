@@ -18,7 +18,7 @@ from asyncrl.tracking.sinks.jsonl import Lines
 
 LAST_STEPS = 50
 MAX_BYTES = 64 << 20
-"""Of the file; what is reported beyond is counted and left out."""
+"""Most bytes of the file; what is reported beyond is counted and left out."""
 
 
 class Span(NamedTuple):

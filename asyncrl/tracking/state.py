@@ -8,7 +8,7 @@ continues from its last checkpoint) count once.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -182,13 +182,7 @@ class RunState:
 
     def now(self, now: float) -> dict[str, float]:
         """The latest value of every series, over all roles."""
-        gathered: dict[str, list[tuple[float, float]]] = {}
-        for state in self.roles.values():
-            for name, value in state.values.items():
-                gathered.setdefault(name, []).append((state.heard, value))
-            for name, (before, count, t) in state.totals.items():
-                gathered.setdefault(name, []).append((t, before + count))
-        values = {name: _across(name, values) for name, values in gathered.items()}
+        values = {name: _across(name, values) for name, values in self._gathered().items()}
         for name in values:
             if name in self._carried:
                 carried = self._carried.pop(name)
@@ -200,6 +194,16 @@ class RunState:
         values["system/reports_lost"] = float(sum(s.lost for s in self.roles.values()))
         values["system/unknown_series"] = float(sum(s.unknown for s in self.roles.values()))
         return values
+
+    def _gathered(self) -> dict[str, list[tuple[float, float]]]:
+        """(time, value) of each series by role: the latest value, or the total over the role's processes."""
+        gathered: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        for state in self.roles.values():
+            for name, value in state.values.items():
+                gathered[name].append((state.heard, value))
+            for name, (before, count, t) in state.totals.items():
+                gathered[name].append((t, before + count))
+        return gathered
 
     def put(self, values: Mapping[str, float], role: str, now: float) -> None:
         """Set values that the launcher measures itself."""

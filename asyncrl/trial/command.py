@@ -36,7 +36,7 @@ class Trial:
 
     tasks: int
     episodes: int
-    """Of each task."""
+    """Episodes of each task."""
     show_all: bool
     """Print every conversation, not only the first of each task."""
 

@@ -29,12 +29,12 @@ class Piece:
     policy: bool = False
     speaker: str = "context"
     content: str = ""
-    """Of a turn: its text as the run reads it, without tool calls and stop token."""
+    """A turn's text as the run reads it, without tool calls and stop token."""
     calls: tuple[Call, ...] = ()
     tokens: int | None = None
     """None: unknown, as with an endpoint that does not count them."""
     record: TurnRecord | None = None
-    """Of a turn: what it cost."""
+    """What a turn cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from asyncrl.view.server import PAGE, Server, content, policy
 from asyncrl.view.table import Key
 
 _EXPORT_BYTES = 48 << 20
-"""Of the trajectories in an exported page."""
+"""Most bytes of the trajectories in an exported page."""
 _NO_BROWSER = "No browser could be opened here: open the address above in one, over ssh -L if it is elsewhere."
 
 

@@ -99,7 +99,7 @@ def spread(found: list[Any]) -> list[Any]:
 
 
 def _row(about: About, t: Trajectory) -> dict[str, Any]:
-    """As the page shows the row of a trajectory."""
+    """The fields with which the page shows the row of a trajectory."""
     return {
         "task": t.task_id, "env": t.env, "reward": t.reward, "stop": t.stop_reason, "actor": t.actor,
         "attempt": t.attempt, "turns": t.turns, "tokens": sum(len(row) for row in t.rows),

@@ -18,9 +18,9 @@ from asyncrl.view.run import ViewedRun
 from asyncrl.view.table import Key
 
 TEXT_CHARS = 100_000
-"""Of one trajectory, searched in."""
+"""Characters of one trajectory that are searched."""
 KEPT_CHARS = 128_000_000
-"""Of all texts kept in memory; others are read again by each search."""
+"""Characters of all texts kept in memory; others are read again by each search."""
 QUERY_CHARS = 200
 LIVE_PAUSE_S = 0.2
 SEARCH_S = 0.5
@@ -36,7 +36,7 @@ class Index:
     def __init__(self, run: ViewedRun) -> None:
         self._run = run
         self.details: dict[Key, list[Any]] = {}
-        """Of each trajectory that was read: rewards by name, the seconds of its slowest tool call, the mean advantage
+        """For each trajectory that was read: rewards by name, the seconds of its slowest tool call, the mean advantage
         of its sampled tokens; None where that is not recorded."""
         self._texts: dict[Key, str | None] = {}
         """Lower case; None: not kept in memory, so read again."""

@@ -1,6 +1,6 @@
-"""The samples of a viewed run (`tracking.rollouts`): of which trajectories there are some, and one of them by name.
+"""The samples of a viewed run (`tracking.rollouts`): which trajectories have one, and how it is read.
 
-The files may be larger than memory should be asked to hold, so they are read again: a few stay.
+All files together may be too large for memory, so each is read when it is asked for; the last few are kept.
 """
 
 from __future__ import annotations

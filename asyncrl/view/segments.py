@@ -41,7 +41,7 @@ class Segment:
     end: int
     """Behind the last token."""
     turn: int
-    """Of the policy's turn that it belongs to or follows, from 1; 0 before the first."""
+    """Number of the policy's turn that it belongs to or follows, from 1; 0 before the first."""
 
     @property
     def folded(self) -> bool:

@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 PAGE = Path(__file__).parent / "page" / "view.html"
 _INLINE = re.compile(r"<(?P<kind>script|style)>(?P<text>.*?)</(?P=kind)>", re.DOTALL)
 _MOST_CHARS = 4096
-"""Of a request's path."""
+"""Most characters of a request's path."""
 _json = msgspec.json.Encoder().encode
 
 

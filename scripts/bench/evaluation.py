@@ -26,7 +26,7 @@ from typing import Any
 
 from results import finish, keep
 
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.sinks.jsonl import by_step
 

@@ -49,8 +49,8 @@ from asyncrl.buffer.client import AsyncBufferClient, BufferClient
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnReward
-from asyncrl.turn_codec import tools_digest
-from asyncrl.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
+from asyncrl.trajectory.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
+from asyncrl.wire.turns import tools_digest
 
 ROOT = Path(__file__).parents[2]
 GROUP_SIZE = 8

@@ -31,7 +31,7 @@ import torch
 from asyncrl.buffer.client import BatchReply
 from asyncrl.config.sections import TrackingConfig
 from asyncrl.learner.batch import flatten
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.step.record import Record
 from asyncrl.learner.step.train_step import StepResult
 from asyncrl.model import load_tokenizer

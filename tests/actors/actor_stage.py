@@ -21,7 +21,7 @@ from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.tracking.series import check
 from asyncrl.trajectory import Lease, LogHead, Row, Ticket, TicketId, Trajectory
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, tool_says

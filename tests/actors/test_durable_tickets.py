@@ -13,9 +13,9 @@ from asyncrl.actors.envs.protocol import Turn
 from asyncrl.audit.actor_logs import read_logs
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.trajectory import Ticket
-from asyncrl.turns import RecordedSample
+from asyncrl.trajectory.turns import RecordedSample
 from tests.actors.actor_stage import Stage, act, until
-from tests.actors.episodes.recorded.recordings import Snapshots
+from tests.actors.episodes.recorded.counters import Snapshots
 from tests.actors.fakes import SAID, CutEngine, FakeEngine, FakeEnv, ticket
 
 

@@ -22,7 +22,7 @@ from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.distillation.identity import remember
 from asyncrl.learner.loop import Learner
 from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.trainer import Trainer
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.rollouts.text import TokenText

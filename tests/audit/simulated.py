@@ -12,8 +12,8 @@ from typing import Any
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.audit.actor_logs import read_logs
 from asyncrl.audit.chain import read_head
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import read_score_logs
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.bounds.automatic import Auto
@@ -28,9 +28,9 @@ from asyncrl.data.added_tasks import ADDED
 from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 from asyncrl.scorer.score_log import ScoreLog
-from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
-from asyncrl.turns import Recorded, RecordedSample
+from asyncrl.trajectory.turns import Recorded, RecordedSample
+from asyncrl.wire.teacher_scores import from_record as scores_from_record
 from tests.buffer.fakes import (
     RULES,
     FakeCurriculum,

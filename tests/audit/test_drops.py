@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl.audit.checks.drops import DROPS, drops
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.selection import zero_variance

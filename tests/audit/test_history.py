@@ -18,16 +18,17 @@ from hypothesis.stateful import run_state_machine_as_test
 from asyncrl.audit.actor_logs import Ack, AckLines
 from asyncrl.audit.checks.accounting import equation, staleness, uses
 from asyncrl.audit.checks.chain import chain
-from asyncrl.audit.checks.curriculum import curriculum
-from asyncrl.audit.checks.draws import draws, prompts_drawn_again_were_dropped
 from asyncrl.audit.checks.drops import drops
 from asyncrl.audit.checks.history import history
 from asyncrl.audit.checks.logs import acknowledgements, loss
-from asyncrl.audit.checks.prefixes import prefixes
 from asyncrl.audit.checks.references import rows
 from asyncrl.audit.checks.replays import replays
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.checks.stored.prefixes import prefixes
+from asyncrl.audit.checks.tasks.curriculum import curriculum
+from asyncrl.audit.checks.tasks.draws import draws, prompts_drawn_again_were_dropped
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, payloads
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import account
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.storage.snapshot import restore

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from tests.audit.killed_run import train
 from tests.audit.real_run import fake_actor
 from tests.buffer.processes import BufferProcess

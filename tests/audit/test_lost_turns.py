@@ -10,13 +10,13 @@ import pytest
 
 from asyncrl.audit.checks import violations
 from asyncrl.audit.checks.logs import acknowledgements
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import Evidence
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.launch.origins import inherit_logs
-from asyncrl.turns import RecordedSample
+from asyncrl.trajectory.turns import RecordedSample
 from tests.audit.simulated import Simulated
 from tests.buffer.fakes import learner
 from tests.buffer.tickets.test_turns import answer, episode, played, sample

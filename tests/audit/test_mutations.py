@@ -19,8 +19,8 @@ import pytest
 
 from asyncrl.audit.checks import violations
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import Evidence, gather
 from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.errors import RunError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncrl.audit.checks import violations
-from asyncrl.buffer import batches
+from asyncrl.buffer.batches import batches
 from asyncrl.buffer.ledger.records import NOTHING
 from asyncrl.buffer.replaying import PRIORITIES, Replaying, draw
 from asyncrl.buffer.tickets.places import Places

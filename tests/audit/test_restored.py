@@ -16,8 +16,8 @@ from asyncrl.audit.checks import violations
 from asyncrl.audit.checks.announced import announced
 from asyncrl.audit.checks.logs import acknowledgements
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import Evidence, gather
 from asyncrl.buffer.ledger.storage.snapshot import restore

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.replay import replay
 from asyncrl.launch.preflight import living
 from asyncrl.launch.processes import kill_all, of_run

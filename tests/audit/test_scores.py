@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.checks import violations
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import read_score_log, read_score_logs
 from asyncrl.audit.witnesses import Evidence
 from asyncrl.buffer.ledger.storage.payloads import checksum

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.replay import on_the_line, replay
 from asyncrl.errors import RunError
 from asyncrl.launch.preflight import living

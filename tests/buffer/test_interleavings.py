@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 
 from asyncrl.audit.checks.accounting import staleness
 from asyncrl.audit.checks.bounds import bounds as bounds_of_batches
-from asyncrl.audit.checks.curriculum import curriculum
 from asyncrl.audit.checks.drops import (
     discarded_groups_were_left_behind,
     stale_groups_were_too_old,
@@ -30,9 +29,10 @@ from asyncrl.audit.checks.drops import (
 from asyncrl.audit.checks.history import attempts_end_once, attempts_were_lent_with_published_weights
 from asyncrl.audit.checks.lengths import lengths
 from asyncrl.audit.checks.replays import replays
-from asyncrl.audit.checks.turns import turns
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.stored.turns import turns
+from asyncrl.audit.checks.tasks.curriculum import curriculum
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.client.messages import Told
 from asyncrl.buffer.core import Buffer
@@ -41,8 +41,8 @@ from asyncrl.buffer.replaying import PRIORITIES, Replaying
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.selection import SAMPLERS, zero_variance
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
-from asyncrl.turn_codec import decode_turn, encode_turn
-from asyncrl.turns import Recorded, RecordedSample, successors
+from asyncrl.trajectory.turns import Recorded, RecordedSample, successors
+from asyncrl.wire.turns import decode_turn, encode_turn
 from tests.buffer.fakes import FakeCurriculum, FakeSource, open_buffer, put, trajectory
 from tests.buffer.promises import Promises
 from tests.buffer.tickets import test_turns as recorded_turns

@@ -14,7 +14,7 @@ from asyncrl import cli
 from asyncrl.cli import dispatch
 from asyncrl.config import Config
 from asyncrl.launch.processes import this_process
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 

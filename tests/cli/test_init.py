@@ -67,7 +67,7 @@ def test_no_file_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_a_skeleton_trains_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     assert call(capsys, "init", str(tmp_path / "mine"), "--kind", kind)[0] == 0
     words = "launch --config train.yaml --launch.name first"

@@ -16,7 +16,7 @@ from asyncrl.launch.origins import _check_words
 from asyncrl.launch.placement.demand import demand
 from asyncrl.launch.placement.resources import role_names
 from asyncrl.launch.roles import roles
-from asyncrl.launch.shutdown import Running, Shutdown, Stop
+from asyncrl.launch.supervision.shutdown import Running, Shutdown, Stop
 from asyncrl.run_folder import RunFolder
 
 SERVERS: dict[str, Any] = {

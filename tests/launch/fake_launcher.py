@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from asyncrl.launch.backends.local import backend
-from asyncrl.launch.interrupts import Interrupts
 from asyncrl.launch.loop import Launcher
 from asyncrl.launch.processes import this_process
+from asyncrl.launch.supervision.interrupts import Interrupts
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
 

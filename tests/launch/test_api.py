@@ -10,7 +10,7 @@ from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.launch.api import launch, prepare
 from asyncrl.launch.origins import Origin
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 

@@ -16,7 +16,7 @@ from asyncrl.launch.diagnosis.status import status
 from asyncrl.launch.origins import Origin
 from asyncrl.launch.preflight import living, refuse_live
 from asyncrl.launch.processes import this_process
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.run_folder import RunFolder
 
 

@@ -22,8 +22,8 @@ from asyncrl.launch.backends.local import Local
 from asyncrl.launch.elastic import Actors, Membership, add, remove
 from asyncrl.launch.placement import machine
 from asyncrl.launch.preflight import living
-from asyncrl.launch.process_table import ProcessTable
 from asyncrl.launch.processes import Role, alive, kill_all, of_run
+from asyncrl.launch.supervision.process_table import ProcessTable
 from asyncrl.run_folder import RunFolder, replace
 from asyncrl.tracking.sinks.jsonl import by_step
 from tests.launch.fakes import fake
@@ -74,7 +74,7 @@ def test_actors_join_serve_leave_and_vanish(live: tuple[subprocess.Popen[str], R
     events = run.path / "events.jsonl"
     assert until(lambda: steps(run) >= 1, STARTS_S), launcher.poll()
     said = subprocess.run([*LAUNCH, "actors", "add", "1", "--run", str(run.path)], capture_output=True, text=True)
-    assert (said.returncode, said.stdout) == (0, "actor-1: to join\n"), said.stderr
+    assert (said.returncode, said.stdout) == (0, "actor-1 will join\n"), said.stderr
     assert until(lambda: stored(run, "actor-1") > 4, STARTS_S), "it does not serve"
     said = subprocess.run([*LAUNCH, "actors", "remove", "actor-0", "--run", str(run.path)], capture_output=True)
     assert said.returncode == 0

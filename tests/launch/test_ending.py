@@ -21,7 +21,7 @@ from pathlib import Path
 atexit.register(lambda: (Path(sys.argv[1], "exiting").touch(), time.sleep(float(sys.argv[3]))))  # runs last
 from asyncrl.launch import api, loop
 from asyncrl.launch.origins import Origin
-from asyncrl.launch.supervision import Outcome
+from asyncrl.launch.supervision.supervision import Outcome
 from asyncrl.tracking.report import report
 
 loop.Launcher.supervise = lambda _: Outcome("finished", 0)

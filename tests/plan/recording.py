@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.buffer.in_process import InProcessBuffer, VirtualClock
 from asyncrl.buffer.rules import Rules

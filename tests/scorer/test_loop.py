@@ -19,7 +19,7 @@ from asyncrl.scorer.servers import TeacherServers, remembered
 from tests.buffer.fakes import FakeSource, play, rules
 from tests.buffer.scoring.fakes import SCORED
 from tests.scorer.fake_teacher import Fake, serving
-from tests.scorer.test_teacher_scores import some
+from tests.wire.test_teacher_scores import some
 
 DEADLINE_S = 120.0
 

@@ -17,8 +17,8 @@ from asyncrl.errors import AsyncRLError, ConfigError, RunError
 from asyncrl.scorer.dialects import DIALECTS, TeacherUnusable, Token, scores_of
 from asyncrl.scorer.identity import Probe, of_run
 from asyncrl.scorer.servers import MOST_BYTES, TeacherServers, TeacherSilent, remembered
-from asyncrl.teacher_scores import unlikely
 from asyncrl.trajectory import TicketId
+from asyncrl.wire.teacher_scores import unlikely
 from tests.buffer.fakes import trajectory
 from tests.scorer.fake_teacher import Fake, serving
 

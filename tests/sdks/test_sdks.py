@@ -21,8 +21,8 @@ import pytest
 import torch
 import yaml
 
-from asyncrl.audit.ledger import read_ledger
 from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.config import ModelConfig
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.model import load_model

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.replay import _trainer, rebuilt
 from asyncrl.launch.run import open_run
 from asyncrl.run_folder import RunFolder

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.ledger.pages import Pages
 from asyncrl.view.table import COLUMNS, Rows, table
 from tests.audit.simulated import Simulated, awaited, forked, interrupted

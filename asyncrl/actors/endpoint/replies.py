@@ -52,7 +52,7 @@ class Choice:
     """The message that the agent reads; empty in the token dialect."""
     finish_reason: Literal["stop", "length"]
     cost: TurnCost
-    """Of the generation before anything was cut off it."""
+    """Cost of the generation before anything was cut off it."""
     cut_at: str | None = None
     """The stop string at which the reply was cut off."""
 

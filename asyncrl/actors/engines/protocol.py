@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from asyncrl.errors import RunError
-from asyncrl.kept_ids import KeptIds, joined
 from asyncrl.trajectory import Float32, Int32
+from asyncrl.trajectory.kept_ids import KeptIds, joined
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights
@@ -75,7 +75,7 @@ class Generation:
     prefilled: int | None = None
     """Tokens computed before sampling, again after new weights included; None where the engine does not count them."""
     kept: KeptIds | None = None
-    """Of the N tokens, where `Sampling.max_kept` asks for them."""
+    """Kept ids of the N tokens, where `Sampling.max_kept` asks for them."""
 
     def first(self, n: int) -> Generation:
         """Its first n tokens, without what it cost."""

@@ -14,7 +14,7 @@ from asyncrl.actors.envs.protocol import Env, Environment, Message, Task, Turn
 from asyncrl.actors.envs.resuming import Way, told, way_of
 from asyncrl.config.rules.environments import LIMITS
 from asyncrl.plugins import check_options, resolve
-from asyncrl.turns import Snapshot
+from asyncrl.trajectory.turns import Snapshot
 
 _FIELDS = {"name", "options", "reward_weight"}
 
@@ -73,7 +73,7 @@ class MixEnv(Environment):
 
     @property
     def resumed_by(self) -> Way:
-        """As the task's environment is; known once `reset` has returned."""
+        """How the task's environment is resumed; known once `reset` has returned."""
         return "none" if self._env is None else way_of(self._env)
 
     async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:

@@ -12,7 +12,7 @@ import inspect
 from typing import Any, Literal
 
 from asyncrl.actors.envs.protocol import EnvFailed, Message
-from asyncrl.turns import Snapshot
+from asyncrl.trajectory.turns import Snapshot
 
 Way = Literal["snapshot", "replay", "told", "none"]
 WAYS: tuple[Way, ...] = ("snapshot", "replay", "told", "none")

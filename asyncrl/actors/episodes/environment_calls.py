@@ -15,7 +15,7 @@ from asyncrl.actors.envs.protocol import Env, EnvFailed, Message, Task, Turn
 from asyncrl.actors.envs.resuming import Way, checked_snapshot, told, way_of
 from asyncrl.actors.episodes.turn_rewards import Earnings
 from asyncrl.redaction import redact
-from asyncrl.turns import Snapshot
+from asyncrl.trajectory.turns import Snapshot
 from asyncrl.user_errors import Cause, UserError, sendable, user_error
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from asyncrl.actors.engines.protocol import Sampling
 from asyncrl.actors.episodes.compaction import REQUEST, Compaction
-from asyncrl.actors.spent import Spent
+from asyncrl.actors.episodes.spent import Spent
 from asyncrl.config import Config
 from asyncrl.trajectory import Row, Ticket
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
 
 Keep = Callable[[Recorded], Awaitable[None]]
 """Returns when the buffer has stored the record. Raises EpisodeFailed: it is revoked, or refused."""

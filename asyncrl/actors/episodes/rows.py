@@ -11,8 +11,8 @@ import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation
 from asyncrl.actors.episodes.turn_rewards import Spans
-from asyncrl.kept_ids import joined
 from asyncrl.trajectory import CONTEXT, Float32, Int32, Row, Span
+from asyncrl.trajectory.kept_ids import joined
 
 
 class OpenRow:

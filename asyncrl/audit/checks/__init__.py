@@ -9,21 +9,21 @@ from asyncrl.audit.checks.accounting import EQUATION, STALENESS, USES, equation,
 from asyncrl.audit.checks.announced import ANNOUNCED, announced
 from asyncrl.audit.checks.bounds import BOUNDS, bounds
 from asyncrl.audit.checks.chain import CHAIN, chain
-from asyncrl.audit.checks.curriculum import CURRICULUM, curriculum
-from asyncrl.audit.checks.demonstrations import DEMONSTRATIONS, Shown, demonstrations
-from asyncrl.audit.checks.draws import DRAWS, draws
 from asyncrl.audit.checks.drops import DROPS, drops
-from asyncrl.audit.checks.evaluations import EVALUATIONS, evaluations
+from asyncrl.audit.checks.evaluations.sets import EVALUATIONS, evaluations
+from asyncrl.audit.checks.evaluations.stops import STOPS, stops
 from asyncrl.audit.checks.history import HISTORY, history
 from asyncrl.audit.checks.lengths import LENGTHS, lengths
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
-from asyncrl.audit.checks.prefixes import PREFIXES, prefixes
 from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.checks.replays import REPLAYS, replays
-from asyncrl.audit.checks.scores import SCORES, Told, scores
 from asyncrl.audit.checks.settings import SETTINGS, settings
-from asyncrl.audit.checks.stops import STOPS, stops
-from asyncrl.audit.checks.turns import TURNS, turns
+from asyncrl.audit.checks.stored.prefixes import PREFIXES, prefixes
+from asyncrl.audit.checks.stored.scores import SCORES, Told, scores
+from asyncrl.audit.checks.stored.turns import TURNS, turns
+from asyncrl.audit.checks.tasks.curriculum import CURRICULUM, curriculum
+from asyncrl.audit.checks.tasks.demonstrations import DEMONSTRATIONS, Shown, demonstrations
+from asyncrl.audit.checks.tasks.draws import DRAWS, draws
 from asyncrl.audit.payloads import PAYLOADS, payloads
 from asyncrl.audit.table import Check, described
 from asyncrl.audit.witnesses import Evidence

@@ -190,7 +190,7 @@ def _last_batch(ledger: LedgerRows) -> dict[int, BatchRow]:
 def _versions(ledger: LedgerRows, group: GroupRow) -> list[int]:
     """The highest version that the learner can have had when the group ended, on each branch where that can have been.
 
-    While it redoes recorded batches it has a lower one; what is too old for that is too old for this.
+    While it redoes recorded batches its version is lower; a group too old for the lower one is too old for the higher.
     """
     end, versions = group.ended_batch, []
     for branch in ledger.branches.values():
@@ -205,8 +205,8 @@ def _versions(ledger: LedgerRows, group: GroupRow) -> list[int]:
 
 
 def _points(ledger: LedgerRows, group: GroupRow, r: Bounds) -> Iterator[tuple[int, int]]:
-    """Such a version, with the bound on staleness then. The bound changes with the version, when a batch ends: before
-    that, both may have been smaller."""
+    """The versions of `_versions`, each with the bound on staleness then. Both change when a batch ends: before that,
+    both may have been smaller."""
     for branch in ledger.branches:
         end = group.ended_batch
         if end is not None and branch >= group.branch and end >= ledger.branches[branch].fork_batch:

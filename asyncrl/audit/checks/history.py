@@ -187,9 +187,9 @@ def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> It
         name = f"attempt {a.attempt} at trajectory {ledger.name(*key)}"
         older = {oldest for oldest, first, last in carried[key] if first < a.attempt <= last}
         if a.min_version not in {current} | {min(oldest, current or 0) for oldest in older}:
-            yield f"{name} was lent for version {a.min_version}, not {current}"
+            yield f"{name} was issued for version {a.min_version}, not {current}"
         if a.branch != branch:
-            yield f"{name} was lent on branch {a.branch}; the branch was {branch} then"
+            yield f"{name} was issued on branch {a.branch}; the branch was {branch} then"
 
 
 def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tuple[int, int, float]]]:
@@ -210,15 +210,15 @@ def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tup
 
 
 def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """An attempt that is lent is the last at an open ticket; of those that ended, one at most was stored."""
+    """An attempt that is leased is the last at an open ticket; of those that ended, one at most was stored."""
     for key, attempts in ledger.attempts.items():
         group, row = ledger.groups.get(key[0]), ledger.trajectories.get(key)
         if any(a.ended is None and a.branch < max(ledger.branches, default=0) for a in attempts):
             yield f"an attempt at trajectory {ledger.name(*key)} is lent, and a later branch has begun"
         if any(a.ended is None for a in attempts[:-1]):
-            yield f"an attempt at trajectory {ledger.name(*key)} is lent, and there is a later one"
+            yield f"an attempt at trajectory {ledger.name(*key)} is leased, and there is a later one"
         if attempts[-1].ended is None and (row is not None or group is None or group.state != "in_flight"):
-            yield f"the last attempt at trajectory {ledger.name(*key)} is lent, and its ticket is not open"
+            yield f"the last attempt at trajectory {ledger.name(*key)} is leased, and its ticket is not open"
         if not {a.attempt for a in attempts if a.ended == "stored"} <= {row and row.attempt}:
             yield f"an attempt at trajectory {ledger.name(*key)} ended as stored, and another one was stored"
 

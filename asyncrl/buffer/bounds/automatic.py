@@ -3,7 +3,7 @@
     cost    what the bound costs: the smaller of the share of the time that the learner waited for a batch, and of the
             share of generation that is lost, in slots that admission leaves without a ticket and in stale groups
     raise   the cost is above `RAISE`: back to the value from which the bound was lowered, else twice as large
-    lower   the cost is below `LOWER`: half way towards the largest value below at which it had to be raised
+    lower   the cost is below `LOWER`: half way towards the largest smaller value at which it had to be raised
             Both go by the mean of the last `RECENT` batches under the present value, as does the sample size.
     bar     that value itself is not tried for `BARRED` batches, the next time for twice as many
     limits  weights.every - 1 and buffer.staleness_limit; buffer.staleness_lr over the learning rate. Below an effective
@@ -26,14 +26,14 @@ from asyncrl.config.demonstrations import supervised
 
 RAISE, LOWER = 0.02, 0.005
 SURE = 2
-"""A single batch must cost so many times `RAISE`."""
+"""How many times `RAISE` a batch must cost if it alone is to raise the bound."""
 CALM = 4
-"""Batches that a lower value needs."""
+"""How many cheap batches must come before the bound is lowered."""
 RECENT = 8
 """Batches over which cost and effective sample size are averaged."""
 BARRED = 48
 NO_RAISE, TOO_SMALL = 0.9, 0.7
-"""Of the effective sample size over rows (docs/explanation/staleness.md)."""
+"""Limits of the effective sample size over rows (docs/explanation/staleness.md)."""
 LOOKED_AT = 512
 """Batches at the end of the line that count."""
 
@@ -75,7 +75,7 @@ class _Past:
     """What the batches of the line say, the latest last."""
 
     costs: list[float]
-    """Of the last `RECENT` batches that were trained under the present value, but the first one."""
+    """Costs of the last `RECENT` batches that were trained under the present value, but the first one."""
     ess: list[float]
     lowered_from: int | None
     """The value before this one, if it was larger."""
@@ -192,7 +192,7 @@ def is_lowered(auto: Auto, line: Sequence[Ended], target: int) -> bool:
 
 
 def stale_share(stale: int, first_uses: int) -> float:
-    """Of groups that were dropped while a batch was filled, and of those that it uses first.
+    """Share of the groups dropped as stale while a batch was filled, among these and those that the batch uses first.
 
     >>> stale_share(1, 3), stale_share(0, 0)
     (0.25, 0.0)

@@ -19,10 +19,10 @@ from asyncrl.buffer.client.turns import TurnSender
 from asyncrl.buffer.record import to_record, too_large
 from asyncrl.sockets import Endpoint, Link
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
-from asyncrl.turn_codec import encode_turn
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
+from asyncrl.wire.turns import encode_turn
 
 T = TypeVar("T")
 

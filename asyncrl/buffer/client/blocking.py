@@ -30,13 +30,13 @@ from asyncrl.buffer.client.messages import (
 from asyncrl.buffer.client.pages import Page
 from asyncrl.buffer.record import MAX_RECORD_BYTES, to_record, too_large
 from asyncrl.sockets import Endpoint, Link
-from asyncrl.teacher_scores import GroupScores, bytes_at_most
-from asyncrl.teacher_scores import to_record as scores_to_record
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
-from asyncrl.turn_codec import encode_turn
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 from asyncrl.wire import Frame
+from asyncrl.wire.teacher_scores import GroupScores, bytes_at_most
+from asyncrl.wire.teacher_scores import to_record as scores_to_record
+from asyncrl.wire.turns import encode_turn
 
 T = TypeVar("T")
 

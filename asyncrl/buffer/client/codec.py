@@ -20,10 +20,10 @@ from asyncrl.buffer.client.messages import (
     TicketReply,
 )
 from asyncrl.buffer.record import from_record
-from asyncrl.teacher_scores import from_record as scores_from_record
 from asyncrl.trajectory import Count, Row, Ticket
-from asyncrl.turn_codec import decode_carried, encode_carried
 from asyncrl.wire import FRAMES_OF_A_PREFIX, MAX_HEADER_BYTES, Frame, WireError, decode_prefixes, encode_prefix
+from asyncrl.wire.teacher_scores import from_record as scores_from_record
+from asyncrl.wire.turns import decode_carried, encode_carried
 
 T = TypeVar("T")
 

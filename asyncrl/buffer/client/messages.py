@@ -18,7 +18,6 @@ import msgspec
 
 from asyncrl.buffer.client.pages import Page, Serial
 from asyncrl.success import Success
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import (
     Attempt,
     Branch,
@@ -32,6 +31,7 @@ from asyncrl.trajectory import (
     Trajectory,
 )
 from asyncrl.user_errors import Cause
+from asyncrl.wire.teacher_scores import GroupScores
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class GroupLease:
     group: int
     attempt: int
     digests: tuple[str, ...]
-    """Of its trajectories, by index. The trajectories travel as frames, group by group."""
+    """Digests of its trajectories, by index. The trajectories travel as frames, group by group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class BatchReply:
     groups: tuple[int, ...]
     """Numbers of all groups of the batch, in training order."""
     replayed: tuple[tuple[int, float], ...]
-    """Of these, the numbers of used groups beside the new ones, each with the factor of its loss (`buffer.replay`)."""
+    """The used groups among these, beside the new ones, each with the factor of its loss (`buffer.replay`)."""
     version: int
     """The learner's version that the batch is trained on."""
     branch: int
@@ -175,7 +175,7 @@ class BatchReply:
     demonstrations: tuple[Demonstration, ...] = ()
     """All of the batch, whatever the rank. Their chats travel as frames behind the trajectories'."""
     score_digests: tuple[str, ...] = ()
-    """Of the scores of each group in this rank's share (`learner.teacher.scored_by: servers`)."""
+    """Digests of the scores of each group in this rank's share (`learner.teacher.scored_by: servers`)."""
     scores: list[GroupScores] = dataclasses.field(default_factory=list)
     """The scores. They travel as frames behind the chats."""
 
@@ -247,7 +247,7 @@ class Told:
     """What the learner measured of a batch that ended, for `buffer.max_staleness: auto`."""
 
     waited: _Share
-    """Of the time since the batch before it ended: how long it waited for this one."""
+    """Share of the time since the batch before it ended in which the learner waited for this one."""
     ess: _Share
     """Effective sample size of the rows' importance weights."""
     lr: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
@@ -309,7 +309,7 @@ class FailRequest(Request[None], frozen=True):
     reason: _Text
     detail: _Text
     place: _Text = ""
-    """Of the cause, if it is known."""
+    """File and line of the cause, if it is known."""
     outage: bool = False
 
     @classmethod

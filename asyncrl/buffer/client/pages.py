@@ -16,11 +16,11 @@ MOST_TRAJECTORIES = 1024
 MOST_BATCHES = 1024
 """Batches in one page."""
 MOST_BYTES = 64 << 20
-"""Of one trajectory's record; a larger one is not handed to a reader."""
+"""Most bytes of one trajectory's record; a larger one is not handed to a reader."""
 PER_S = 20
 """Requests of readers that the buffer answers in a second, of all together; it refuses others as `busy`."""
 BYTES = 1 << 20
-"""Of a trajectory's record, which cost as much as a request more."""
+"""Bytes of a trajectory's record that cost as much as one more request."""
 
 Serial = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 

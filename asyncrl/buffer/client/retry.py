@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar
 from asyncrl.buffer.client.errors import BufferTimeout
 from asyncrl.buffer.client.messages import Head, TicketReply
 from asyncrl.trajectory import Lease, LogHead, Row, TicketId, Trajectory
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
 from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)

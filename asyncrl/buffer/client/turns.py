@@ -17,7 +17,7 @@ from asyncrl.wire import Frame
 Ask = Callable[[TurnRequest, Sequence[Frame]], Awaitable[list[TurnOutcome | Refusal]]]
 
 _BYTES_AT_ONCE = 64 << 20
-"""In one request, unless it has a single turn."""
+"""Most bytes in one request, unless it has a single turn."""
 
 
 class TurnSender:
@@ -30,7 +30,7 @@ class TurnSender:
         self._awaited: set[asyncio.Future[Any]] = set()
 
     async def send(self, frame: bytes) -> TurnOutcome:
-        """Takes the turn's frame (`turn_codec.encode_turn`). Returns when the turn is durable, or revoked. Raises
+        """Takes the turn's frame (`wire.turns.encode_turn`). Returns when the turn is durable, or revoked. Raises
         BufferRefused, BufferTimeout."""
         outcome: asyncio.Future[TurnOutcome] = asyncio.get_running_loop().create_future()
         self._awaited.add(outcome)

@@ -41,7 +41,7 @@ def measures(rows: Iterable[tuple[Any, ...]], held_out: HeldOutSet) -> dict[str,
 
 
 def row_of(measured: Success) -> tuple[Any, ...]:
-    """As the ledger keeps it, behind its key."""
+    """The columns that the ledger keeps behind the key."""
     m = measured
     passes = json.dumps({str(k): share for k, share in m.pass_at.items()})
     return (m.share, m.low, m.high, m.tasks, m.episodes, m.failed, m.reward, m.reward_half, passes)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Rate:
-    """Pure: at most `per_s` in any second, counted in a bucket that fills evenly. What an admitted request turns out to
-    cost beyond 1 is charged to it, also below 0: nobody is admitted until that has been filled up again.
+    """Pure: at most `per_s` in any second, counted in a bucket that fills evenly. What an admitted request costs
+    beyond 1 is charged afterwards, and while the bucket is below 0 nobody is admitted.
 
     >>> rate = Rate(2, now=0.0)
     >>> [rate.allows(t) for t in (0.0, 0.0, 0.1, 0.6, 0.6)]

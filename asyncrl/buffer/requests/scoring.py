@@ -12,8 +12,8 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.storage.payloads import PayloadLost
 from asyncrl.buffer.requests.answer import Answer
 from asyncrl.buffer.rules import Refused
-from asyncrl.teacher_scores import from_record
 from asyncrl.wire import Frame, WireError
+from asyncrl.wire.teacher_scores import from_record
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections import Counter
 from asyncrl.buffer.client.messages import Refusal, TurnOutcome
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
-from asyncrl.turn_codec import decode_turn
 from asyncrl.wire import Frame, WireError
+from asyncrl.wire.turns import decode_turn
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.storage.payloads import Location
-from asyncrl.teacher_scores import GroupScores
+from asyncrl.wire.teacher_scores import GroupScores
 
 _SCORES = "grp, attempt, scorer, teacher, digest, segment, start, bytes, checksum"
 TEACHER = "teacher"

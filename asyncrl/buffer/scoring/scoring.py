@@ -19,9 +19,9 @@ from asyncrl.buffer.scoring import rows
 from asyncrl.buffer.scoring.clock import AnsweredClock
 from asyncrl.buffer.scoring.rows import Scored
 from asyncrl.buffer.tickets.queue import IssueQueue
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import LogHead
 from asyncrl.wire import Frame
+from asyncrl.wire.teacher_scores import GroupScores
 
 _LIVE = "g.state IN ('in_flight', 'waiting', 'assigned')"
 
@@ -43,7 +43,7 @@ class Scoring:
         self.clock = AnsweredClock(rules.lease_s, now)
         self._now = now
         self._scored = rows.read(ledger.db, _LIVE)
-        """Of all live groups, at least."""
+        """Scores of all live groups, at least."""
         self._active: dict[int, _Active] = {}
         self._issued = rows.issued(ledger.db)
         for number, attempt, scorer in rows.outstanding(ledger.db):

@@ -13,7 +13,7 @@ from asyncrl.buffer.tickets.lengths import Lengths
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
 from asyncrl.trajectory import Row, Ticket, Trajectory
-from asyncrl.turns import DIVERGED, Recorded
+from asyncrl.trajectory.turns import DIVERGED, Recorded
 
 GIVEN_UP = ("aborted", "timeout")
 """Reasons of failures after which the episode goes on at its turn: neither is said by the environment."""

@@ -9,8 +9,8 @@ from asyncrl.buffer.tickets.leases import ActiveLease, Leases
 from asyncrl.buffer.tickets.turns import Turns
 from asyncrl.buffer.tickets.validity import Validity
 from asyncrl.trajectory import TicketId
-from asyncrl.turn_codec import StoredTurn
-from asyncrl.turns import Recorded, RecordedSample
+from asyncrl.trajectory.turns import Recorded, RecordedSample
+from asyncrl.wire.turns import StoredTurn
 
 
 class Recording:

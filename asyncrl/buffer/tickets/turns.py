@@ -28,10 +28,9 @@ from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.storage.payloads import Location, PayloadLost, checksum
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.tickets.leases import TicketKey
-from asyncrl.sampled_turns import turn_digest
 from asyncrl.trajectory import Trajectory
-from asyncrl.turn_codec import StoredTurn, decode_carried, kept_bytes, snapshot_bytes
-from asyncrl.turns import (
+from asyncrl.trajectory.sampled_turns import turn_digest
+from asyncrl.trajectory.turns import (
     Form,
     Place,
     Recorded,
@@ -42,6 +41,7 @@ from asyncrl.turns import (
     tokens_digest,
 )
 from asyncrl.wire import WireError
+from asyncrl.wire.turns import StoredTurn, decode_carried, kept_bytes, snapshot_bytes
 
 End = Literal["continued", "longer", "stale", "anew", "failed", "diverged", "lost", "discarded_branch", "dropped"]
 USED = ("continued", "longer")

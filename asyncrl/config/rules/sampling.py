@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config.tree import Tree
-from asyncrl.kept_ids import MAX_KEPT
+from asyncrl.trajectory.kept_ids import MAX_KEPT
 
 UNDER_TOP_K = ("vllm", "vllm_server")
 """Engines that return kept ids under `top_k` only."""

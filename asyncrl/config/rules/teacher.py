@@ -10,7 +10,7 @@ MAX_K = 1024
 
 
 MAX_SCORE_BYTES = 254 << 20
-"""Of the record of one group's scores, at most, beside its header."""
+"""Most bytes of the record of one group's scores, beside its header."""
 
 
 def learns_from_teacher(c: Tree) -> bool:

@@ -25,7 +25,7 @@ class Chats(Protocol):
 
     @property
     def digests(self) -> Sequence[bytes]:
-        """Of each row, 16 bytes."""
+        """Digest of each row, 16 bytes."""
         ...
 
     def chat(self, row: int) -> bytes:
@@ -44,7 +44,7 @@ class Demonstrations:
         self.chats = chats
         self.size = len(chats.digests)
         self.digest = hashlib.blake2b(b"".join(chats.digests), digest_size=16).hexdigest()
-        """Of all rows, in the order of the files."""
+        """Digest of all rows, in the order of the files."""
         self._order = EpochOrder("demonstrations", seed, self.size)
 
     def row(self, draw: int) -> int:

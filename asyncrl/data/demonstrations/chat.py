@@ -20,7 +20,7 @@ from asyncrl.data.base import Message
 from asyncrl.errors import ConfigError
 
 MAX_BYTES = 4 << 20
-"""Of one chat."""
+"""Most bytes of one chat."""
 MAX_MESSAGES = 4096
 
 

@@ -63,11 +63,11 @@ class DatasetSource(HeldOut, PromptLimit, Columns):
     """A file, several, a pattern (`train-*.parquet`), a folder of `save_to_disk`, or a hub name."""
     _: KW_ONLY
     name: str | None = None
-    """Of a hub dataset."""
+    """Configuration of a hub dataset."""
     split: str = "train"
-    """Of a hub dataset or a saved folder."""
+    """Split of a hub dataset or a saved folder."""
     revision: str | None = None
-    """Of a hub dataset."""
+    """Revision of a hub dataset."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError naming the file, the row, the column."""

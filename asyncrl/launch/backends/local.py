@@ -61,7 +61,7 @@ class Backend(Protocol):
         ...
 
     def forget(self, name: str) -> None:
-        """Releases what a role had reserved that has ended and is not started again."""
+        """Releases what an ended role had reserved, if it is not started again."""
         ...
 
     def waits(self) -> str:

@@ -144,8 +144,10 @@ def serve(fd: int, modules: Sequence[str]) -> None:
     the role has ended."""
     launcher = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
+    gc.disable()  # what is imported stays: looking for garbage among it takes a seventh of the time
     for module in modules:
         importlib.import_module(module)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection would write to every page that the forks share
     while True:

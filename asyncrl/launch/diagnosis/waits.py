@@ -73,7 +73,7 @@ class WaitsFile:
 
 
 def write(run: RunFolder, states: Iterable[RoleState]) -> None:
-    """Writes the states for `asyncrl why`. On a full disk the former ones stay."""
+    """Writes the states for `asyncrl why`. On a full disk the file keeps the former ones."""
     rows = [[s.name, s.pid, s.ready, s.cause, s.on, time.time() - s.for_s] for s in states]
     with contextlib.suppress(OSError):
         replace(_file(run), json.dumps(rows))

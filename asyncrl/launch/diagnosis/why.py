@@ -101,7 +101,7 @@ def _line(role: RoleState, awaits: Sequence[str]) -> str:
         return f"{role.name} {'works' if role.ready else 'is still starting'}; it last reported {role.for_s:.0f} s ago"
     on = f" ({role.on})" if role.on and role.on not in awaits else ""
     whom = f" from {', '.join(awaits)}" if awaits else ""
-    return f"{role.name} waits for {role.cause}{on}{whom} since {role.for_s:.0f} s"
+    return f"{role.name} waits for {role.cause}{on}{whom} for {role.for_s:.0f} s"
 
 
 def _old_weights(buffer: Mapping[str, object] | None, roles: Set[str]) -> list[str]:

@@ -26,7 +26,7 @@ class Budget:
     engine: EngineMemory | None
     """None: the engine computes on no GPU of this run."""
     share: float
-    """Of the card that its fullest GPU needs."""
+    """Share of the card that its fullest GPU needs."""
     fullest: str
     """The processes on that GPU."""
     remedies: tuple[str, ...] = ()
@@ -40,8 +40,8 @@ class Budget:
 
 
 def budget(config: Config, model: Any, card: Card, placed: Sequence[Placed]) -> Budget:
-    """Of the run as it is placed. `model`: its transformers config. Raises ConfigError for a backend whose memory is
-    not known."""
+    """Memory of the run as it is placed. `model`: its transformers config. Raises ConfigError for a backend whose
+    memory is not known."""
     from asyncrl.learner.budget.memory import memory_of_learner
 
     learner = memory_of_learner(config, model)

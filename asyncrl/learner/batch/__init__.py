@@ -15,8 +15,8 @@ from asyncrl.learner.batch.kept import Kept, of_rows, recorded
 from asyncrl.learner.batch.taught import Taught, of_groups
 from asyncrl.learner.batch.turn_fields import StateNumbers, turn_fields
 from asyncrl.learner.ragged import row_of_token
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import CONTEXT, Float32, Row, Trajectory
+from asyncrl.wire.teacher_scores import GroupScores
 
 _TRUNCATED = ("max_turns", "max_tokens", "length")
 """Stop reasons of an episode that a limit ended."""
@@ -89,9 +89,9 @@ class Batch:
     demonstrations: Batch | None = None
     """Rows of demonstrations beside the groups, with a loss of their own (step/demonstrations.py)"""
     kept: Kept | None = None
-    """Of the T tokens; None: all were drawn from the whole vocabulary"""
+    """Kept ids of the T tokens; None: all were drawn from the whole vocabulary"""
     taught: Taught | None = None
-    """Of the T tokens, what a teacher on a server said; None: there is none"""
+    """What a teacher on a server said of the T tokens; None: there is none"""
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -14,7 +14,7 @@ from asyncrl.trajectory import Bool, Row
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of T tokens, ragged: a set may hold one id or hundreds."""
+    """Kept ids of T tokens, ragged: a set may hold one id or hundreds."""
 
     counts: Tensor
     """[T] int64; 0: the whole vocabulary, or unknown because there are too many (such a token carries no loss)"""
@@ -22,7 +22,7 @@ class Kept:
     """[sum of counts] int32"""
 
     def take(self, t: Tensor) -> Kept:
-        """Of the tokens [t], in their order."""
+        """The kept ids of the tokens [t], in their order."""
         counts = self.counts[t]
         starts = (self.counts.cumsum(0) - self.counts)[t] - (counts.cumsum(0) - counts)
         total = int(counts.sum())
@@ -41,7 +41,7 @@ class Kept:
 
 
 def of_rows(rows: Sequence[Row]) -> Kept | None:
-    """Of the rows laid end to end; None if no row has kept ids."""
+    """Kept ids of the rows laid end to end; None if no row has kept ids."""
     if all(row.kept is None for row in rows):
         return None
     counts = [np.zeros(len(row), np.int64) for row in rows]

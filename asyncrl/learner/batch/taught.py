@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.backends.protocol import TeacherWords
-from asyncrl.teacher_scores import GroupScores
 from asyncrl.trajectory import Trajectory
+from asyncrl.wire.teacher_scores import GroupScores
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """Of T tokens; 0 where the policy did not sample."""
+    """A teacher's scores of T tokens; 0 where the policy did not sample."""
 
     ids: Tensor
     """[T, k] int32: the teacher's most likely words, the most likely one first"""
@@ -28,16 +28,16 @@ class Taught:
     """[T] float32: the teacher's logprob of the sampled token"""
 
     def take(self, t: Tensor) -> Taught:
-        """Of the tokens [t], in their order."""
+        """The scores of the tokens [t], in their order."""
         return Taught(self.ids[t], self.logprobs[t], self.sampled[t])
 
     def of(self, mask: Tensor) -> TeacherWords:
-        """Of the n tokens of `mask` [T]."""
+        """The words of the n tokens of `mask` [T]."""
         return TeacherWords(self.ids[mask], self.logprobs[mask], self.sampled[mask])
 
 
 def of_groups(trajectories: Sequence[Trajectory], scores: Sequence[GroupScores], k: int) -> Taught | None:
-    """Of all rows laid end to end; None without scores. `k`: words of each token that are wanted.
+    """Scores of all rows laid end to end; None without scores. `k`: words of each token that are wanted.
 
     Raises ValueError where a trajectory has no scores, or they are of other tokens or of fewer words.
     """

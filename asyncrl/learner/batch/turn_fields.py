@@ -24,8 +24,8 @@ class StateNumbers:
         self._numbers: dict[tuple[int, str, bytes], int] = {}
 
     def of(self, t: Trajectory, number: int, turn: TurnReward) -> int:
-        """Of the state in which the turn `number` of `t` was sampled. A first turn whose state has no name is in the
-        state of its prompt, and in no other."""
+        """Number of the state in which the turn `number` of `t` was sampled. A first turn whose state has no name is in
+        the state of its prompt, and in no other."""
         if turn.state is not None:
             key = (t.id.group, "named", turn.state)
         elif number == 0 and turn.spans:
@@ -37,8 +37,8 @@ class StateNumbers:
 
 
 def turn_fields(t: Trajectory, states: StateNumbers) -> list[Fields]:
-    """Of each row of `t`, in order. A turn without a token is no step of an estimator: what it earned counts for the
-    turn before it, or, where none has tokens, for the first that has."""
+    """The fields of each row of `t`, in order. A turn without a token is no step of an estimator: what it earned counts
+    for the turn before it, or, where none has tokens, for the first that has."""
     fields = [_blank(len(row)) for row in t.rows]
     earlier = 0.0
     last: tuple[int, int] | None = None

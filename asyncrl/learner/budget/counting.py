@@ -104,7 +104,7 @@ def _varlen_flops(backward: bool, args: Any) -> float:
 
 
 def causal_flops(query: Tensor, key: Tensor) -> float:
-    """Of the last len(query) of len(key) tokens, each of which attends to itself and those before it."""
+    """Operations of the last len(query) of len(key) tokens, each of which attends to itself and those before it."""
     _, heads, own, d = query.shape
     prefix = key.shape[2] - own
     return 4.0 * heads * d * (own * prefix + own * (own + 1) / 2)

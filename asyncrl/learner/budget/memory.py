@@ -26,9 +26,9 @@ class LearnerMemory:
     parts: Mapping[str, int]
     """Bytes on the GPU of rank 0, by what they hold."""
     tokens: int
-    """Of the micro-batch."""
+    """Tokens of the micro-batch."""
     flops: float
-    """Of the micro-batch, forward and backward."""
+    """Operations of the micro-batch, forward and backward."""
 
     @property
     def total(self) -> int:
@@ -51,7 +51,7 @@ def model_config(config: Config) -> PretrainedConfig:
 
 
 def memory_of_learner(config: Config, model: PretrainedConfig) -> LearnerMemory:
-    """Of one rank. Raises ConfigError for a backend whose memory is not known."""
+    """Memory of one rank. Raises ConfigError for a backend whose memory is not known."""
     if config.learner.backend not in BUDGETED:
         raise ConfigError(
             f"learner.backend is {config.learner.backend}: memory is computed for {' and '.join(BUDGETED)}. Set "

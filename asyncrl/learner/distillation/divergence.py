@@ -30,7 +30,7 @@ Kind = Literal["reverse_kl", "forward_kl", "jsd"]
 class Divergence:
     kind: Kind = "reverse_kl"
     beta: float = 0.5
-    """Of `jsd`: the teacher's share of the mixture, in (0, 1)"""
+    """Under `jsd` the teacher's share of the mixture, in (0, 1)"""
 
     def terms(self, log_p: Tensor, log_q: Tensor) -> Tensor:
         """The share of each word in D, of the shape of `log_p` and `log_q`; they sum to D over the words."""

@@ -34,7 +34,7 @@ class Functions:
         )
         kl_options = dict(learner.kl_options)
         self.kl_limit: float | None = None
-        """Of the KL times its weight, under `learner.kl_limit: weighted`."""
+        """Limit of the KL times its weight, under `learner.kl_limit: weighted`."""
         if learner.kl_limit == "weighted":
             self.kl_limit = kl_options.get("limit", LIMITS.get(learner.kl))
             kl_options["limit"] = None

@@ -26,7 +26,7 @@ from asyncrl.learner.ragged import LOG_RATIO_LIMIT, clamped_exp, masked
 
 
 class TeacherTerm:
-    """Of one run. Without a teacher nothing asks it for more than `active`."""
+    """The teacher's term in the loss of one run. Without a teacher nothing asks it for more than `active`."""
 
     def __init__(self, given: TeacherConfig) -> None:
         self.active = bool(given.path)

@@ -8,7 +8,7 @@ from asyncrl.learner.step.train_step import StepResult
 
 
 def supervised_metrics(batch: Batch, result: StepResult) -> dict[str, float]:
-    """Of a step on demonstrations alone: no rewards, no staleness, no corrections."""
+    """Series of a step on demonstrations alone: no rewards, no staleness, no corrections."""
     record, mask = result.record, batch.mask
     return {
         "throughput/compute_s": result.compute_s,
@@ -25,7 +25,7 @@ def supervised_metrics(batch: Batch, result: StepResult) -> dict[str, float]:
 
 
 def metrics_beside(batch: Batch, result: StepResult) -> dict[str, float]:
-    """Of the demonstrations beside a step's groups; empty where there are none."""
+    """Series of the demonstrations beside a step's groups; empty where there are none."""
     record, shown = result.record, batch.demonstrations
     if shown is None or not record.shown_tokens:
         return {}

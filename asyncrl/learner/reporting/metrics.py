@@ -138,20 +138,26 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
     stops: Counter[str] = Counter(t.stop_reason for t in trajectories)
     values |= {f"reward/stopped/{reason}": stops[reason] / len(trajectories) for reason in STOP_REASONS}
     groups: defaultdict[int, set[float]] = defaultdict(set)
-    by_name: defaultdict[str, list[float]] = defaultdict(list)
-    by_env: defaultdict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
         groups[t.id.group].add(t.reward)
-        by_env[t.env].append(t)
-        for name, value in t.rewards.items():
-            by_name[name].append(value)
     values["reward/zero_variance_groups"] = statistics.fmean(len(distinct) == 1 for distinct in groups.values())
-    values |= {f"reward/by_name/{name}": statistics.fmean(rewards) for name, rewards in by_name.items()}
-    for env, played in by_env.items():
-        values[f"reward/mean/{env}"] = statistics.fmean(t.reward for t in played)
-        values[f"reward/success/{env}"] = _success(played, success)
     values["reward/success"] = _success(trajectories, success)
-    return values
+    return values | _rewards_by_name(trajectories) | _rewards_by_env(trajectories, success)
+
+
+def _rewards_by_name(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    by_name: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in (part for t in trajectories for part in t.rewards.items()):
+        by_name[name].append(value)
+    return {f"reward/by_name/{name}": statistics.fmean(rewards) for name, rewards in by_name.items()}
+
+
+def _rewards_by_env(trajectories: Sequence[Trajectory], success: str) -> dict[str, float]:
+    by_env: defaultdict[str, list[Trajectory]] = defaultdict(list)
+    for t in trajectories:
+        by_env[t.env].append(t)
+    means = {f"reward/mean/{env}": statistics.fmean(t.reward for t in played) for env, played in by_env.items()}
+    return means | {f"reward/success/{env}": _success(played, success) for env, played in by_env.items()}
 
 
 def _success(trajectories: Sequence[Trajectory], name: str) -> float:

@@ -14,7 +14,7 @@ from asyncrl.learner.reporting.beyond_kept import BeyondKept
 from asyncrl.learner.reporting.demonstration_metrics import metrics_beside, supervised_metrics
 from asyncrl.learner.reporting.metrics import step_metrics
 from asyncrl.learner.reporting.no_signal import NoSignal
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.session import Session
 from asyncrl.learner.step.replayed import new_trajectories, replay_metrics
 from asyncrl.learner.step.train_step import StepResult

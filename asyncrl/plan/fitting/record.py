@@ -11,8 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.payloads import PayloadDiffers, PayloadFiles, decoded
+from asyncrl.audit.reading import read_ledger
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.run_folder import RunFolder
@@ -36,7 +37,7 @@ class Record:
     config: Config
     ledger: LedgerRows
     turns: Mapping[Place, Sequence[TurnRecord]]
-    """Of the trajectories whose payload is kept."""
+    """Turn records of the trajectories whose payload is kept."""
     spans: Mapping[tuple[str, str], Sequence[spans.Span]]
     """By role and name, by end."""
     metrics: Sequence[Mapping[str, float]]

@@ -15,7 +15,8 @@ from asyncrl.plan.setting import Setting
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the measured steps. Seconds are those of the virtual clock; shares are of its time, or of slots and time."""
+    """Figures of the measured steps. Seconds are those of the virtual clock; shares are of its time, or of slots and
+    time."""
 
     steps: int
     step_s: float
@@ -39,7 +40,7 @@ class Outcome:
     live_trajectories: int
     """Most that were in flight or waiting at once."""
     live_bytes: float
-    """Of their payloads."""
+    """Bytes of their payloads."""
     bytes_per_step: float
     """Payloads stored per training step."""
     refused: int

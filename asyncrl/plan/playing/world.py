@@ -26,7 +26,7 @@ class Played:
     versions: Sequence[tuple[int, int]]
     """(policy version, policy tokens of it), oldest first."""
     tokens: int
-    """Of all rows."""
+    """Tokens of all rows."""
     turns: int
     reward: float
     stop_reason: StopReason

@@ -30,7 +30,7 @@ _REFUSED = {
     # Its flags lie in memory, which a filter cannot read; the C library then uses clone.
     "clone3": (435, 435),
 }  # fmt: skip
-"""Numbers on x86-64 and on aarch64. All but the last make memory that is not counted, or what would allow to."""
+"""Numbers on x86-64 and on aarch64. All but the last make memory that is not counted, or would allow making it."""
 _MMAP, _CLONE = (9, 222), (56, 220)
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 

@@ -34,7 +34,7 @@ class About(msgspec.Struct, frozen=True):
     """Its number in the set."""
     task_id: str
     index: Count
-    """Of the episode: first the sampled ones, behind them the greedy one."""
+    """Index of the episode: first the sampled ones, behind them the greedy one."""
     greedy: bool
     branch: int
     due: int

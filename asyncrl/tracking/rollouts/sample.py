@@ -53,7 +53,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
     format: int
     branch: int
-    """Of the learner when it trained on the batch."""
+    """Branch of the learner when it trained on the batch."""
     batch: int
     """Its number; with `branch` it names the file."""
     version: int
@@ -67,7 +67,7 @@ class Rollout(msgspec.Struct, frozen=True):
     task_id: str
     env: str
     reward: float
-    """As the environment gave it; `learner.shaping` may have trained on another."""
+    """The reward that the environment gave; `learner.shaping` may have trained on another."""
     rewards: dict[str, float]
     """Its parts by name."""
     turns: int

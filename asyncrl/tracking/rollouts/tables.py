@@ -12,7 +12,7 @@ from asyncrl.tracking.rollouts.store import Key, files, read
 
 COLUMNS = ("step", "batch", "group", "index", "task", "env", "reward", "rewards", "turns", "tokens", "stop", "text")
 TEXT_CHARS = 8_000
-"""Of one text in a tracker's table; `asyncrl view RUN` shows the whole."""
+"""Most characters of one text in a tracker's table; `asyncrl view RUN` shows the whole."""
 
 
 class NewTables:

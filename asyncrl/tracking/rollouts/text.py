@@ -64,7 +64,7 @@ class TokenText:
 
 
 def token_text(tokenizer: object) -> TokenText:
-    """Of a tokenizer of transformers."""
+    """The text of tokens by a tokenizer of transformers."""
 
     def decode(ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(  # type: ignore[attr-defined]
@@ -76,8 +76,8 @@ def token_text(tokenizer: object) -> TokenText:
 
 
 def model_text(model: ModelConfig) -> TokenText:
-    """Of a model's tokenizer file, without transformers and torch, whose import takes seconds; with them where there is
-    no such file. Raises ConfigError."""
+    """The text of tokens by a model's tokenizer file, without transformers and torch, whose import takes seconds; with
+    them where there is no such file. Raises ConfigError."""
     from tokenizers import Tokenizer
 
     file = resolve_path(model) / "tokenizer.json"

@@ -135,6 +135,6 @@ class _Copies:
         self._large.append((entry, self._pool.submit(self._slot.put_hashed, entry.offset, data)))
 
     def entries(self) -> list[Entry]:
-        """Of all tensors, with their digests, in the order of the file."""
+        """Entries of all tensors, with their digests, in the order of the file."""
         large = [replace(entry, digest=copied.result()) for entry, copied in self._large]
         return sorted([*self._small, *large], key=lambda entry: entry.offset)

@@ -227,18 +227,22 @@ class WeightsServer:
             coming, self._pending = self._pending, None
             self._take(coming.file, coming.changes())
         if self._pending is None and now >= self._look_at and not self._idle:
-            try:
-                self._look_for_pinned()
-                latest = self._watch.latest()
-                if latest is not None and latest != self._seen:
-                    self._begin(self._watch.file(verify_bytes=False))
-            except WeightsCorrupt as error:
-                self._look_at = now + AGAIN_S
-                if str(error) != self._told:
-                    self._told = str(error)
-                    log.error("a version is not served: %s", error)
+            self._look_for_versions(now)
         for old in [p for p in self._previous if now - p.asked > IDLE_S]:
             self._forget(old)
+
+    def _look_for_versions(self, now: float) -> None:
+        """Takes up the pinned version and a new one. A damaged file is reported once."""
+        try:
+            self._look_for_pinned()
+            latest = self._watch.latest()
+            if latest is not None and latest != self._seen:
+                self._begin(self._watch.file(verify_bytes=False))
+        except WeightsCorrupt as error:
+            self._look_at = now + AGAIN_S
+            if str(error) != self._told:
+                self._told = str(error)
+                log.error("a version is not served: %s", error)
 
     def _look_for_pinned(self) -> None:
         pinned = self._watch.pinned()

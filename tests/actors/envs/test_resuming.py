@@ -14,7 +14,7 @@ from asyncrl.actors.envs.adapters.text_gym import TextGymEnv
 from asyncrl.actors.envs.calculator import CalculatorEnv
 from asyncrl.actors.envs.lookup import LookupEnv
 from asyncrl.actors.envs.mix import MixEnv
-from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Turn
+from asyncrl.actors.envs.protocol import EnvFailed
 from asyncrl.actors.envs.resuming import told, way_of
 from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
@@ -22,27 +22,14 @@ from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.player import player
 from asyncrl.config import Config
 from asyncrl.trajectory import Trajectory
-from asyncrl.turns import Recorded, RecordedAnswer
-from tests.actors.episodes.recorded.recordings import PureEngine, Recorder, Snapshots
+from asyncrl.trajectory.turns import Recorded, RecordedAnswer
+from tests.actors.envs.resuming_envs import Plain, Told
+from tests.actors.episodes.recorded.counters import Snapshots
+from tests.actors.episodes.recorded.recordings import PureEngine, Recorder
 from tests.actors.fakes import FakeRenderer, ticket
 
 HERE = "tests.actors.envs.test_resuming"
-
-
-class Plain(Environment):
-    async def reset(self, task: Task) -> list[Message]:
-        return [{"role": "user", "content": "?"}]
-
-    async def step(self, message: Message) -> Turn:
-        return Turn(done=True)
-
-
-class Told(Plain):
-    heard: Message | None = None
-
-    async def reset(self, task: Task, interrupted: Message | None = None) -> list[Message]:
-        self.heard = interrupted
-        return [{"role": "system", "content": f"interrupted: {interrupted and interrupted['content']}"}]
+HOSTED = "tests.actors.envs.resuming_envs"
 
 
 class Forgetful(Plain):
@@ -146,7 +133,7 @@ def test_a_tool_environment_says_what_it_cannot_pack() -> None:
 def played(workers: str, recorder: Recorder, carried: Sequence[Recorded] = (), name: str = "Six") -> tuple[
     Trajectory, PureEngine
 ]:  # fmt: skip
-    env = {"name": f"{HERE}:{name}", "workers": workers, "worker_count": 2, "call_s": 30.0, "max_turns": 9}
+    env = {"name": f"{HOSTED}:{name}", "workers": workers, "worker_count": 2, "call_s": 30.0, "max_turns": 9}
     config = Config.model_validate({"env": env, "actors": {"max_new_tokens": 10}})
 
     async def episode() -> tuple[Trajectory, PureEngine]:
@@ -156,11 +143,6 @@ def played(workers: str, recorder: Recorder, carried: Sequence[Recorded] = (), n
             return await asyncio.wait_for(play(begun, Progress(0.0, keep=recorder.keep)), 60), engine
 
     return asyncio.run(episode())
-
-
-class Six(Snapshots):
-    def __init__(self) -> None:
-        super().__init__(3)
 
 
 @pytest.mark.parametrize("workers", ["async", "threads", "processes"])
@@ -203,7 +185,7 @@ def test_who_wants_to_know_is_told_wherever_it_runs(workers: str) -> None:
 
 def test_a_mix_goes_on_as_the_environment_of_its_task_does() -> None:
     async def scenario() -> None:
-        envs = {name: {"name": f"{HERE}:{cls}"} for name, cls in (("six", "Six"), ("plain", "Plain"))}
+        envs = {name: {"name": f"{HOSTED}:{cls}"} for name, cls in (("six", "Six"), ("plain", "Plain"))}
         first, second = MixEnv(envs), MixEnv(envs)
         for env in (first, second):
             await env.reset({"id": "t", "prompt": "p", "env": "six"})

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.audit.checks.prefixes import prefixes
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.stored.prefixes import prefixes
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.quickstart.build import build_model

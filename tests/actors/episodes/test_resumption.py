@@ -15,8 +15,8 @@ from asyncrl.actors.envs.protocol import Turn
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.resumption import Interrupted
-from asyncrl.kept_ids import KeptIds, kept_ids
 from asyncrl.trajectory import CONTEXT, Row, Trajectory
+from asyncrl.trajectory.kept_ids import KeptIds, kept_ids
 from tests.actors.actor_stage import Stage, act, until
 from tests.actors.fakes import SAID, STOP, CutEngine, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
 

@@ -22,7 +22,6 @@ from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.collector import Collector
 from asyncrl.trajectory import Span, Ticket, TicketId, Trajectory, TurnRecord, TurnReward
-from asyncrl.turn_codec import encode_turn
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
 from asyncrl.weights.device.transports import Mapped
@@ -31,6 +30,7 @@ from asyncrl.weights.network import source
 from asyncrl.weights.network.server import WeightsServer
 from asyncrl.weights.protocol import WeightsCorrupt
 from asyncrl.wire import WireError, decode_trajectory, encode_trajectory, pack, unpack
+from asyncrl.wire.turns import encode_turn
 from tests.buffer.fakes import open_buffer, trajectory
 from tests.buffer.fuzzing import malformed, mutations
 from tests.buffer.processes import CONFIG, BufferProcess

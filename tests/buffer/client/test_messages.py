@@ -17,7 +17,7 @@ from asyncrl.buffer.ledger.group import Reason
 from asyncrl.tracking.series import DROP_REASONS
 from asyncrl.trajectory import Ticket, TicketId
 from asyncrl.wire import WireError, pack, unpack
-from tests.test_wire import ATTEMPTS, COUNTS, IDS, JSON, NUMBERS
+from tests.wire.test_wire import ATTEMPTS, COUNTS, IDS, JSON, NUMBERS
 
 ASKED = TicketsRequest("a", (0, 0), 1, [], 0.0)
 

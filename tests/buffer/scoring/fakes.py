@@ -9,8 +9,8 @@ import numpy as np
 from asyncrl.buffer.client.messages import GroupLease
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.record import from_record
-from asyncrl.teacher_scores import GroupScores, TrajectoryScores, to_record
 from asyncrl.trajectory import Trajectory
+from asyncrl.wire.teacher_scores import GroupScores, TrajectoryScores, to_record
 
 K = 2
 SCORED = {"scored": True, "score_k": K}

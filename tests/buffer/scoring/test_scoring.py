@@ -13,7 +13,7 @@ from asyncrl.buffer.client.messages import GroupLease
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.buffer.selection import zero_variance
-from asyncrl.teacher_scores import from_record
+from asyncrl.wire.teacher_scores import from_record
 from tests.buffer.fakes import equation, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.scoring.fakes import SCORED, bring, lease, score_all, scores
 

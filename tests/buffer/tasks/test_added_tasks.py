@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.audit.checks.curriculum import curriculum as audited
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.tasks.curriculum import curriculum as audited
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.config import Config
 from asyncrl.data.added_tasks import ADDED, OnStepEnd, open_on_step_end

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.audit.checks.curriculum import curriculum as audited
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.tasks.curriculum import curriculum as audited
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.tasks.sources import open_curriculum, open_source
 from asyncrl.config import Config

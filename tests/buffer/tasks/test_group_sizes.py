@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.checks.draws import draws
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.tasks.draws import draws
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.data.group_sizes import GroupSizes
 from tests.buffer.fakes import FakeSource, equation, learner, open_buffer, play, reopen, step

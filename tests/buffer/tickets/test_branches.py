@@ -10,10 +10,10 @@ import pytest
 
 from asyncrl.audit.checks.drops import discarded_groups_were_left_behind
 from asyncrl.audit.checks.history import attempts_end_once, attempts_were_lent_with_published_weights
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
-from asyncrl.turns import RecordedSample
+from asyncrl.trajectory.turns import RecordedSample
 from tests.buffer.fakes import equation, learner, open_buffer, put, step, trajectory
 from tests.buffer.tickets.test_prefixes import counts as of_prefixes
 from tests.buffer.tickets.test_prefixes import hand_back, prefix

@@ -12,8 +12,8 @@ import pytest
 
 from asyncrl.buffer.client.messages import Refusal
 from asyncrl.buffer.requests.turns import record_turn
-from asyncrl.kept_ids import KeptIds
-from asyncrl.turn_codec import encode_turn
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.wire.turns import encode_turn
 from tests.buffer.fakes import learner, open_buffer
 from tests.buffer.tickets.test_turns import (
     RESET,

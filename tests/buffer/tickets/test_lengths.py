@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.audit.checks.lengths import lengths
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.core import Buffer
 from asyncrl.trajectory import Ticket, TurnRecord, episode_seconds

@@ -13,8 +13,8 @@ from asyncrl.buffer.client import codec, messages
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.loop import Service
 from asyncrl.buffer.rules import Refused
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import CONTEXT, Row, Ticket, TicketId
+from asyncrl.trajectory.kept_ids import KeptIds
 from asyncrl.wire import WireError, decode_prefixes, encode_prefix, unpack
 from tests.buffer.fakes import learner, open_buffer, put, trajectory
 

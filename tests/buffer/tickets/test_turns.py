@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from asyncrl.audit.checks.history import history
-from asyncrl.audit.checks.turns import turns as checked
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.stored.turns import turns as checked
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferClient, BufferRefused
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.in_process import InProcessBuffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnReward
-from asyncrl.turn_codec import decode_turn, encode_turn, tools_digest
-from asyncrl.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
+from asyncrl.trajectory.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
+from asyncrl.wire.turns import decode_turn, encode_turn, tools_digest
 from tests.buffer.fakes import FakeSource, learner, open_buffer, put, reopen, rules, step, trajectory
 from tests.buffer.processes import CONFIG, BufferProcess
 
@@ -92,7 +92,7 @@ def violations(buffer: Buffer, folder: Path, *, adds_up: bool = True) -> list[st
     buffer.commit(0.0)
     files = PayloadFiles(folder / "payloads")
     ledger = read_ledger(folder)
-    found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was lent for" in v)]
+    found = [*checked(ledger, files.read), *(v for v in history(ledger, [], (), ()) if "was issued for" in v)]
     files.close()
     if adds_up:
         assert buffer.tickets.carried.turns.recorded == len(ledger.tables["turns"]) == sum(counts(buffer).values())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.audit.checks.references import rows
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.group import Received, version_counts
 from asyncrl.buffer.ledger.storage.payloads import Location

@@ -30,7 +30,7 @@ def state(name: str, cause: str | None = None, on: str = "", process: str = "run
 def test_the_one_that_works_is_named() -> None:
     found = explain([state("buffer"), state("learner", "batch", "3 of 4 groups are complete"), state("actor-0")], None)
     assert found.blamed == ("actor-0",)
-    assert "learner waits for batch (3 of 4 groups are complete) from actor-0 since 130 s" in found.lines
+    assert "learner waits for batch (3 of 4 groups are complete) from actor-0 for 130 s" in found.lines
 
 
 def test_a_ring_is_a_deadlock() -> None:
@@ -117,7 +117,7 @@ def test_a_learner_without_scores_waits_for_the_scorer_which_names_the_server() 
     assert explain(roles, None).blamed == ("scorer-0",)
     roles[1] = state("scorer-0", "teacher", "http://gpu-7:8000: ConnectError")
     found = explain(roles, None)
-    assert "scorer-0 waits for teacher (http://gpu-7:8000: ConnectError) since 130 s" in found.lines
+    assert "scorer-0 waits for teacher (http://gpu-7:8000: ConnectError) for 130 s" in found.lines
     assert found.blamed == (), "no restart of a role would help"
     roles[1] = state("scorer-0", "groups", "buffer: every complete group is scored")
     assert explain([state("learner", "batch"), roles[1], state("actor-0")], None).blamed == ("actor-0",)

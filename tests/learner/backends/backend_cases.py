@@ -86,6 +86,7 @@ CASES = {
     "torch": Case(on_cpu(TorchBackend), plain_gradients),
     "fsdp2-1": Case(on_cpu(Fsdp2Backend), sharded_gradients),
     "fsdp2-2": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=2),
+    "fsdp2-2-untied": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, family="llama"),
     "fsdp2-3-untied": Case(on_cpu(Fsdp2Backend), sharded_gradients, ranks=3, family="llama"),
     "fsdp2-2-checkpointing": Case(
         on_cpu(Fsdp2Backend), sharded_gradients, ranks=2, learner=(("activation_checkpointing", True),)
@@ -120,7 +121,7 @@ CASES = {
     ),
 }
 QUICK = ("megatron-tp2", "megatron-pp2", "megatron-dp2-sharded-optimizer")
-SLOW = tuple(name for name in CASES if name.startswith("megatron") and name not in QUICK)
+SLOW = ("fsdp2-3-untied", *(name for name in CASES if name.startswith("megatron") and name not in QUICK))
 
 
 def kept_sets(seed: int) -> list[dict[int, list[int]]]:

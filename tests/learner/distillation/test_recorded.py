@@ -18,8 +18,8 @@ from asyncrl.learner.batch import Batch
 from asyncrl.learner.batch.taught import Taught, of_groups
 from asyncrl.learner.distillation.divergence import Comparison, Divergence, Kind
 from asyncrl.learner.reporting.metrics import step_metrics
-from asyncrl.teacher_scores import GroupScores, TrajectoryScores
 from asyncrl.tracking.series import check
+from asyncrl.wire.teacher_scores import GroupScores, TrajectoryScores
 from tests.learner.distillation.teachers import a_trainer, taught_config, teacher_in
 from tests.learner.step.test_critic import episodes
 from tests.learner.step.test_train_step import a_batch

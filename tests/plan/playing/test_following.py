@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.audit.ledger import LedgerRows
-from asyncrl.buffer import batches
+from asyncrl.buffer.batches import batches
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.selection import SAMPLERS, zero_variance

@@ -34,7 +34,7 @@ from asyncrl.actors.engines.sampling import sample, truncate
 from asyncrl.checkpoint_names import places, put
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.kept_ids import kept_ids
+from asyncrl.trajectory.kept_ids import kept_ids
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights

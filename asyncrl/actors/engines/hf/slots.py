@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asyncrl.actors.engines.protocol import Generation, Sampling
 from asyncrl.actors.engines.sampling import uniforms
-from asyncrl.kept_ids import kept_ids
+from asyncrl.trajectory.kept_ids import kept_ids
 
 Index = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.int32]
@@ -48,7 +48,7 @@ class KVSlots:
         self.min_p = np.zeros(count, np.float32)
         self.max_kept = np.zeros(count, np.int64)
         self.kept: list[list[Tokens]] = [[] for _ in range(count)]
-        """Of each token sampled in a slot, where its request asks for kept ids."""
+        """Kept ids of each token sampled in a slot, where its request asks for kept ids."""
         self.stops = np.zeros((count, vocab), bool)
         self.pure = np.ones(count, bool)
         """Whether everything cached was computed with the weights in use."""

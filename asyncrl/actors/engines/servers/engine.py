@@ -30,8 +30,8 @@ from asyncrl.actors.engines.servers.dialect import Carrier, Dialect, Output
 from asyncrl.actors.engines.servers.http import Server, Servers
 from asyncrl.actors.engines.servers.process import ServerProcess
 from asyncrl.errors import ConfigError
-from asyncrl.kept_ids import kept_ids
 from asyncrl.process import leftovers
+from asyncrl.trajectory.kept_ids import kept_ids
 
 if TYPE_CHECKING:
     from asyncrl.weights.protocol import Weights

@@ -43,10 +43,10 @@ from asyncrl.actors.engines.vllm.settings import (
 )
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.kept_ids import kept_ids
 from asyncrl.process import leftovers
 from asyncrl.process.gpus import shared
 from asyncrl.trajectory import Float32
+from asyncrl.trajectory.kept_ids import kept_ids
 from asyncrl.weights.channels import ON_DEVICE
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ class Recording:
         slots = batch.expanded_idx_mapping
         known = slots.clamp(min=0).long()  # below 0: padding
         length = batch.positions[batch.logits_indices] + 1
-        """Of each request before its new token."""
+        """Length of each request before its new token."""
         kept = (slots >= 0) & (length >= states.prefill_len.gpu[known])
         spare, room = len(self._values) - 1, self._values.shape[1]
         rows = torch.where(kept, self._row_of[known], spare)

@@ -58,7 +58,7 @@ class Request:
     max_kept: int = 0
     """Above 0: the kept ids of each token are wanted, up to so many."""
     kept: list[Int32] = field(default_factory=list)
-    """Of each token, if they are."""
+    """Kept ids of each token, if they are recorded."""
 
     @property
     def cost(self) -> tuple[float | None, int]:

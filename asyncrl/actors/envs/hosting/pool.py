@@ -27,7 +27,7 @@ from asyncrl.actors.envs.hosting.worker import message, read, serve
 from asyncrl.actors.envs.protocol import EnvFailed, Environment, Message, Task, Tool, Turn
 from asyncrl.actors.envs.resuming import Way
 from asyncrl.errors import ConfigError
-from asyncrl.turns import Snapshot
+from asyncrl.trajectory.turns import Snapshot
 from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class HostedEnv(Environment):
 
     @property
     def resumed_by(self) -> Way:
-        """As the environment in the worker is; known once `reset` has returned. Raises EnvFailed where it declares no
-        way that holds."""
+        """How the environment in the worker is resumed; known once `reset` has returned. Raises EnvFailed where it
+        declares no way that holds."""
         if self._half:
             raise EnvFailed(self._half)
         return self._resumed_by

@@ -20,9 +20,9 @@ import msgspec
 from asyncrl.actors.envs.protocol import Message, Task, Turn
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.recorded.recording import PlaysOtherwise, Recording
-from asyncrl.turn_codec import Unrecordable, tools_digest
-from asyncrl.turns import DIVERGED, RecordedAnswer, RecordedReset, Snapshot
+from asyncrl.trajectory.turns import DIVERGED, RecordedAnswer, RecordedReset, Snapshot
 from asyncrl.user_errors import Cause
+from asyncrl.wire.turns import Unrecordable, tools_digest
 
 Parse = Callable[[Sequence[int]], Message]
 

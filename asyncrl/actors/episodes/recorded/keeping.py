@@ -10,8 +10,8 @@ from asyncrl.actors.episodes.recorded.recording import Revoked
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.buffer.client.retry import Buffer, Calls
 from asyncrl.trajectory import Lease, Ticket
-from asyncrl.turn_codec import Unrecordable
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
+from asyncrl.wire.turns import Unrecordable
 
 OVER = ("unknown_ticket", "wrong_actor", "old_tokens")
 """Codes of refusals after which the buffer expects no failure: this actor does not hold the attempt, or the buffer has

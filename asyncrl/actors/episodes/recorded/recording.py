@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Keep, Progress
-from asyncrl.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
+from asyncrl.trajectory.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from asyncrl.actors.episodes.recorded.recording import PlaysOtherwise, Recording
 from asyncrl.actors.episodes.resumption import Interrupted, continues, of_prefix, resumed, row_of
 from asyncrl.actors.episodes.rows import OpenRow
 from asyncrl.trajectory import Ticket, TurnRecord
-from asyncrl.turns import RecordedSample, ids_digest
+from asyncrl.trajectory.turns import RecordedSample, ids_digest
 
 
 @dataclass(frozen=True, slots=True)

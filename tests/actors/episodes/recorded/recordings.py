@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from asyncrl.actors.engines.protocol import Generation, Sampling
-from asyncrl.actors.envs.protocol import Message, Task, Turn
 from asyncrl.actors.episodes.episode import play
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.trajectory import Ticket, Trajectory
-from asyncrl.turn_codec import decode_carried, encode_carried
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.turns import Recorded
+from asyncrl.wire.turns import decode_carried, encode_carried
 from tests.actors.fakes import STOP, FakeEngine, FakeRenderer, ticket
 
 LIMITS = EpisodeLimits(max_turns=9, max_tokens=600, max_new_tokens=10, call_s=5.0)
@@ -38,58 +37,6 @@ class PureEngine(FakeEngine):
         self.said += ids[begun:].tolist()
         await asyncio.sleep(0)
         return Generation(ids[begun:], logprobs[begun:], np.full(4 - begun, self.held_version[1], np.int32), "stop")
-
-
-class Counter:
-    """Counts the actions that were carried out on its state; done after `turns`."""
-
-    tools = ()
-    reset_state = "begin"
-    carried_out = 0
-    """Steps of all instances."""
-
-    def __init__(self, turns: int = 6, role: str = "tool") -> None:
-        self._turns, self._role = turns, role
-        self.heard: list[str] = []
-
-    async def reset(self, task: Task) -> list[Message]:
-        return [{"role": "system", "content": "count"}]
-
-    async def step(self, message: Message) -> Turn:
-        type(self).carried_out += 1
-        self.heard.append(message["content"])
-        n = len(self.heard)
-        rewards = {"half": n / 2}
-        if n == self._turns:
-            assert len(self.heard) == self._turns
-            return Turn(reward=1.5, done=True, rewards=rewards, metrics={"heard": n})
-        # A list that was a tuple, numbers that are not Python's own: as environments give them.
-        content = f"{n}:{message['content']}"
-        return Turn(
-            messages=[{"role": self._role, "content": content, "more": (1, 2)}], reward=float(np.float32(n) / 4),
-            rewards=rewards, metrics={"heard": np.float32(n)}, state=f"s{n}", calls=[("count", 0.5)],
-        )  # fmt: skip
-
-    async def close(self) -> None:
-        return None
-
-
-class Replayable(Counter):
-    replayable = True
-
-
-class Snapshots(Counter):
-    every = 1
-
-    async def snapshot(self) -> bytes | None:
-        return "|".join(self.heard).encode() if len(self.heard) % self.every == 0 else None
-
-    async def restore(self, state: bytes) -> None:
-        self.heard = state.decode().split("|") if state else []
-
-
-class Sparse(Snapshots):
-    every = 3
 
 
 @dataclass

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.checks.turns import turns
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.checks.stored.turns import turns
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.quickstart.build import build_model

@@ -16,21 +16,12 @@ from asyncrl.actors.episodes.progress import Progress
 from asyncrl.actors.episodes.recorded.recording import Revoked
 from asyncrl.actors.episodes.resumption import Interrupted
 from asyncrl.actors.leases import Patience
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import Trajectory
-from asyncrl.turn_codec import tools_digest
-from asyncrl.turns import Recorded, RecordedReset, RecordedSample, successors
-from tests.actors.episodes.recorded.recordings import (
-    LIMITS,
-    Counter,
-    PureEngine,
-    Recorder,
-    Replayable,
-    Snapshots,
-    Sparse,
-    played,
-    playing,
-)
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import Recorded, RecordedReset, RecordedSample, successors
+from asyncrl.wire.turns import tools_digest
+from tests.actors.episodes.recorded.counters import Counter, Replayable, Snapshots, Sparse
+from tests.actors.episodes.recorded.recordings import LIMITS, PureEngine, Recorder, played, playing
 from tests.actors.fakes import FakeRenderer
 
 COMPACTING = replace(LIMITS, compact=0.15, compact_request="sum up")

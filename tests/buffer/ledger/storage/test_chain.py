@@ -10,7 +10,7 @@ import pytest
 
 from asyncrl.audit.chain import read_head
 from asyncrl.audit.checks.chain import chain
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.witnesses import SnapshotHead
 from asyncrl.buffer.ledger.storage.chain import LONGEST
 from asyncrl.buffer.ledger.storage.database import Database

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.audit.ledger import read_ledger
+from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.ledger.storage.database import Database, Fsync, LedgerFailed, refuse_network_filesystem
 from asyncrl.buffer.ledger.storage.schema import READERS, VERSION, refusal
 from asyncrl.buffer.rules import Refused

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asyncrl.teacher_scores import GroupScores, TrajectoryScores, from_record, to_record
 from asyncrl.trajectory import LogHead
 from asyncrl.wire import WireError
+from asyncrl.wire.teacher_scores import GroupScores, TrajectoryScores, from_record, to_record
 
 
 def some(k: int = 3, n: tuple[int, ...] = (4, 1)) -> GroupScores:

@@ -14,7 +14,6 @@ import msgpack
 import msgspec
 import numpy as np
 
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import (
     CONTEXT,
     MAX_PARTS,
@@ -33,12 +32,13 @@ from asyncrl.trajectory import (
     TurnRecord,
     TurnReward,
 )
+from asyncrl.trajectory.kept_ids import KeptIds
 
 Frame = bytes | memoryview
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_TRAJECTORY_HEADER_BYTES = 16 << 20
-"""Of one with as many turns as are recorded, and a state key at each."""
+"""The same for a trajectory with as many turns as are recorded, and a state key at each."""
 MAX_ROWS = 4096
 FRAMES_OF_A_ROW = FRAMES_OF_A_PREFIX = 6
 """Most frames of a row; and those of a prefix in a message."""
@@ -48,7 +48,7 @@ _DTYPES = [*_DTYPE_OF.values()]
 _PLAIN = len(_ARRAYS)
 _SIZES = [dtype.itemsize for dtype in _DTYPES]
 _OF_KEPT: tuple[np.dtype[Any], ...] = (np.dtype(np.uint16), np.dtype(np.int32))
-"""Of the two arrays of kept ids, which follow a row's own under truncated sampling."""
+"""Types of the two arrays of kept ids, which follow a row's own under truncated sampling."""
 _LEAST = np.finfo(np.float32).min
 
 
@@ -109,6 +109,15 @@ def unpack(frame: Frame, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, Any]:
 def encode_trajectory(t: Trajectory) -> list[Frame]:
     """The frames: [header, then for each row: token_ids, mask, logprobs, versions, and its kept ids, if it has any].
     Raises ValueError if some rows have kept ids and others none."""
+    header = _header(t)
+    packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=True)})
+    if len(packed) > MAX_TRAJECTORY_HEADER_BYTES:  # an episode is not lost for the parts of its turns' rewards
+        packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=False)})
+    return [packed, *(frame for row in t.rows for frame in encode_row(row))]
+
+
+def _header(t: Trajectory) -> dict[str, Any]:
+    """All of the header but the turns' rewards."""
     header: dict[str, Any] = {
         "id": [t.id.branch, t.id.group, t.id.index],
         "attempt": t.attempt,
@@ -132,10 +141,7 @@ def encode_trajectory(t: Trajectory) -> list[Frame]:
         if any(row.kept is None for row in t.rows):
             raise ValueError(f"trajectory {t.id}: some rows have kept ids and others none; expected all, or none")
         header["kept"] = True
-    packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=True)})
-    if len(packed) > MAX_TRAJECTORY_HEADER_BYTES:  # nor for the parts of its turns' rewards
-        packed = pack(header | {"turn_rewards": _turn_rewards(t, parts=False)})
-    return [packed, *(frame for row in t.rows for frame in encode_row(row))]
+    return header
 
 
 def _turn_rewards(t: Trajectory, *, parts: bool) -> list[tuple[Any, ...]]:
@@ -245,6 +251,14 @@ def _check_turn_rewards(header: _Header, rows: Sequence[Row]) -> None:
     turns = header.turn_rewards
     if len(turns) != header.turns:
         raise WireError(f"turn_rewards has {len(turns)} entries, expected one per turn: {header.turns}")
+    _check_spans(turns, rows)
+    total, size = sum([turn.reward for turn in turns]), 1.0 + sum([abs(turn.reward) for turn in turns])
+    if not (math.isfinite(size) and abs(total - header.reward) <= 1e-9 * size):
+        raise WireError(f"turn_rewards sum to {total!r}, and reward is {header.reward!r}")
+
+
+def _check_spans(turns: Sequence[TurnReward], rows: Sequence[Row]) -> None:
+    """Raises WireError unless the spans hold each policy token once, in every row in the order of the turns."""
     held, ends = [np.zeros(len(row), np.bool_) for row in rows], [0] * len(rows)
     for number, turn in enumerate(turns):
         for span in turn.spans:
@@ -256,9 +270,6 @@ def _check_turn_rewards(header: _Header, rows: Sequence[Row]) -> None:
     for place, row_held in enumerate(held):
         if row_held.tobytes() != rows[place].mask.tobytes():
             raise WireError(f"turn_rewards: the turns' tokens are not those of rows[{place}] that the policy sampled")
-    total, size = sum([turn.reward for turn in turns]), 1.0 + sum([abs(turn.reward) for turn in turns])
-    if not (math.isfinite(size) and abs(total - header.reward) <= 1e-9 * size):
-        raise WireError(f"turn_rewards sum to {total!r}, and reward is {header.reward!r}")
 
 
 def _row(length: int, frames: Sequence[Frame], where: str) -> Row:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from asyncrl.buffer.record import from_record, to_record
-from asyncrl.kept_ids import MAX_KEPT, KeptIds, joined, kept_ids
 from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
+from asyncrl.trajectory.kept_ids import MAX_KEPT, KeptIds, joined, kept_ids
 from asyncrl.wire import (
     WireError,
     decode_prefix,

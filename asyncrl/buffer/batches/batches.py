@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from asyncrl.buffer.batches.disk_losses import DiskLosses
+from asyncrl.buffer.batches.redone import changed_since, first_in_doubt
 from asyncrl.buffer.client.messages import BatchState, Outcome, Start, Told
-from asyncrl.buffer.disk_losses import DiskLosses
 from asyncrl.buffer.evaluations.stops import Stops
 from asyncrl.buffer.ledger.fork import fork
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.records import NOTHING, Batch, Draw, Incarnation, one
 from asyncrl.buffer.ledger.replays import record
-from asyncrl.buffer.redone import changed_since, first_in_doubt
 from asyncrl.buffer.replaying import draw, seed_of
 from asyncrl.buffer.rules import Refused, Rules
 from asyncrl.buffer.scoring.scoring import Scoring

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.launch.supervision import Outcome, RestartBudget, after_exit
+from asyncrl.launch.supervision.supervision import Outcome, RestartBudget, after_exit
 
 
 def test_a_restart_counts_for_its_window_only() -> None:

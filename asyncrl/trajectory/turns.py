@@ -6,7 +6,7 @@
 
 An episode is resumed by playing its recording through the ordinary loop: rendering is deterministic, so rows, masks,
 spans and rewards are made again by the same code. The digest of the prompt in front of each sample proves that they
-are the same. `asyncrl/turn_codec.py` makes messages of them.
+are the same. `asyncrl/wire/turns.py` makes messages of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from asyncrl.kept_ids import KeptIds
+from asyncrl.trajectory.kept_ids import KeptIds
 
 DIVERGED = "env_diverged"
 """Reason of the failure of an episode whose environment, played again, answers otherwise than was recorded."""
@@ -85,7 +85,7 @@ class RecordedSample(Recorded):
     """One output of the policy: the intent of a step."""
 
     number: int
-    """Of the turn: 0, 1, 2 ..."""
+    """Number of the turn: 0, 1, 2 ..."""
     token_ids: npt.NDArray[np.int32]
     """[N], N >= 1 under `abort`, N >= 0 otherwise"""
     logprobs: npt.NDArray[np.float32]
@@ -125,7 +125,7 @@ class RecordedSample(Recorded):
         return (int(self.versions.min()), int(self.versions.max())) if len(self.versions) else (None, None)
 
     def digest(self) -> str:
-        """Of the sampled tokens."""
+        """Digest of the sampled tokens."""
         return tokens_digest([(self.token_ids, self.logprobs, self.versions, self.kept)])
 
 
@@ -134,7 +134,7 @@ class RecordedAnswer(Recorded):
     """What `environment.step` has returned, as in a Turn."""
 
     number: int
-    """Of the turn that it answers."""
+    """Number of the turn that it answers."""
     messages: Sequence[Mapping[str, Any]]
     reward: float
     done: bool
@@ -145,7 +145,7 @@ class RecordedAnswer(Recorded):
     environment_s: float = 0.0
     """Seconds that the step took."""
     snapshot: Snapshot | None = None
-    """Of the environment behind the step."""
+    """The environment after the step."""
 
     @property
     def place(self) -> Place:

@@ -12,11 +12,11 @@ from asyncrl.audit.payloads import PayloadDiffers, ReadPayload, decoded
 from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.buffer.tickets.carried import GIVEN_UP
-from asyncrl.sampled_turns import turn_digest
 from asyncrl.trajectory import Trajectory
-from asyncrl.turn_codec import decode_carried
-from asyncrl.turns import DIVERGED, RecordedSample, successors
+from asyncrl.trajectory.sampled_turns import turn_digest
+from asyncrl.trajectory.turns import DIVERGED, RecordedSample, successors
 from asyncrl.wire import WireError
+from asyncrl.wire.turns import decode_carried
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TurnRow:
     idx: int
     attempt: int
     number: int
-    """Of the turn; -1: the reset."""
+    """Number of the turn; -1: the reset."""
     form: str
     sampled: int
     oldest: int | None

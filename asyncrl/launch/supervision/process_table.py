@@ -10,8 +10,8 @@ from asyncrl.config.sections import LaunchConfig
 from asyncrl.errors import RunError
 from asyncrl.launch.backends.local import Backend, RoleProcess
 from asyncrl.launch.processes import Role
-from asyncrl.launch.shutdown import KILL_S, Action, Kill, Running, Stop
-from asyncrl.launch.supervision import RestartBudget
+from asyncrl.launch.supervision.shutdown import KILL_S, Action, Kill, Running, Stop
+from asyncrl.launch.supervision.supervision import RestartBudget
 from asyncrl.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ class _Taken:
 
 
 class Samples:
-    """Of rank 0, whose record holds every token of the batch."""
+    """Takes the samples on rank 0, whose record holds every token of the batch."""
 
     def __init__(self, folder: Path, config: TrackingConfig, text: Callable[[], TokenText]) -> None:
         """`text` is called in the thread, once if it raises nothing."""

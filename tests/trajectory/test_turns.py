@@ -11,19 +11,9 @@ import numpy as np
 import pytest
 
 from asyncrl.buffer.client import codec, messages
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import Ticket, TicketId
-from asyncrl.turn_codec import (
-    Unrecordable,
-    decode_body,
-    decode_carried,
-    decode_turn,
-    encode_body,
-    encode_carried,
-    encode_turn,
-    tools_digest,
-)
-from asyncrl.turns import (
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import (
     Recorded,
     RecordedAnswer,
     RecordedReset,
@@ -33,6 +23,16 @@ from asyncrl.turns import (
     tokens_digest,
 )
 from asyncrl.wire import WireError
+from asyncrl.wire.turns import (
+    Unrecordable,
+    decode_body,
+    decode_carried,
+    decode_turn,
+    encode_body,
+    encode_carried,
+    encode_turn,
+    tools_digest,
+)
 from tests.buffer.fuzzing import mutations
 
 ID = TicketId(1, 2, 3)

@@ -30,7 +30,8 @@ _MAX_HEADER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryScores:
-    """Of the n tokens that the policy sampled in one trajectory, row by row; arrays are read-only."""
+    """A teacher's scores of the n tokens that the policy sampled in one trajectory, row by row; arrays are
+    read-only."""
 
     ids: Int32
     """[n, k] the teacher's most likely words, the most likely one first"""
@@ -92,7 +93,7 @@ class _Header(msgspec.Struct, frozen=True):
     trajectories: Annotated[tuple[_Digest, ...], msgspec.Meta(min_length=1, max_length=1 << 14)]
     k: Annotated[int, msgspec.Meta(ge=0, le=MAX_K)]
     tokens: tuple[_Tokens, ...]
-    """Of each trajectory."""
+    """Sampled tokens of each trajectory."""
     logged: LogHead | None = None
 
 
@@ -120,7 +121,7 @@ def to_record(scores: GroupScores) -> bytes:
 
 
 def bytes_at_most(scores: GroupScores) -> int:
-    """Of the record, with a header as long as one may be."""
+    """Most bytes of the record, with a header as long as one may be."""
     return _LENGTH.size + _MAX_HEADER_BYTES + 4 * sum(len(each) * (2 * scores.k + 1) for each in scores.scores)
 
 

@@ -11,7 +11,7 @@ from asyncrl.actors.envs.tool import ToolError
 from asyncrl.actors.envs.tool_env import ToolEnvironment
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, GuardedEnv
 from asyncrl.actors.episodes.progress import Progress
-from asyncrl.actors.spent import MOST, OTHER, Spent
+from asyncrl.actors.episodes.spent import MOST, OTHER, Spent
 from tests.actors.fakes import FakeEnv
 
 

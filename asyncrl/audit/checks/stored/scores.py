@@ -11,8 +11,8 @@ from asyncrl.audit.ledger import GroupRow, LedgerRows
 from asyncrl.audit.scorer_logs import ScorerLines
 from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.ledger.storage.payloads import checksum
-from asyncrl.teacher_scores import GroupScores, from_record
 from asyncrl.wire import WireError
+from asyncrl.wire.teacher_scores import GroupScores, from_record
 
 ENDINGS = (None, "scored", "late", "lapsed", "returned", "revoked", "lost")
 Row = dict[str, Any]

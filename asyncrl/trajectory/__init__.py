@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from asyncrl.kept_ids import KeptIds
-from asyncrl.turns import Recorded
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import Recorded
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -76,7 +76,7 @@ class Ticket:
     temperature: Finite
     """0 is greedy: for evaluation, and for the first of a group under `learner.greedy_baseline`."""
     seed: Count
-    """Of this attempt's sampling and environment; differs between the attempts of one ticket."""
+    """Seed of this attempt's sampling and environment; differs between the attempts of one ticket."""
     lease_s: Finite
     prefix: Row | None = None
     """What an interrupted attempt at the first turn has left: the prompt, and behind it what was sampled, one token or
@@ -103,7 +103,7 @@ class Row:
     versions: Int32
     """[T] policy version that sampled the token; CONTEXT where `mask` is false."""
     kept: KeptIds | None = None
-    """Of the sampled tokens, under truncated sampling: the ids that the token was drawn from, over which `logprobs` is
+    """The ids that each sampled token was drawn from, under truncated sampling, over which `logprobs` is
     taken. None: the whole vocabulary."""
 
     def __len__(self) -> int:
@@ -198,8 +198,8 @@ class TurnReward(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The turn's sampled tokens: one span, several for an agent that asked for several choices, none for a turn without
     a token. The spans of all turns hold each policy token once, in every row in the order of the turns."""
     state: StateKey | None = None
-    """Of the environment when the turn was sampled, if the environment names it. None at the first turn: its prompt
-    names it."""
+    """Key of the environment's state when the turn was sampled, if the environment names it. None at the first turn:
+    its prompt names it."""
     rewards: Annotated[dict[str, Finite], msgspec.Meta(max_length=MAX_PARTS)] = {}
     """The parts of the turn's reward by name, for the record; they need not sum to it."""
 
@@ -255,7 +255,8 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int:
-        """Of the tokens that carry loss: the trajectory's staleness at learner version v is v minus this."""
+        """The oldest version of a token that carries loss: the trajectory's staleness at learner version v is v minus
+        this."""
         return min(int(row.versions[row.mask].min()) for row in self.rows if row.mask.any())
 
     @property

@@ -22,7 +22,7 @@ MAX_KEPT = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptIds:
-    """Of N sampled tokens, in their order. Both arrays are read only."""
+    """The kept ids of N sampled tokens, in their order. Both arrays are read only."""
 
     counts: npt.NDArray[np.uint16]
     """[N]"""
@@ -57,7 +57,7 @@ class KeptIds:
 
 
 def kept_ids(sets: Sequence[Sequence[int] | npt.NDArray[np.int32]], most: int) -> KeptIds:
-    """Of one set of ids per token, in any order; a set of more than `most` is not recorded."""
+    """Kept ids made of one set of ids per token, in any order; a set of more than `most` is not recorded."""
     taken = [kept if len(kept) <= most else _NONE for kept in sets]
     counts = np.fromiter(map(len, taken), np.uint16, len(taken))
     ids = np.concatenate([_NONE, *(np.asarray(kept, np.int32) for kept in taken)])
@@ -76,7 +76,7 @@ def _sort_each(ids: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]) -> No
 
 
 def joined(parts: Sequence[KeptIds]) -> KeptIds:
-    """Of the tokens of one part after another."""
+    """The kept ids of the tokens of one part after another."""
     return KeptIds(
         np.concatenate([np.zeros(0, np.uint16), *(part.counts for part in parts)]),
         np.concatenate([_NONE, *(part.ids for part in parts)]),

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import (
     MAX_PARTS,
     MAX_STATE_BYTES,
@@ -31,15 +30,16 @@ from asyncrl.trajectory import (
     Seconds,
     TicketId,
 )
-from asyncrl.turns import MAX_RECORDS, Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import MAX_RECORDS, Recorded, RecordedAnswer, RecordedReset, RecordedSample, Snapshot
 from asyncrl.wire import Frame, WireError
 
 T = TypeVar("T")
 
 MAX_TURN_BYTES = 64 << 20
-"""Of any record, its snapshot included; a run's own bound is `buffer.turn_max_kb`."""
+"""Most bytes of any record, its snapshot included; a run's own bound is `buffer.turn_max_kb`."""
 MAX_MESSAGES = 4096
-"""In one record."""
+"""Most messages in one record."""
 _LEAST = float(np.finfo(np.float32).min)
 
 _Digest = Annotated[str, msgspec.Meta(min_length=32, max_length=32)]

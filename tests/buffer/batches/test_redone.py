@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from asyncrl.buffer.batches.redone import changed_since, first_in_doubt
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.ledger.records import Batch, Incarnation
-from asyncrl.buffer.redone import changed_since, first_in_doubt
 from asyncrl.buffer.rules import Refused
 from tests.buffer.fakes import learner, open_buffer, play, reopen, step
 

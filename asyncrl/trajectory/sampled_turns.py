@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncrl.kept_ids import KeptIds
 from asyncrl.trajectory import Row, Span, Trajectory
-from asyncrl.turns import Tokens, tokens_digest
+from asyncrl.trajectory.kept_ids import KeptIds
+from asyncrl.trajectory.turns import Tokens, tokens_digest
 
 
 def turn_digest(trajectory: Trajectory, number: int, first: int | None = None) -> str | None:

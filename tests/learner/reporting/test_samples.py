@@ -13,12 +13,12 @@ import pytest
 
 from asyncrl.buffer.client import BatchReply
 from asyncrl.config.sections import TrackingConfig
-from asyncrl.learner import samples
 from asyncrl.learner.__main__ import compute_alike
 from asyncrl.learner.backends.hf.torch import TorchBackend
 from asyncrl.learner.batch import Batch
 from asyncrl.learner.objective.objective import Objective
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.reporting import samples
+from asyncrl.learner.reporting.samples import Samples
 from asyncrl.learner.step.train_step import StepResult
 from asyncrl.learner.trainer import Trainer
 from asyncrl.tracking.rollouts import store

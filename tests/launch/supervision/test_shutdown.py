@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.launch.shutdown import KILL_S, GiveUp, Kill, Running, Shutdown, Stop
+from asyncrl.launch.supervision.shutdown import KILL_S, GiveUp, Kill, Running, Shutdown, Stop
 
 ACTORS = [Running("actor-0", "actor"), Running("actor-1", "actor")]
 LEARNER, RANK = Running("learner", "learner"), Running("learner-1", "learner")

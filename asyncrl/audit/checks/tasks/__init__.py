@@ -1,0 +1,1 @@
+"""Checks of what was drawn: tasks, demonstrations and the states of the curriculum."""
