@@ -108,7 +108,9 @@ class LongRun:
     def stored(self) -> list[Trajectory]:
         ledger = read_ledger(self.run.buffer)
         with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
-            return [decoded(ledger.groups[row.group], row, files.read) for row in ledger.trajectories.values()]
+            rows = [(ledger.groups[row.group], row) for row in ledger.trajectories.values()]
+            # A checkpoint that was restored has only what a resume needs.
+            return [decoded(group, row, files.read) for group, row in rows if group.payload]
 
     def audited(self) -> list[str]:
         with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
