@@ -81,12 +81,13 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
 
 
 def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """No batch holds a trajectory that was lent on a later branch, unless the disk lost what the batch had held."""
-    again = {key for key, attempts in ledger.attempts.items() if any(a.ended == "lost" for a in attempts)}
+    """A batch holds complete groups, none with a trajectory that a later branch issued, unless the disk lost some."""
+    lost = {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
     for batch in ledger.batches:
-        for row in (row for number in batch.groups for row in ledger.members.get(number, ())):
-            if (row.branch or 0) > batch.branch and (row.group, row.index) not in again:
-                yield f"{_name(batch)} holds trajectory {row.group}.{row.index}, which branch {row.branch} has lent"
+        for group in (ledger.groups[n] for n in batch.groups if n in ledger.groups and n not in lost):
+            members = ledger.members.get(group.number, ())
+            if len(members) < group.size or any((row.branch or 0) > batch.branch for row in members):
+                yield f"{_name(batch)} holds group {group.number}, which was not complete on its branch"
 
 
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
