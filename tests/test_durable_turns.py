@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from asyncrl.audit.checks import violations
 from asyncrl.audit.payloads import PayloadFiles, decoded
 from asyncrl.audit.reading import read_ledger
+from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import gather
 from asyncrl.launch.processes import kill_all, of_run
 from asyncrl.quickstart.build import build_model
@@ -106,7 +108,9 @@ class LongRun:
     def stored(self) -> list[Trajectory]:
         ledger = read_ledger(self.run.buffer)
         with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
-            return [decoded(ledger.groups[row.group], row, files.read) for row in ledger.trajectories.values()]
+            rows = [(ledger.groups[row.group], row) for row in ledger.trajectories.values()]
+            # A checkpoint that was restored has only what a resume needs.
+            return [decoded(group, row, files.read) for group, row in rows if group.payload]
 
     def audited(self) -> list[str]:
         with closing(PayloadFiles(self.run.buffer / "payloads")) as files:
@@ -192,3 +196,27 @@ def test_kills_at_random_turns_lose_none(long_run: Any, env: str) -> None:
     again = sampled_again(run.steps())
     print(f"{env}: {again} tokens sampled again after {kills} kills")
     assert again == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_lost_host_of_the_buffer_costs_the_turns_since_the_checkpoint(long_run: Any) -> None:
+    """Episodes that were in flight then go on, on a new branch, with the turns that the checkpoint has."""
+    run = long_run("WithSnapshots", "on", steps=100_000)
+    assert until(lambda: len(list(run.run.checkpoints.glob("step-*"))) >= 2, START_S), run.out
+    seen = len(run.steps())
+    assert until(lambda: len(run.steps()) >= seen + 13, START_S), run.out
+    os.kill(run.pid("buffer"), signal.SIGKILL)
+    shutil.rmtree(run.run.buffer)
+    assert until(lambda: bool(list(run.run.checkpoints.glob("step-*-br1"))), 2 * START_S), run.out
+    run.end()
+    exact(run)
+    ledger = read_ledger(run.run.buffer)
+    lent = {(a.group, a.index, a.attempt): a.branch for attempts in ledger.attempts.values() for a in attempts}
+    continued = [row for row in ledger.tables["turns"] if row["ended"] == "continued"]
+    before = [row for row in continued if lent[row["grp"], row["idx"], row["attempt"]] == 0]
+    went_on = [row for row in before if ledger.trajectories[row["grp"], row["idx"]].branch == 1]
+    assert went_on, "turns of the branch before are in trajectories of this one"
+    with closing(PayloadFiles(run.run.buffer / "payloads")) as files:
+        lost = figures(gather(run.run, run.run.load_config(), files)).lost_turns
+    print(f"{len(went_on)} recorded turns went on, {len(lost)} were lost with the host")

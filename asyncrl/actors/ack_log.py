@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from asyncrl.process.numbered_log import NumberedLog
-from asyncrl.trajectory import CONTEXT, Lease, Row, Trajectory
+from asyncrl.trajectory import CONTEXT, Lease, Row, Trajectory, episode_seconds
+from asyncrl.trajectory.turns import Recorded, RecordedSample
 
 
 class AckLog(NumberedLog):
@@ -16,7 +17,8 @@ class AckLog(NumberedLog):
 
         {"n": 0, "put": {...}}          before a trajectory is put: what it is, in the numbers that the ledger keeps
         {"n": 1, "branch": ...}         behind the acknowledgement of a training trajectory
-        {"n": 2, "prefix": {...}}       before an interrupted attempt hands back what it has sampled
+        {"n": 2, "turn": {...}}         behind the acknowledgement of a recorded turn
+        {"n": 3, "prefix": {...}}       before an interrupted attempt hands back what it has sampled
 
     A trajectory carries the place of its line and a digest of the log up to it, and the ledger keeps both: so every
     trajectory in the ledger has a line, and the audit notices one that is removed or changed later. A killed actor may
@@ -34,7 +36,7 @@ class AckLog(NumberedLog):
         rewards = {"reward": float(t.reward), "rewards": {name: float(value) for name, value in t.rewards.items()}}
         tokens = {"tokens": t.num_tokens, "versions": _versions(t.rows)}
         fields = _named(t) | about | rewards | tokens
-        self._append({"put": fields})
+        self._append({"put": fields | {"seconds": episode_seconds(t)}})
         return replace(t, logged=self._last)
 
     def write(self, t: Trajectory) -> None:
@@ -43,16 +45,25 @@ class AckLog(NumberedLog):
 
     def hand_back(self, lease: Lease, prefix: Row) -> None:
         """An interrupted attempt is about to hand back what it has sampled."""
-        id, attempt = lease
-        place = {"branch": id.branch, "group": id.group, "index": id.index, "attempt": attempt}
         sampled = {"digest": prefix.digest(), "tokens": len(prefix), "versions": _versions((prefix,))}
-        self._append({"prefix": place | sampled})
+        self._append({"prefix": _place(lease) | sampled})
+
+    def recorded(self, lease: Lease, turn: Recorded) -> None:
+        """The buffer acknowledged a recorded turn."""
+        sampled: dict[str, Any] = {"sampled": 0, "oldest": None, "newest": None, "tokens": None}
+        if isinstance(turn, RecordedSample):
+            oldest, newest = turn.span
+            sampled = {"sampled": len(turn.token_ids), "oldest": oldest, "newest": newest, "tokens": turn.digest()}
+        self._append({"turn": _place(lease) | {"number": turn.place[0], "form": turn.form} | sampled})
 
 
 def _named(t: Trajectory) -> dict[str, Any]:
-    id = t.id
-    fields = {"branch": id.branch, "group": id.group, "index": id.index, "attempt": t.attempt}
-    return {**fields, "digest": t.digest()}
+    return {**_place((t.id, t.attempt)), "digest": t.digest()}
+
+
+def _place(lease: Lease) -> dict[str, Any]:
+    id, attempt = lease
+    return {"branch": id.branch, "group": id.group, "index": id.index, "attempt": attempt}
 
 
 def _versions(rows: tuple[Row, ...]) -> list[list[int]]:

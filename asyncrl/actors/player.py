@@ -69,10 +69,10 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
             f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
             "and is the one that can sum it up. Remove env.compact."
         )
-    if config.buffer.turns == "on":
+    if config.buffer.turns != "off":
         raise ConfigError(
-            f'buffer.turns is "on" and env.name {name!r}, an agent: the state of a function cannot be taken over by '
-            "another actor, so that its turns are of no use there. Set buffer.turns off."
+            f'buffer.turns is "{config.buffer.turns}" and env.name {name!r}, an agent: the state of a function cannot '
+            "be taken over by another actor, so that its turns are of no use there. Set buffer.turns off."
         )
     if config.env.workers != "async":
         raise ConfigError(

@@ -76,7 +76,7 @@ class HeldTickets:
         return [held.task for held in (*self.playing.values(), *self.putting.values()) if held.task]
 
     def begin(self, ticket: Ticket) -> None:
-        keep = keeping(ticket, self._buffer, self.calls)
+        keep = keeping(ticket, self._buffer, self.calls, self._acks.recorded)
         held = HeldTicket(ticket, Progress(time.monotonic(), changed=self._report, keep=keep))
         loop = asyncio.get_running_loop()
 

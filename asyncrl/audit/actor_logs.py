@@ -43,6 +43,8 @@ class PutLine:
     turns: int
     env: str
     stop_reason: str
+    seconds: float
+    """That its episode took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,27 @@ class PrefixLine:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnLine:
+    """A recorded turn of which the actor was told that it is stored."""
+
+    branch: int
+    group: int
+    index: int
+    attempt: int
+    number: int
+    form: str
+    sampled: int
+    oldest: int | None
+    newest: int | None
+    tokens: str | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.form} {self.number} of attempt {self.attempt} at trajectory {self.branch}.{self.group}.{self.index}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class AckLines:
     actor: str
     acks: list[Ack]
@@ -69,6 +92,7 @@ class AckLines:
     puts: dict[int, PutLine] = field(default_factory=dict)
     """By number of the line."""
     prefixes: list[PrefixLine] = field(default_factory=list)
+    turns: list[TurnLine] = field(default_factory=list)
     heads: dict[int, str] = field(default_factory=dict)
     """Digest of the log up to each line."""
 
@@ -107,6 +131,8 @@ def _read_line(log: AckLines, line: bytes) -> int:
         log.puts[n] = PutLine(**_with_versions(fields["put"]))
     elif fields.keys() == {"prefix"}:
         log.prefixes.append(PrefixLine(**_with_versions(fields["prefix"])))
+    elif fields.keys() == {"turn"}:
+        log.turns.append(TurnLine(**fields["turn"]))
     else:
         log.acks.append(Ack(**fields))
     return n

@@ -101,6 +101,9 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
         yield f"recorded turns    {_listed(f.turns)} (samples and answers, by what became of them)"
     yield f"other puts        {_listed(f.puts)}"
     yield f"lost, allowed     {_listed(f.lost)}; stored and in no actor's log {f.unlogged}"
+    if f.lost_turns:
+        more = f" and {len(f.lost_turns) - SHOWN} more (--format json lists them)" if len(f.lost_turns) > SHOWN else ""
+        yield f"lost turns        host {len(f.lost_turns)}: {'; '.join(f.lost_turns[:SHOWN])}{more}"
     yield ""
     yield f"{'trajectories':<18}{'count':>8}{'length':>9}{'turns':>8}{'reward':>9}  environments"
     for fate, b in f.bias.items():

@@ -46,6 +46,10 @@ class GroupRow:
     payload: bool
     durable: bool = False
     """Its tickets' turns are recorded."""
+    task_env: str = ""
+    """Of a mix: the environment that its task names."""
+    lengths: int | None = None
+    """How many lengths of episodes decided that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class AttemptRow:
     index: int
     attempt: int
     actor: str
+    branch: int
+    """On which it was lent."""
     min_version: int
     ended: str | None
     issued_at: float
@@ -84,6 +90,8 @@ class TrajectoryRow:
     line: int | None
     """Its number in the actor's log."""
     head: str | None
+    branch: int | None
+    """On which its attempt was lent; None: its attempt is missing."""
     versions: tuple[tuple[int, int], ...]
     """(policy version, policy tokens of it), oldest first"""
 
@@ -198,6 +206,9 @@ class LedgerRows:
     """(branch, group, index, digest) of every trajectory in the ledger of a checkpoint at hand, if the run's own ledger
     was ever restored from one: these cannot have been lost with a host."""
 
+    turns_in_checkpoints: frozenset[tuple[int, int, int, int, int, str, str | None]] = frozenset()
+    """The same of recorded turns: as `Witnessed.turns`."""
+
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `reading.TABLES`, in the order of their keys."""
     chain: ChainRows | None = None
@@ -225,6 +236,16 @@ class LedgerRows:
     def _by_place(self) -> dict[tuple[int, int], BatchRow]:
         return {(batch.branch, batch.b): batch for batch in self.batches}
 
+    @cached_property
+    def turn_of(self) -> dict[tuple[int, int, int, int, str], dict[str, Any]]:
+        """Recorded turns by group, index, attempt, number and form."""
+        return {tuple(row[n] for n in ("grp", "idx", "attempt", "number", "form")): row for row in self.tables["turns"]}
+
+    @cached_property
+    def seconds_of(self) -> dict[tuple[int, int, int], float]:
+        """How long an attempt took, by group, index and attempt, where the ledger has that."""
+        return {(row["grp"], row["idx"], row["attempt"]): row["seconds"] for row in self.tables["lengths"]}
+
     def fixed_on(self, branch: int, b: int) -> BatchRow | None:
         """Batch b if it was fixed on this very branch."""
         return self._by_place.get((branch, b))
@@ -243,7 +264,7 @@ class LedgerRows:
         return next((row for row in later if row["next_batch"] > batch["b"]), None)
 
     def name(self, number: int, index: int) -> str:
-        """Name of a trajectory, as in its ticket."""
+        """Name of a trajectory, with the branch of its group."""
         group = self.groups.get(number)
         return f"{'?' if group is None else group.branch}.{number}.{index}"
 

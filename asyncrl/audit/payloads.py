@@ -119,7 +119,7 @@ def decoded(group: GroupRow, row: TrajectoryRow, read: ReadPayload) -> Trajector
     except WireError as error:
         raise PayloadDiffers(f"{whose} cannot be decoded: {error}") from error
     compared = {
-        "id": (str(t.id), f"{group.branch}.{row.group}.{row.index}"),
+        "id": (str(t.id), f"{row.branch}.{row.group}.{row.index}"),
         "attempt": (t.attempt, row.attempt),
         "actor": (t.actor, row.actor),
         "task": (t.task_id, group.task_id),

@@ -32,8 +32,9 @@ from asyncrl.data.added_tasks import ADDED
 from asyncrl.errors import RunError
 
 TABLES = (
-    "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "logs", "prefixes",
-    "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops", "turns", "uses",
+    "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "lengths",
+    "logs", "prefixes", "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops",
+    "turns", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
 
@@ -72,8 +73,8 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
     began_with = read("SELECT value FROM kv WHERE key = 'demonstrations'")
     attempts: defaultdict[tuple[int, int], list[AttemptRow]] = defaultdict(list)
     for row in read(
-        'SELECT grp AS "group", idx AS "index", attempt, actor, min_version, ended, issued_at, ended_at, serial '
-        "FROM attempts ORDER BY 1, 2, 3"
+        'SELECT grp AS "group", idx AS "index", attempt, actor, branch, min_version, ended, issued_at, ended_at, '
+        "serial FROM attempts ORDER BY 1, 2, 3"
     ):
         attempts[row["group"], row["index"]].append(AttemptRow(**dict(row)))
     next_draw = read("SELECT value FROM kv WHERE key = 'next_draw'")
@@ -86,16 +87,17 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload", "durable"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, ended_batch, filling, put_back, payload, durable FROM groups ORDER BY number"
+                "weight, uses, ended_batch, filling, put_back, payload, durable, task_env, lengths "
+                "FROM groups ORDER BY number"
             )
         },
         attempts=dict(attempts),
         trajectories={
             (row["group"], row["index"]): TrajectoryRow(**(dict(row) | {"versions": _pairs(row["versions"])}))
             for row in read(
-                'SELECT grp AS "group", idx AS "index", attempt, actor, digest, segment, start, bytes, checksum, '
-                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at, line, head "
-                "FROM trajectories"
+                'SELECT grp AS "group", idx AS "index", attempt, t.actor, digest, segment, start, bytes, checksum, '
+                "versions, tokens, policy_tokens, turns, reward, env, stop_reason, received_at, line, head, branch "
+                "FROM trajectories t LEFT JOIN attempts USING (grp, idx, attempt)"
             )
         },
         batches=_batches(read),

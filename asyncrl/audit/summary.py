@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.audit.checks.logs import loss
+from asyncrl.audit.checks.logs import loss, turn_was_lost
 from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.witnesses import Evidence
 from asyncrl.buffer.ledger.drop_bias import Fate, Tally
@@ -38,6 +38,8 @@ class Figures:
     """Puts that were duplicate or late, as the buffer counted them."""
     lost: dict[str, int]
     """Acknowledged trajectories that were lost with a host or a disk, as the failure model allows."""
+    lost_turns: list[str]
+    """Recorded turns that were lost with a host, outside of the equation: their episodes went on before them."""
     unlogged: int
     """Stored trajectories in no actor's log: the actor was killed before it wrote the line."""
     bias: dict[str, dict[str, Any]]
@@ -60,6 +62,7 @@ def figures(evidence: Evidence) -> Figures:
             "demonstration_rows": 0 if evidence.demonstrations is None else evidence.demonstrations.size,
             "actors": len(evidence.acks),
             "acknowledgements": len(acks),
+            "acknowledged_turns": sum(len(log.turns) for log in evidence.acks),
             "checkpoints": len(evidence.lists),
             "listed_batches": max((len(each.done) for each in evidence.lists), default=0),
             "payloads_kept": kept,
@@ -82,6 +85,7 @@ def figures(evidence: Evidence) -> Figures:
             name: sum(n for (_, what), n in ledger.counters.items() if what == name) for name in ("duplicate", "late")
         },
         lost={"host": 0, "disk": 0} | _counted(fate for ack in acks if (fate := loss(ledger, ack))),
+        lost_turns=[str(line) for log in evidence.acks for line in log.turns if turn_was_lost(ledger, line)],
         unlogged=sum(key not in named for key in ledger.trajectories),
         bias=bias(ledger),
     )

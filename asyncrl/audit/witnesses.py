@@ -114,6 +114,12 @@ class Bounds:
             return self.max_staleness
         return batch.bound if batch is not None and batch.outcome is None else in_force(self.auto, batch).bound
 
+    durable: bool = False
+    """`buffer.turns` is on."""
+    turns_auto_s: float | None = None
+    """`buffer.turns_auto_s`, where it is auto."""
+    mixed: bool = False
+    """`env.name` is mix."""
     scored: bool = False
     """Groups need the scores of a teacher on servers."""
 
@@ -144,6 +150,9 @@ class Bounds:
             demonstrations_per_step=demonstrations_per_step(c),
             choosing=Choosing.of(c),
             auto=Auto.of(c),
+            durable=b.turns == "on",
+            turns_auto_s=b.turns_auto_s if b.turns == "auto" else None,
+            mixed=c.env.name == "mix",
             scored=scored_by_servers(c),
         )
 
@@ -193,7 +202,8 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     ledger = read_ledger(run.ledger(config))
     # Again: what is announced is written before the ledger has it.
     acks = [told.get(actor, AckLines(actor, [], [], [])).until(log) for actor, log in read_logs(run.acks).items()]
-    ledger = replace(ledger, in_checkpoints=stored_in_checkpoints(run, ledger, lists))
+    trajectories, turns = stored_in_checkpoints(run, ledger, lists)
+    ledger = replace(ledger, in_checkpoints=trajectories, turns_in_checkpoints=turns)
     sizes = GroupSizes(source, config.learner.group_size)
 
     def task_of(index: int) -> tuple[str, int]:
@@ -244,17 +254,21 @@ def _held_out(configs: Sequence[Config], source: TaskSource) -> dict[str, int]:
 
 def stored_in_checkpoints(
     run: RunFolder, ledger: LedgerRows, lists: Sequence[LearnerList]
-) -> frozenset[tuple[int, int, int, str]]:
-    """What the ledgers in the checkpoints hold, of a run whose own ledger was restored from one; else nothing is read.
+) -> tuple[frozenset[Any], frozenset[Any]]:
+    """Trajectories and recorded turns in the ledgers of the checkpoints, of a run whose own ledger was restored from
+    one; else nothing is read.
 
     A checkpoint behind the one that was restored was completed too late: what its ledger holds was lost as well.
     """
-    found: set[tuple[int, int, int, str]] = set()
+    trajectories: set[Any] = set()
+    turns: set[Any] = set()
     for each in lists if ledger.restored_at(-1) is not None else ():
         at = ledger.restored_at(each.branch)
         if at is None or each.batch <= at[0]:
-            found.update(read_witnessed(run.checkpoints / each.checkpoint).trajectories)
-    return frozenset(found)
+            held = read_witnessed(run.checkpoints / each.checkpoint)
+            trajectories.update(held.trajectories)
+            turns.update(held.turns)
+    return frozenset(trajectories), frozenset(turns)
 
 
 def read_completed(path: Path) -> tuple[str, ...]:

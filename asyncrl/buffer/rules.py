@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from asyncrl.buffer.bounds.automatic import Auto
 from asyncrl.buffer.replaying import Replaying
@@ -85,10 +87,18 @@ class Rules:
     """Most kept ids of one token."""
     durable: bool = False
     """Turns of new groups' episodes are recorded (`buffer.turns`)."""
+    turns_auto_s: float | None = None
+    """The 90th percentile of episode time above which they are (`buffer.turns: auto`); None: `durable` says it."""
+    mixed: bool = False
+    """Each task names its environment (`env.name: mix`)."""
     turn_bytes: int = 1 << 20
     """Most bytes of one recorded turn, its snapshot included."""
     settings: str = "{}"
     """JSON: what decides the result of a training step (`asyncrl.config.resuming`)."""
+
+    def env_of(self, task: Mapping[str, Any]) -> str:
+        """The environment that a task of a mix names; empty: there is one for all."""
+        return str(task.get("env", "mix")) if self.mixed else ""
 
     @classmethod
     def of(cls, c: Config) -> Rules:
@@ -122,6 +132,8 @@ class Rules:
             max_disk_bytes=c.buffer.max_disk_gb * 1e9,
             keep_all=c.buffer.keep == "all",
             durable=c.buffer.turns == "on",
+            turns_auto_s=c.buffer.turns_auto_s if c.buffer.turns == "auto" else None,
+            mixed=c.env.name == "mix",
             turn_bytes=c.buffer.turn_max_kb << 10,
             batch_retries=c.learner.batch_retries,
             max_skipped=c.learner.max_skipped,

@@ -52,7 +52,7 @@ _FREE: Mapping[str, str] = {
     "seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
     "buffer": "capacity staleness_limit staleness_lr requeue wait_s mask_min_kept sampler max_uses replay "
     "replay_priority replay_half_life replay_exponent replay_beta filters filter_max_ratio on_starved lease_s keep "
-    "fsync fsync_interval_s commit_ms max_disk_gb turns turn_max_kb",
+    "fsync fsync_interval_s commit_ms max_disk_gb turns turns_auto_s turn_max_kb",
     "learner": "collective_s unsafe batch_retries max_skipped checkpoint_every checkpoint_s keep_checkpoints "
     "gpu_memory",
     "learner.teacher": "servers dialect server_s scorers score_slots",

@@ -237,9 +237,13 @@ class BufferConfig(Section):
     """Milliseconds within which puts share one commit."""
     max_disk_gb: float = Field(20.0, gt=0)
     """Bound on the size of payloads; near it the learner is asked for checkpoints, at it no new group is issued."""
-    turns: Literal["off", "on"] = "off"
+    turns: Literal["off", "on", "auto"] = "off"
     """on: the turns of an episode are recorded as they are played, so that another actor goes on at the turn where one
-    has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`."""
+    has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`. auto: on for
+    an environment whose episodes take long (`turns_auto_s`)."""
+    turns_auto_s: float = Field(60.0, gt=0)
+    """Under `turns: auto`: seconds that the 90th percentile of an environment's episodes must exceed; of its last 100,
+    and not before 10."""
     turn_max_kb: int = Field(1024, ge=4, le=65536)
     """KiB of what an environment gives at one turn, its snapshot included. An episode with more fails as env_error. The
     policy's messages are bounded by their tokens."""

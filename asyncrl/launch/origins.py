@@ -244,6 +244,10 @@ def _is_held(line: bytes, held: Witnessed, named: int) -> bool:
         if "prefix" in fields:
             said = fields["prefix"]
             return (said["group"], said["index"], said["attempt"], said["digest"]) in held.prefixes
+        if "turn" in fields:
+            said = fields["turn"]
+            names = ("branch", "group", "index", "attempt", "number", "form", "tokens")
+            return tuple(said[name] for name in names) in held.turns
         if "put" in fields:  # of a trajectory and of scores, the ledger names the line
             said = fields["put"]
             if "trajectories" in said:

@@ -48,7 +48,9 @@ EDGES: dict[str, dict[str, int]] = {
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
 WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "turns", "aborted", "masked")
-RECORD_ENDS = ("kept", "continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped")
+RECORD_ENDS = (
+    "kept", "continued", "longer", "stale", "anew", "failed", "diverged", "lost", "discarded_branch", "dropped",
+)  # fmt: skip
 """What became of recorded turns (`buffer.turns`)."""
 STATES = ("in_flight", "waiting", "assigned", "trained", "dropped")
 STOP_REASONS = ("done", "max_turns", "max_tokens", "length")

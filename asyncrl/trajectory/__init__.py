@@ -47,7 +47,8 @@ CONTEXT = -1
 
 @dataclass(frozen=True, slots=True)
 class TicketId:
-    """Names one trajectory for good: its branch of history, its group, its place in the group."""
+    """Names one trajectory: the branch of history on which its attempt was lent, its group, its place in the group. A
+    group that goes on when a branch begins has tickets of both."""
 
     branch: Branch
     group: GroupNumber
@@ -279,3 +280,9 @@ class Trajectory:
         if 0 < len(self.turn_rewards) <= MAX_TURNS_RECORDED:  # more of them are not sent
             h.update(_packed([(float(turn.reward), turn.spans, turn.state) for turn in self.turn_rewards]))
         return h.hexdigest()
+
+
+def episode_seconds(trajectory: Trajectory) -> float:
+    """How long its episode took, as its actors measured it: a resumed one with the turns of earlier attempts."""
+    turns = sum(turn.generate + (turn.environment or 0.0) for turn in trajectory.turn_records)
+    return max(float(trajectory.timings.get("total", 0.0)), turns)

@@ -119,6 +119,11 @@ class RecordedSample(Recorded):
     def partial(self) -> bool:
         return self.stop_reason == "abort"
 
+    @property
+    def span(self) -> tuple[int | None, int | None]:
+        """Oldest and newest version of its tokens; None without any."""
+        return (int(self.versions.min()), int(self.versions.max())) if len(self.versions) else (None, None)
+
     def digest(self) -> str:
         """Digest of the sampled tokens."""
         return tokens_digest([(self.token_ids, self.logprobs, self.versions, self.kept)])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asyncrl.actors.envs.protocol import Turn
+from asyncrl.audit.actor_logs import read_logs
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.trajectory import Ticket
 from asyncrl.trajectory.turns import RecordedSample
@@ -33,6 +34,10 @@ def test_the_turns_of_an_episode_are_recorded_and_its_trajectory_is_put(tmp_path
         places = [record.place for id, attempt, record in s.buffer.turns if (id.index, attempt) == (0, 1)]
         assert places == [(-1, True), (0, False), (0, True), (1, False), (1, True), (2, False)]
         assert {id.index for id, _, _ in s.buffer.turns} == {0}, "the other ticket is not durable"
+        (log,) = read_logs(tmp_path / "acks").values()
+        lines = [(line.index, line.attempt, line.number, line.form) for line in log.turns]
+        recorded = [(id.index, attempt, each.place[0], each.form) for id, attempt, each in s.buffer.turns]
+        assert lines == recorded, "of each that the buffer has acknowledged"
 
     act(scenario)
 

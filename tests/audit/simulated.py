@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from asyncrl.data.base import GroupResult
 from asyncrl.learner.checkpoints.checkpoints import Done, group_digests
 from asyncrl.scorer.score_log import ScoreLog
 from asyncrl.trajectory import Ticket, TicketId, Trajectory
+from asyncrl.trajectory.turns import Recorded, RecordedSample
 from asyncrl.wire.teacher_scores import from_record as scores_from_record
 from tests.buffer.fakes import (
     RULES,
@@ -62,15 +64,19 @@ class Simulated:
         self.done: list[Done] = []
         self.lists: list[LearnerList] = []
         self.snapshots: list[SnapshotHead] = []
-        self.now = 0.0
+        self.now = self.ahead = 0.0
+        """The buffer's clocks; of the second, how far it is ahead of the real one."""
         self.told: Told | None = None
         self.buffer = self.open()
         self.incarnation = learner(self.buffer)
         self.published = [Publication(0, 0, "digest-0")]
 
     def open(self) -> Buffer:
-        given: dict[str, Any] = {"demonstrations": self.shown} | self.rules
+        given: dict[str, Any] = {"demonstrations": self.shown, "wall_clock": self.clock} | self.rules
         return open_buffer(self.folder, self.now, FakeSource(), FakeCurriculum(), self.on_step_end, **given)
+
+    def clock(self) -> float:
+        return time.time() + self.ahead
 
     def kill(self) -> None:
         self.buffer.commit(self.now)
@@ -94,6 +100,12 @@ class Simulated:
         if put(self.buffer, made) != "late":
             self.log.write(made)
             self.buffer.logged("actor-0", self.log.head)
+
+    def record(self, ticket: Ticket, records: Sequence[Recorded]) -> None:
+        for each, said in zip(records, record(self.buffer, ticket, records), strict=True):
+            if said == "stored":
+                self.log.recorded((ticket.id, ticket.attempt), each)
+        self.buffer.logged("actor-0", self.log.head)
 
     def hand_back(self, ticket: Ticket) -> None:
         lease, sampled = (ticket.id, ticket.attempt), prefix()
@@ -196,7 +208,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
-            "demonstrations_per_step", "auto", "scored",
+            "demonstrations_per_step", "auto", "scored", "durable", "turns_auto_s",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -400,15 +412,15 @@ def recorded(folder: Path) -> Simulated:
     run = Simulated(folder, durable=True, env_retries=9)
     first = run.issue(6)
     for ticket in first[:4]:
-        record(run.buffer, ticket, [*episode(2), sample(2, stop_reason="abort")])
+        run.record(ticket, [*episode(2), sample(2, stop_reason="abort")])
         run.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
     for ticket in first[4:]:
-        record(run.buffer, ticket, episode(1))
+        run.record(ticket, episode(1))
     run.kill()
     again = run.issue(4)
     for ticket, samples in zip(again, ([0, 1, 2], [0, 1, 2], [0, 1], [5]), strict=True):
         if ticket.id.index == 1:
-            record(run.buffer, ticket, [sample(2, tokens=4 if ticket.id.group else 5)])
+            run.record(ticket, [sample(2, tokens=4 if ticket.id.group else 5)])
         run.put_made(played(ticket, [sample(n, tokens=4 if n == 2 else 3) for n in samples]))
     run.step()
     run.checkpoint()
@@ -416,12 +428,12 @@ def recorded(folder: Path) -> Simulated:
     run.buffer.fail("actor-0", first[5].id, 0, "env_diverged", "another answer")
     for ticket in run.issue(8):
         if ticket.id.group > 2:
-            record(run.buffer, ticket, [RESET, sample(0, 1), answer(0)])
+            run.record(ticket, [RESET, sample(0, 1), answer(0)])
             run.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
         else:
             run.put(ticket)
     for ticket in run.issue(2):
-        record(run.buffer, ticket, [RESET, sample(0, 1, tokens=2)])
+        run.record(ticket, [RESET, sample(0, 1, tokens=2)])
         run.put_made(played(ticket, [sample(0, 1, tokens=2)]))
     run.step()
     for ticket in run.issue(8):
@@ -429,7 +441,66 @@ def recorded(folder: Path) -> Simulated:
             run.put(ticket)
     run.step()
     for ticket in run.issue(3):
-        record(run.buffer, ticket, [RESET, sample(0, run.buffer.ledger.history.version)])
+        run.record(ticket, [RESET, sample(0, run.buffer.ledger.history.version)])
+    return run
+
+
+def branched(folder: Path) -> Simulated:
+    """A branch began while groups were in flight: they went on with a stored trajectory, a prefix and turns, of which
+    some were too late; one had a trajectory that was too late."""
+    run = Simulated(folder, durable=True, max_staleness=3)
+    first = run.issue(8)
+    for ticket in first[:5]:
+        run.put(ticket)
+    for ticket in first[5:7]:
+        run.record(ticket, episode(1))
+    run.hand_back(first[7])
+    run.step()
+    run.checkpoint()
+    run.record(first[6], [sample(1, 1), answer(1)])
+    again, *more = run.issue(7)
+    for ticket in more[:5]:
+        run.put(ticket)
+    run.step()
+    run.record(first[6], [sample(2, 2), answer(2)])
+    late = run.issue(3)
+    run.put(late[0])
+    run.record(late[1], [RESET, sample(0, 2)])
+    run.fork(1, 1)
+    run.put(again)
+    tickets = run.issue(20)
+    for ticket in tickets:
+        if ticket.turns and ticket.id.group < 4:
+            samples = [r for r in ticket.turns if isinstance(r, RecordedSample)]
+            run.record(ticket, [sample(len(samples), 1)])
+            run.put_made(played(ticket, [*samples, sample(len(samples), 1)]))
+        elif ticket.id.group < 6:
+            run.put(ticket)
+    run.step()
+    run.checkpoint()
+    return run
+
+
+def measured(folder: Path) -> Simulated:
+    """Turns were recorded once episodes took long, and some that took long came to no end."""
+    run = Simulated(folder, turns_auto_s=60.0, env_retries=9)
+    first = run.issue(1)
+    run.put(first[0])
+
+    def rounds(count: int, seconds: float) -> None:
+        for _ in range(count):
+            for ticket in run.issue(6):
+                made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index))
+                run.put_made(replace(made, timings={"total": seconds + ticket.id.index}))
+            run.step()
+
+    rounds(2, 59.5)
+    (ticket,) = run.issue(1)
+    run.ahead = 100.0
+    run.buffer.release("actor-0", [(ticket.id, 0)])
+    rounds(2, 10.0)
+    run.kill()
+    assert [t.durable for t in (*first, *run.issue(3))] == [False, True, True, True]
     return run
 
 
@@ -512,6 +583,8 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "sft": supervised,
     "stopped": stopped,
     "recorded": recorded,
+    "branched": branched,
+    "measured": measured,
     "auto": automatic,
     "taught": taught,
 }

@@ -212,7 +212,7 @@ TAMPERINGS: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     ),
     "one acknowledgement too many": (
         lambda run: acks(run, lambda lines: [*lines, changed(lines[1], n=len(lines), group=999)]),
-        "is stored, and the ledger has no group 999 on branch 0",
+        "is stored, and the ledger has no group 999",
     ),
     "a segment": (
         lambda run: (run.buffer / "payloads" / "00000000.segment").unlink(),

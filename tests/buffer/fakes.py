@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.ledger.attempts import leased as lent_to
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.record import to_record
 from asyncrl.buffer.rules import Rules
@@ -156,7 +157,7 @@ def trajectory(
 
 def put(buffer: Buffer, t: Trajectory) -> str:
     """By the actor to whom its attempt was leased."""
-    leased = buffer.ledger.leased(t.id.group, t.id.index, t.attempt)
+    leased = lent_to(buffer.database, t.id, t.attempt)
     lease = buffer.leases.get(t.id.group, t.id.index)
     if leased is None and lease is not None and (lease.id, lease.attempt) == (t.id, t.attempt):
         leased = lease.actor, lease.min_version  # of an evaluation

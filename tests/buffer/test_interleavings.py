@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from hypothesis.stateful import (
 
 from asyncrl.audit.checks.accounting import staleness
 from asyncrl.audit.checks.bounds import bounds as bounds_of_batches
-from asyncrl.audit.checks.drops import stale_groups_were_too_old, trained_groups_have_no_use_left
+from asyncrl.audit.checks.drops import (
+    discarded_groups_were_left_behind,
+    stale_groups_were_too_old,
+    trained_groups_have_no_use_left,
+)
+from asyncrl.audit.checks.history import attempts_end_once, attempts_were_lent_with_published_weights
+from asyncrl.audit.checks.lengths import lengths
 from asyncrl.audit.checks.replays import replays
 from asyncrl.audit.checks.stored.turns import turns
 from asyncrl.audit.checks.tasks.curriculum import curriculum
@@ -54,7 +61,7 @@ class Interleavings(Promises):
         sampler=st.sampled_from(sorted(SAMPLERS)),
         filtered=st.booleans(),
         replayed=st.sampled_from(["", *PRIORITIES]),
-        durable=st.booleans(),
+        durable=st.sampled_from([False, True, "auto"]),
     )
     def begin(
         self,
@@ -64,10 +71,11 @@ class Interleavings(Promises):
         sampler: str,
         filtered: bool,
         replayed: str,
-        durable: bool,
+        durable: bool | str,
     ) -> None:
         self.options = {
-            "durable": durable,
+            "durable": durable is True,
+            "turns_auto_s": 1.0 if durable == "auto" else None,
             "over_age": over_age,
             "max_staleness": max_staleness,
             "max_uses": max_uses,
@@ -138,13 +146,19 @@ class Interleavings(Promises):
             # What was replayed is drawn again from the ledger, and every end of a used group follows from it.
             taken = {n: self.options[n] for n in ("max_uses", "max_staleness", "over_age", "mask_min_kept")}
             rest = {n: self.options[n] for n in ("replay", "auto") if n in self.options}
-            bounds = Bounds(groups_per_step=2, **taken, **rest)
+            recorded = {n: self.options[n] for n in ("durable", "turns_auto_s")}
+            bounds = Bounds(groups_per_step=2, **taken, **rest, **recorded)
+            assert list(lengths(ledger, (bounds,))) == []
             assert list(replays(ledger, (bounds,))) == []
             assert list(trained_groups_have_no_use_left(ledger, (bounds,))) == []
             # Every use is within the bound of its batch, every bound and every drop follows from what was decided.
             assert list(staleness(ledger, bounds)) == []
             assert list(bounds_of_batches(ledger, (bounds,))) == []
             assert list(stale_groups_were_too_old(ledger, (bounds,))) == []
+            # Attempts are of the branch whose weights they were lent with; what a branch could have produced stays.
+            assert list(discarded_groups_were_left_behind(ledger, ())) == []
+            for check in (attempts_end_once, attempts_were_lent_with_published_weights):
+                assert list(check(ledger, ([], [], []))) == []
 
     # Actors
 
@@ -157,14 +171,14 @@ class Interleavings(Promises):
         self.commit()
         self.tickets = (self.tickets + issued)[-60:]
         for ticket in issued:
-            assert ticket.durable <= self.options["durable"]
+            assert ticket.durable <= (self.options["durable"] or self.options["turns_auto_s"] is not None)
             self.said[ticket.id, ticket.attempt] = [*ticket.turns]
 
     def made(self, data: Any, ticket: Ticket) -> Trajectory:
         """With a prefix or recorded turns it goes on behind them, or starts over."""
         samples = [r for r in self.said[ticket.id, ticket.attempt] if isinstance(r, RecordedSample)]
         if samples and data.draw(st.integers(0, 3)):
-            return played(ticket, samples)
+            return replace(played(ticket, samples), timings={"total": data.draw(st.sampled_from([0.5, 2.0]))})
         kept = ticket.prefix if ticket.prefix is not None and data.draw(st.booleans()) else None
         before = [] if kept is None else kept.versions[kept.mask].tolist()
         first = max([ticket.min_version[1], *before])
@@ -324,6 +338,7 @@ class Interleavings(Promises):
             for ticket in self.tickets:
                 if ticket.id.group % 4 != slow:
                     made = trajectory(ticket, (ticket.min_version[1],), float(ticket.id.index % 2))
+                    made = replace(made, timings={"total": ticket.id.group % 3})
                     if put(self.buffer, made) == "stored":
                         self.stored[ticket.id.group, ticket.id.index] = made
             self.commit()

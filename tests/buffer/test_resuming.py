@@ -96,7 +96,7 @@ def test_fresh_releases_what_was_recorded_later(tmp_path: Path) -> None:
     late = buffer.issue(0, "a", (0, 1), 1)[0][0]
     started = buffer.start(0, 0, None, fresh=True)
     assert (started.branch, started.published) == (1, -1)
-    assert equation(buffer, 0) == {"issued": 5, "waiting": 4, "dropped: discarded_branch": 1}
+    assert equation(buffer, 0) == {"issued": 5, "waiting": 4, "in_flight": 1}
     assert put(buffer, trajectory(late, (1,))) == "late"
     assert buffer.batch(0, started.incarnation, 0).state == "ready"
 

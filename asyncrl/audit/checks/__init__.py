@@ -13,6 +13,7 @@ from asyncrl.audit.checks.drops import DROPS, drops
 from asyncrl.audit.checks.evaluations.sets import EVALUATIONS, evaluations
 from asyncrl.audit.checks.evaluations.stops import STOPS, stops
 from asyncrl.audit.checks.history import HISTORY, history
+from asyncrl.audit.checks.lengths import LENGTHS, lengths
 from asyncrl.audit.checks.logs import ACKNOWLEDGEMENTS, LEARNER, acknowledgements, learner
 from asyncrl.audit.checks.references import ROWS, rows
 from asyncrl.audit.checks.replays import REPLAYS, replays
@@ -61,6 +62,7 @@ CHECKS: dict[str, tuple[tuple[Check, ...], Callable[[Evidence], Iterator[str]]]]
     "payloads": (PAYLOADS, lambda e: payloads(e.ledger, e.payload)),
     "scores": (SCORES, lambda e: scores(e.ledger, _told(e))),
     "prefixes": (PREFIXES, lambda e: prefixes(e.ledger, e.payload)),
+    "lengths": (LENGTHS, lambda e: lengths(e.ledger, e.rules)),
     "turns": (TURNS, lambda e: turns(e.ledger, e.payload)),
     "announced": (ANNOUNCED, lambda e: announced(e.ledger, e.acks)),
     "evaluations": (EVALUATIONS, lambda e: evaluations(e.ledger, e.rules, e.held_out)),

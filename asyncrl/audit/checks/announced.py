@@ -37,7 +37,7 @@ def _of_line(row: TrajectoryRow, log: AckLines | None, ledger: LedgerRows) -> st
     if line is None:
         return f"names line {row.line}, which announces no put"
     compared = {
-        "trajectory": ((line.branch, line.group, line.index), (group and group.branch, row.group, row.index)),
+        "trajectory": ((line.branch, line.group, line.index), (row.branch, row.group, row.index)),
         "attempt": (line.attempt, row.attempt),
         "digest": (line.digest, row.digest),
         "task": (line.task_id, group and group.task_id),
@@ -47,6 +47,7 @@ def _of_line(row: TrajectoryRow, log: AckLines | None, ledger: LedgerRows) -> st
         "reward": (line.reward, row.reward),
         "environment": (line.env, row.env),
         "stop reason": (line.stop_reason, row.stop_reason),
+        "length": (line.seconds, ledger.seconds_of.get((row.group, row.index, row.attempt), line.seconds)),
     }
     return next(
         (f"has {what} {b}, its actor announced {a} at line {row.line}" for what, (a, b) in compared.items() if a != b),

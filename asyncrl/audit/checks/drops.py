@@ -104,7 +104,7 @@ def discarded_groups_were_left_behind(ledger: LedgerRows, _: Rules) -> Iterator[
         members = ledger.members.get(group.number, ())
         newest = max((row.newest for row in members), default=-1)
         forks = [b for b in ledger.branches.values() if b.branch > group.branch and b.fork_batch == group.ended_batch]
-        if not any(len(members) < group.size or newest > f.fork_version or not group.payload for f in forks):
+        if not any(newest > f.fork_version or not group.payload for f in forks):
             yield f"{_name(group)} at batch {group.ended_batch}, and no later branch that begins there had to leave it"
 
 
@@ -140,22 +140,23 @@ def prompts_go_back_as_the_reason_says(ledger: LedgerRows, rules: Rules) -> Iter
 
 def weights_follow_from_filters(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
     """The weight of a group is 0 if a filter rejects it and its allowance was used up; otherwise it is 1."""
-    used_up = _filtered(ledger)
+    most: Counter[int] = Counter()
+    for (branch, _), count in _filtered(ledger).items():
+        most[branch] = max(most[branch], count)
     for group in ledger.groups.values():
         if _lost(ledger, group):
             continue  # it was judged with the trajectory that the disk lost
         judged = as_judged(ledger, group)
-        if not any(_weight_fits(group, judged, used_up, r) for r in rules):
+        if not any(_weight_fits(group, judged, most[_judged_on(ledger, group)], r) for r in rules):
             yield f"{_name(group)} with weight {group.weight:g}, which does not follow from buffer.filters"
 
 
-def _weight_fits(group: GroupRow, judged: Group | None, used_up: Counter[tuple[int, int | None]], r: Bounds) -> bool:
+def _weight_fits(group: GroupRow, judged: Group | None, filtered: int, r: Bounds) -> bool:
+    """`filtered`: the most groups that were filtered while one batch was filled, on the branch where it was judged."""
     rejected = judged is not None and _rejects(judged, r)
     if group.weight == 0:
-        # A group is judged when it is complete: on its own branch, or it would have been dropped at the fork.
         limit = r.filter_max_ratio * r.groups_per_step
-        spent = limit <= 0 or any(n >= limit for (branch, _), n in used_up.items() if branch == group.branch)
-        return rejected and spent and group.reason != "filtered" and not r.starved_ends
+        return rejected and filtered >= limit and group.reason != "filtered" and not r.starved_ends
     # One that is too old when it becomes complete is not judged.
     return group.weight == 1 and (not rejected or group.reason in ("stale", "filtered") or r.starved_ends)
 
@@ -170,7 +171,12 @@ def _puts_back(ledger: LedgerRows, group: GroupRow, r: Bounds) -> bool:
 
 def _filtered(ledger: LedgerRows) -> Counter[tuple[int, int | None]]:
     """How many groups were filtered, by branch and the batch that was being filled."""
-    return Counter((g.branch, g.filling) for g in _dropped(ledger, "filtered"))
+    return Counter((_judged_on(ledger, g), g.filling) for g in _dropped(ledger, "filtered"))
+
+
+def _judged_on(ledger: LedgerRows, group: GroupRow) -> int:
+    """The branch on which a group was complete: the one on which its last trajectory was lent."""
+    return max((row.branch or 0 for row in ledger.members.get(group.number, ())), default=group.branch)
 
 
 def _dropped(ledger: LedgerRows, reason: str) -> list[GroupRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from itertools import accumulate
 from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import LearnerList, Publication
+from asyncrl.buffer.tickets.carried import GIVEN_UP
 
 Said = tuple[Sequence[LearnerList], Sequence[Publication], Sequence[str]]
 """What the learner wrote into its checkpoints, what it reported as published, and the checkpoints that it completed."""
@@ -76,6 +78,16 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
             yield f"the places of groups in {_name(batch)} have gaps"
     for serial in places:
         yield f"groups are recorded for batch serial {serial}, which is not in the ledger"
+
+
+def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
+    """A batch holds complete groups, none with a trajectory that a later branch issued, unless the disk lost some."""
+    lost = {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
+    for batch in ledger.batches:
+        for group in (ledger.groups[n] for n in batch.groups if n in ledger.groups and n not in lost):
+            members = ledger.members.get(group.number, ())
+            if len(members) < group.size or any((row.branch or 0) > batch.branch for row in members):
+                yield f"{_name(batch)} holds group {group.number}, which was not complete on its branch"
 
 
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
@@ -165,33 +177,45 @@ def attempts_are_in_order(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 
 def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """The oldest version that an attempt may have was the published one, or is older, that of what it goes on."""
+    """An attempt was lent on the branch and for the version that were published last, or an older that it carries."""
     published = sorted((row["attempts"], row["branch"], row["version"]) for row in ledger.tables["published"])
-    latest = [version for _, version in accumulate(((b, v) for _, b, v in published), max)]
+    latest = list(accumulate(((b, v) for _, b, v in published), max))
     begins = [n for n, _, _ in published]
     carried = _oldest_carried(ledger)
     for key, a in ((key, a) for key, attempts in ledger.attempts.items() for a in attempts):
         place = bisect.bisect_right(begins, a.serial)
-        current = latest[place - 1] if place else None
-        allowed = {current} | {min(oldest, current or 0) for oldest in carried[key]}
-        if a.min_version not in allowed:
-            name = ledger.name(*key)
-            yield f"attempt {a.attempt} at trajectory {name} was issued for version {a.min_version}, not {current}"
+        branch, current = latest[place - 1] if place else (None, None)
+        name = f"attempt {a.attempt} at trajectory {ledger.name(*key)}"
+        older = {oldest for oldest, first, last in carried[key] if first < a.attempt <= last}
+        if a.min_version not in {current} | {min(oldest, current or 0) for oldest in older}:
+            yield f"{name} was issued for version {a.min_version}, not {current}"
+        if a.branch != branch:
+            yield f"{name} was issued on branch {a.branch}; the branch was {branch} then"
 
 
-def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[int]]:
-    """By ticket, the oldest version of each prefix and recorded turn that it has had."""
-    oldest: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for row in (*ledger.tables["prefixes"], *ledger.tables["turns"]):
-        if row["oldest"] is not None:
-            oldest[row["grp"], row["idx"]].append(row["oldest"])
-    return oldest
+def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tuple[int, int, float]]]:
+    """By ticket, the oldest version of each prefix and recorded turn that it has had, the attempt that left it, and the
+    last one that can have gone on with it: the one that failed, if that ended it."""
+    failed: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    for row in ledger.tables["attempts"]:
+        if row["ended"] == "failed":
+            failed[row["grp"], row["idx"]].append((row["attempt"], str(row["detail"]).partition(":")[0]))
+    found: defaultdict[tuple[int, int], list[tuple[int, int, float]]] = defaultdict(list)
+    for table, kept_by in (("prefixes", ()), ("turns", GIVEN_UP)):
+        for row in (row for row in ledger.tables[table] if row["oldest"] is not None):
+            key, first = (row["grp"], row["idx"]), row["attempt"]
+            ends = [n for n, reason in failed[key] if n >= first and reason not in kept_by]
+            last = min(ends, default=math.inf) if row["ended"] in ("failed", "diverged") else math.inf
+            found[key].append((row["oldest"], first, last))
+    return found
 
 
 def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """An attempt that is leased is the last at an open ticket; of those that ended, one at most was stored."""
     for key, attempts in ledger.attempts.items():
         group, row = ledger.groups.get(key[0]), ledger.trajectories.get(key)
+        if any(a.ended is None and a.branch < max(ledger.branches, default=0) for a in attempts):
+            yield f"an attempt at trajectory {ledger.name(*key)} is lent, and a later branch has begun"
         if any(a.ended is None for a in attempts[:-1]):
             yield f"an attempt at trajectory {ledger.name(*key)} is leased, and there is a later one"
         if attempts[-1].ended is None and (row is not None or group is None or group.state != "in_flight"):
@@ -257,6 +281,7 @@ HISTORY: tuple[Check, ...] = (
     branches_follow,
     batches_follow,
     groups_in_batches_are_in_issue_order,
+    batches_hold_what_was_there,
     first_uses_are_counted,
     starts_follow,
     batches_are_of_their_start,

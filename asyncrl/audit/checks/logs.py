@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
-from asyncrl.audit.actor_logs import Ack, AckLines
+from asyncrl.audit.actor_logs import Ack, AckLines, TurnLine
 from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import LearnerList
@@ -41,15 +42,16 @@ def contradiction(ledger: LedgerRows, ack: Ack) -> str | None:
     """How the ledger contradicts the acknowledgement; a loss that the failure model allows (`loss`) does not."""
     if loss(ledger, ack):
         return None
-    group, row = ledger.groups.get(ack.group), ledger.trajectories.get((ack.group, ack.index))
-    if group is None or group.branch != ack.branch:
-        return f"the ledger has no group {ack.group} on branch {ack.branch}"
+    row = ledger.trajectories.get((ack.group, ack.index))
+    if ack.group not in ledger.groups:
+        return f"the ledger has no group {ack.group}"
     if row is None:
         return "the ledger does not have it"
     if row.digest != ack.digest:
         return f"the ledger has digest {row.digest}, the actor {ack.digest}"
-    if ack.attempt not in (a.attempt for a in ledger.attempts.get((ack.group, ack.index), ())):
-        return f"its attempt {ack.attempt} is not in the ledger"
+    attempts = ledger.attempts.get((ack.group, ack.index), ())
+    if (ack.attempt, ack.branch) not in ((a.attempt, a.branch) for a in attempts):
+        return f"its attempt {ack.attempt} on branch {ack.branch} is not in the ledger"
     return None
 
 
@@ -60,19 +62,45 @@ def loss(ledger: LedgerRows, ack: Ack) -> str | None:
     it either. `disk`: after a power cut the
     buffer found its bytes missing (`buffer.fsync` bounds that) and had it generated again.
     """
-    group, row = ledger.groups.get(ack.group), ledger.trajectories.get((ack.group, ack.index))
-    if row is not None and row.digest == ack.digest and group is not None and group.branch == ack.branch:
+    row = ledger.trajectories.get((ack.group, ack.index))
+    if row is not None and (row.digest, row.branch) == (ack.digest, ack.branch):
         return None
     attempts = ledger.attempts.get((ack.group, ack.index), ())
-    if any(a.attempt == ack.attempt and a.ended == "lost" for a in attempts):
+    if any((a.attempt, a.branch, a.ended) == (ack.attempt, ack.branch, "lost") for a in attempts):
         return "disk"
-    recorded = group is not None and group.branch == ack.branch
-    # Groups that the new branch will drop are still in flight until a learner starts it.
-    discarded = group is not None and (group.reason == "discarded_branch" or (ledger.restored and row is None))
+    # The restored ledger did not have it yet: its group was in flight, or was not issued.
+    free = row is None or row.branch is None or row.branch > ack.branch
     covered = (ack.branch, ack.group, ack.index, ack.digest) in ledger.in_checkpoints
-    if ledger.restored_at(ack.branch) is not None and not covered and (not recorded or discarded):
+    if ledger.restored_at(ack.branch) is not None and not covered and free:
         return "host"
     return None
+
+
+def acknowledged_turns_are_recorded(ledger: LedgerRows, log: AckLines) -> Iterator[str]:
+    """A recorded turn of which an actor was told that it is stored is in the ledger, with the same tokens."""
+    for line in log.turns:
+        if not turn_was_lost(ledger, line) and (problem := _unlike(ledger, line)):
+            yield f"{log.actor} was told that {line} is stored, and {problem}"
+
+
+def turn_was_lost(ledger: LedgerRows, line: TurnLine) -> bool:
+    """Whether it was lost with the buffer's host, and the run continued from a checkpoint that does not have it."""
+    place = (line.branch, line.group, line.index, line.attempt, line.number, line.form, line.tokens)
+    lost = ledger.restored_at(line.branch) is not None and place not in ledger.turns_in_checkpoints
+    return lost and bool(_unlike(ledger, line))
+
+
+def _unlike(ledger: LedgerRows, line: TurnLine) -> str:
+    """What the ledger says of it instead; empty: the same."""
+    attempts = ledger.attempts.get((line.group, line.index), ())
+    if (line.attempt, line.branch) not in ((a.attempt, a.branch) for a in attempts):
+        return "its attempt is not in the ledger"
+    row = ledger.turn_of.get((line.group, line.index, line.attempt, line.number, line.form))
+    if row is None:
+        return "the ledger does not have it"
+    names = ("sampled", "oldest", "newest", "tokens")
+    said, has = ([of[name] for name in names] for of in (asdict(line), row))
+    return f"the ledger says {has} of it, the actor {said}" if said != has else ""
 
 
 # --- the learner's lists ----------------------------------------------------------------------------------------------
@@ -131,7 +159,7 @@ def _compared(ledger: LedgerRows, done_list: LearnerList) -> Iterator[tuple[Done
         yield done, ledger.batch_of(done_list.branch, done.batch), where
 
 
-ACKNOWLEDGEMENTS: tuple[Check, ...] = (lines_can_be_read, acknowledged_is_stored)
+ACKNOWLEDGEMENTS: tuple[Check, ...] = (lines_can_be_read, acknowledged_is_stored, acknowledged_turns_are_recorded)
 LEARNER: tuple[Check, ...] = (
     lists_name_each_batch_once,
     checkpoints_are_as_written,

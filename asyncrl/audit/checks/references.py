@@ -26,6 +26,17 @@ def groups_have_branches(ledger: LedgerRows) -> Iterator[str]:
             yield f"group {number} is of branch {group.branch}, which is not in the ledger"
 
 
+def groups_are_of_the_branch_that_issued_them(ledger: LedgerRows) -> Iterator[str]:
+    """A group is of the branch on which its first ticket was lent."""
+    first: dict[int, AttemptRow] = {}
+    for a in sorted((a for attempts in ledger.attempts.values() for a in attempts), key=lambda a: a.serial):
+        first.setdefault(a.group, a)
+    for number, a in first.items():
+        group = ledger.groups.get(number)
+        if group is not None and group.branch != a.branch:
+            yield f"group {number} is of branch {group.branch}, and its first ticket was lent on branch {a.branch}"
+
+
 def attempts_have_tickets(ledger: LedgerRows) -> Iterator[str]:
     """Every attempt is at a ticket of a group in the ledger."""
     for number, index in sorted(ledger.attempts.keys() - _tickets(ledger)):
@@ -96,6 +107,7 @@ def _tickets(ledger: LedgerRows) -> set[tuple[int, int]]:
 ROWS: tuple[Check, ...] = (
     groups_are_numbered,
     groups_have_branches,
+    groups_are_of_the_branch_that_issued_them,
     attempts_have_tickets,
     attempts_are_numbered,
     stored_attempts_have_trajectories,

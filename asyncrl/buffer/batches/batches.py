@@ -334,7 +334,7 @@ class Batches:
         fork(self._ledger, b, version, why)
         self._draws.forked(b)
         self._stops.forked(b)
-        self._tickets.forked()
+        self._tickets.forked(version)
         self._scoring.reload()
 
     # The disk

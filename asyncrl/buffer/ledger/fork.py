@@ -7,14 +7,15 @@ from asyncrl.buffer.ledger.replays import retire
 
 
 def fork(ledger: Ledger, b: int, version: int, why: str) -> None:
-    """Begins a new branch at batch b. Groups that it could not have produced are dropped and drawn again."""
+    """Begins a new branch at batch b. Groups that it could not have produced are dropped and drawn again: those with a
+    stored token that is later than its first version. The others go on, complete or not."""
     for batch in ledger.history.fork(b, version, why):
         for number in batch.groups:
             ledger.undo_use(number, batch.outcome)
             _drop_without_payload(ledger, number)
     ledger.live = dict(sorted(ledger.live.items()))
     for group in list(ledger.live.values()):
-        if group.state == "in_flight" or (group.newest or 0) > version:
+        if (group.newest or 0) > version:
             ledger.drop(group, "discarded_branch", put_back=True)
 
 

@@ -91,6 +91,10 @@ class Group:
     """Serial of the first state that knows its rewards."""
     durable: bool = False
     """Turns of its episodes are recorded (`buffer.turns`)."""
+    task_env: str = ""
+    """Of a mix: the environment that its task names."""
+    lengths: int | None = None
+    """How many lengths of episodes decided that (`buffer.turns: auto`)."""
     attempts: list[int] = field(init=False)
     """[size] attempts at each ticket so far; the last one has number attempts - 1."""
     failures: list[int] = field(init=False)

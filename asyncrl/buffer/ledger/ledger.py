@@ -14,10 +14,11 @@ elsewhere (core.py): a transition that the picture does not show raises IllegalT
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.account import Account
+from asyncrl.buffer.ledger.attempts import FILTERED
 from asyncrl.buffer.ledger.drop_bias import Bias
 from asyncrl.buffer.ledger.group import Group, Reason, Received, State
 from asyncrl.buffer.ledger.history import History, IllegalTransition
@@ -43,11 +44,13 @@ class Ledger:
 
     # Groups
 
-    def issue(self, size: int, task_id: str, task: int, curriculum: int, put_back: Group | None = None) -> Group:
-        """-> in flight. The next draw, or the prompt of a dropped group drawn again."""
+    def issue(
+        self, size: int, task_id: str, task: int, curriculum: int, put_back: Group | None = None, env: str = ""
+    ) -> Group:
+        """-> in flight. The next draw, or the prompt of a dropped group drawn again. `env`: of the task, in a mix."""
         draw = self.next_draw if put_back is None else put_back.draw
         group = Group(self._next_number, self.history.branch, draw, task_id, size, "in_flight")
-        group.task, group.curriculum = task, curriculum
+        group.task, group.curriculum, group.task_env = task, curriculum, env
         if put_back is None:
             self.next_draw += 1
             self.db.set("next_draw", str(self.next_draw))
@@ -72,9 +75,11 @@ class Ledger:
             raise IllegalTransition(f"trajectory {group.number}.{index} is stored: its ticket cannot be issued")
         attempt = group.attempts[index]
         group.attempts[index] += 1
+        when = self.db.wall_clock(), self.attempts
         self.db.write(
-            "INSERT INTO attempts(grp, idx, attempt, actor, min_version, issued_at, serial) VALUES (?,?,?,?,?,?,?)",
-            (group.number, index, attempt, actor, min_version, self.db.wall_clock(), self.attempts),
+            "INSERT INTO attempts(grp, idx, attempt, actor, branch, min_version, issued_at, serial) "
+            "VALUES (?,?,?,?,?,?,?,?)",
+            (group.number, index, attempt, actor, self.history.branch, min_version, *when),
         )
         self.attempts += 1
         return attempt
@@ -144,9 +149,8 @@ class Ledger:
         self.db.write("UPDATE groups SET weight = 0 WHERE number = ?", (group.number,))
 
     def filtered_while_filling(self) -> int:
-        """Groups that filters dropped since the last batch was fixed."""
-        at = len(self.history.line), self.history.branch
-        return int(one(self.db, "SELECT count(*) FROM groups WHERE filling = ? AND branch = ?", at))
+        """Groups that filters dropped on this branch since the last batch was fixed."""
+        return int(one(self.db, FILTERED, (len(self.history.line), self.history.branch)))
 
     # Batches
 
@@ -198,16 +202,6 @@ class Ledger:
 
     def has_payload(self, number: int) -> bool:
         return bool(one(self.db, "SELECT payload FROM groups WHERE number = ?", (number,)))
-
-    def leased(self, number: int, index: int, attempt: int) -> tuple[str, int] | None:
-        """The actor of an attempt, ended or not, and the oldest version that its tokens may have."""
-        where = "WHERE grp = ? AND idx = ? AND attempt = ?"
-        rows = self.db.read(f"SELECT actor, min_version FROM attempts {where}", (number, index, attempt))
-        return next(((str(actor), int(oldest)) for actor, oldest in rows), None)
-
-    def outstanding(self) -> Iterator[tuple[int, int, int, str, int]]:
-        """(group, index, attempt, actor, min_version) of every attempt that has not ended."""
-        yield from self.db.read("SELECT grp, idx, attempt, actor, min_version FROM attempts WHERE ended IS NULL")
 
     def bump(self, name: str) -> None:
         """Counts a duplicate, late or lost put on this branch."""

@@ -15,7 +15,8 @@ from asyncrl.buffer.ledger.storage.payloads import Location
 from asyncrl.trajectory import LogHead
 
 _GROUP = (
-    "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured, durable"
+    "number, branch, draw, task_id, size, state, replaces, reason, weight, uses, task, curriculum, measured, durable, "
+    "task_env, lengths"
 )
 _TRAJECTORY = (
     "grp, idx, attempt, actor, digest, segment, start, bytes, checksum, versions, tokens, policy_tokens, turns, "
@@ -26,8 +27,8 @@ _INSERT_TRAJECTORY = f"INSERT INTO trajectories({_TRAJECTORY}, received_at) VALU
 
 def insert_group(db: Database, g: Group) -> None:
     values = (g.number, g.branch, g.draw, g.task_id, g.size, g.state, g.replaces, g.reason, g.weight, g.uses)
-    drawn = (g.task, g.curriculum, g.measured, g.durable)
-    db.write(f"INSERT INTO groups({_GROUP}) VALUES ({', '.join('?' * 14)})", (*values, *drawn))
+    drawn = (g.task, g.curriculum, g.measured, g.durable, g.task_env, g.lengths)
+    db.write(f"INSERT INTO groups({_GROUP}) VALUES ({', '.join('?' * 16)})", (*values, *drawn))
 
 
 def insert_trajectory(db: Database, number: int, index: int, r: Received) -> None:

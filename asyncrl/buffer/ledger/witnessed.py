@@ -11,9 +11,10 @@ from pathlib import Path
 from asyncrl.buffer.ledger.storage import schema
 from asyncrl.errors import RunError
 
-_STORED = "SELECT g.branch, t.grp, t.idx, t.digest FROM trajectories t JOIN groups g ON g.number = t.grp"
+_STORED = "SELECT a.branch, grp, idx, t.digest FROM trajectories t JOIN attempts a USING (grp, idx, attempt)"
 _RESULTS = "SELECT serial, task, idx, digest FROM eval_results"
 _PREFIXES = "SELECT grp, idx, attempt, digest FROM prefixes"
+_TURNS = "SELECT a.branch, grp, idx, attempt, number, form, tokens FROM turns JOIN attempts a USING (grp, idx, attempt)"
 _SCORES = "SELECT grp, attempt, digest FROM scores"
 _LINES = (
     "SELECT actor, max(line) FROM (SELECT actor, line FROM logs UNION ALL SELECT actor, line FROM trajectories "
@@ -25,13 +26,15 @@ _LINES = (
 @dataclass(frozen=True, slots=True)
 class Witnessed:
     trajectories: Collection[tuple[int, int, int, str]] = frozenset()
-    """(branch, group, index, digest)."""
+    """(branch on which it was lent, group, index, digest)."""
     results: Collection[tuple[int, int, int, str]] = frozenset()
     """(serial of the evaluation, task, index, digest)."""
     prefixes: Collection[tuple[int, int, int, str]] = frozenset()
     """(group, index, attempt, digest)."""
     scores: Collection[tuple[int, int, str]] = frozenset()
     """(group, attempt, digest)."""
+    turns: Collection[tuple[int, int, int, int, int, str, str | None]] = frozenset()
+    """(branch on which it was lent, group, index, attempt, number, form, digest of the tokens) of recorded turns."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """By actor or scorer: the number of the last line of its log that the ledger names, as the line of a trajectory or
     of scores, or as how far the log was."""
@@ -52,6 +55,7 @@ def read_witnessed(checkpoint: Path) -> Witnessed:
                 frozenset(db.execute(_RESULTS)),
                 frozenset(db.execute(_PREFIXES)),
                 frozenset(db.execute(_SCORES)),
+                frozenset(db.execute(_TURNS)),
                 dict(db.execute(_LINES)),
             )
     except sqlite3.Error as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
+from asyncrl.buffer.tickets.lengths import Lengths
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
 from asyncrl.trajectory import Row, Ticket, Trajectory
@@ -35,15 +36,17 @@ class Carried:
         self.prefixes, self.turns = Prefixes(db), Turns(db)
         self._before = 0
         """`carried_bytes` when the latest reply was begun."""
-        self._db, self._durable = db, rules.durable
+        self._db, self._durable, auto_s = db, rules.durable, rules.turns_auto_s
+        self._lengths = None if auto_s is None else Lengths(db, auto_s, rules.lease_s)
         self._masks = rules.over_age == "mask"
         """Tokens past the bound carry no loss: recorded turns may have them."""
 
     def begin(self, group: Group) -> None:
         """A new group: whether its episodes' turns are recorded is fixed."""
-        if self._durable:
-            group.durable = True
-            self._db.write("UPDATE groups SET durable = 1 WHERE number = ?", (group.number,))
+        group.durable = self._durable if self._lengths is None else self._lengths.decide(group)
+        if group.durable or group.lengths is not None:
+            values = (group.durable, group.lengths, group.number)
+            self._db.write("UPDATE groups SET durable = ?, lengths = ? WHERE number = ?", values)
 
     def for_attempt(self, key: TicketKey, version: int, published: int, bound: int) -> Beginning:
         """`version`: the learner's; `published`: that the actor holds at least; `bound`: on staleness, in force."""
@@ -71,8 +74,15 @@ class Carried:
         free = [age for age in ages if age is not None and age >= since]
         return [*held.values(), *free]
 
-    def received(self, trajectory: Trajectory) -> None:
+    def ended(self, key: TicketKey, attempt: int, group: Group | None) -> None:
+        """An attempt has ended without a trajectory."""
+        if self._lengths is not None and group is not None:
+            self._lengths.ended(group, key[1], attempt)
+
+    def received(self, trajectory: Trajectory, group: Group) -> None:
         """A trajectory is stored: what its ticket carried ends."""
+        if self._lengths is not None:
+            self._lengths.stored(group, trajectory)
         self.prefixes.received(trajectory)
         self.turns.received(trajectory)
 
@@ -87,6 +97,14 @@ class Carried:
         """Ends what the tickets of a group carry."""
         self.prefixes.drop(number, size)
         self.turns.drop(number, size)
+
+    def forked(self, version: int, live: Mapping[int, Group], size: int) -> None:
+        """A branch has begun at `version`: later tokens are of weights that it does not have. `live`: the groups that
+        go on. `size`: of the largest group."""
+        for number in self.groups() - live.keys():
+            self.drop(number, size)
+        self.prefixes.forked(version)
+        self.turns.forked(version)
 
     def groups(self) -> set[int]:
         """Numbers of the groups whose tickets carry anything."""

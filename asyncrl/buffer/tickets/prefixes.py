@@ -5,9 +5,10 @@
                        ├──> stale       its oldest token is past the bound: the ticket is issued without it
                        ├──> anew        a trajectory came that does not begin with it
                        ├──> failed      an episode that continued it failed
+                       ├──> discarded_branch    a branch began before a version of its tokens
                        └──> dropped     its group was dropped
 
-    handed back = kept + continued + longer + stale + anew + failed + dropped
+    handed back = kept + continued + longer + stale + anew + failed + discarded_branch + dropped
 
 An attempt that continues a prefix may have tokens as old as the prefix: the ledger records it with that version.
 """
@@ -24,7 +25,7 @@ from asyncrl.buffer.tickets.leases import TicketKey
 from asyncrl.trajectory import Row, Trajectory
 from asyncrl.wire import decode_prefix, encode_row
 
-End = Literal["continued", "longer", "stale", "anew", "failed", "dropped"]
+End = Literal["continued", "longer", "stale", "anew", "failed", "discarded_branch", "dropped"]
 USED = ("continued", "longer")
 
 
@@ -106,6 +107,12 @@ class Prefixes:
         if self._kept:
             for index in range(size):
                 self.end((group, index), "dropped")
+
+    def forked(self, version: int) -> None:
+        """A branch has begun at `version`: prefixes with later tokens end."""
+        for key, kept in list(self._kept.items()):
+            if int(self._row(key, kept).versions.max()) > version:
+                self.end(key, "discarded_branch")
 
     def groups(self) -> set[int]:
         """Numbers of the groups that have a prefix."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from asyncrl.buffer.client.messages import PutOutcome
+from asyncrl.buffer.ledger.attempts import leased, outstanding
 from asyncrl.buffer.ledger.group import Group, Reason, Received, version_counts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.ledger.replays import retire
@@ -45,10 +46,8 @@ class Tickets:
         self.filtering = Filtering(ledger, rules)
         self._missing_since: dict[int, float] = {}
         """When the learner began to wait for a group, by number."""
-        for number, index, attempt, actor, min_version in list(ledger.outstanding()):
-            group = ledger.live.get(number)
-            if group is not None and group.state == "in_flight" and group.stored[index] is None:
-                leases.add(now, TicketId(group.branch, number, index), attempt, actor, min_version)
+        for lent in outstanding(ledger.db, ledger.live):
+            leases.add(now, *lent)
         for group in ledger.live.values():
             self.queue.add_group(group)
 
@@ -79,9 +78,9 @@ class Tickets:
         group = self._ledger.live[number]
         begun = self.carried.for_attempt(key, self._ledger.history.version, least[1], self.bound.holds)
         attempt = self._ledger.start_attempt(group, index, actor, begun.oldest)
-        id = TicketId(group.branch, number, index)
+        id = TicketId(least[0], number, index)
         self._leases.add(now, id, attempt, actor, begun.oldest)
-        seed = ticket_seed(self._rules.actors_seed, "train", group.branch, number, index, attempt)
+        seed = ticket_seed(self._rules.actors_seed, "train", least[0], number, index, attempt)
         temperature = 0.0 if index == 0 and self._rules.greedy_first else self._rules.temperature
         task, lease_s, carried = self._draws.task(group.task), self._rules.lease_s, (group.durable, begun.turns)
         sampling = (temperature, seed, lease_s, begun.prefix, "")
@@ -90,8 +89,9 @@ class Tickets:
     def _issue_group(self) -> Group:
         put_back = self._ledger.put_back()
         draw = self._draws.next() if put_back is None else Draw(put_back.draw, put_back.task, put_back.curriculum)
-        task_id = str(self._draws.task(draw.task)["id"])
-        group = self._ledger.issue(self._sizes.of(draw.task), task_id, draw.task, draw.curriculum, put_back)
+        task = self._draws.task(draw.task)
+        about = str(task["id"]), draw.task, draw.curriculum, put_back, self._rules.env_of(task)
+        group = self._ledger.issue(self._sizes.of(draw.task), *about)
         self.carried.begin(group)
         if put_back is None:
             self._draws.issued(draw)
@@ -133,7 +133,7 @@ class Tickets:
 
     def _receive(self, trajectory: Trajectory, digest: str, record: Frame) -> PutOutcome:
         id, group = trajectory.id, self._ledger.load(trajectory.id.group)
-        if id.branch < self._ledger.history.branch and (group is None or group.branch != id.branch):
+        if id.branch < self._ledger.history.branch and leased(self._ledger.db, id, trajectory.attempt) is None:
             return "late"  # this part of history was lost with its host
         group = self.validity.group_of(trajectory, group)
         return self._late_or_duplicate(trajectory, digest, group) or self._store(trajectory, digest, record, group)
@@ -143,7 +143,7 @@ class Tickets:
         id, stored = trajectory.id, group.stored[trajectory.id.index]
         if stored is not None and stored.digest == digest:
             return "duplicate"
-        if stored is None and group.state == "in_flight":
+        if stored is None and group.state == "in_flight" and id.branch == self._ledger.history.branch:
             return None
         if stored is None or stored.attempt != trajectory.attempt:
             self._ledger.end_attempt(id.group, id.index, trajectory.attempt, "late")
@@ -157,7 +157,7 @@ class Tickets:
             self._ledger.end_attempt(id.group, id.index, lease.attempt, "revoked")
         self.failures.budget.note("")
         location = self._ledger.db.payloads.append(record)
-        self.carried.received(trajectory)
+        self.carried.received(trajectory, group)
         self._ledger.record_trajectory(group, id.index, Received.of(trajectory, versions, digest, location))
         self._judge(group)
         return "stored"
@@ -232,15 +232,17 @@ class Tickets:
         else:
             self.queue.add(key)
 
-    def forked(self) -> None:
-        """Ends the leases of groups that the fork dropped, and what their tickets carry."""
+    def forked(self, version: int) -> None:
+        """A branch has begun at `version`. Attempts lent before are void. Unless the fork dropped their group,
+        tickets are issued again, with what the branch could have produced of what they carry."""
         self.filtering.forked()
+        self.carried.forked(version, self._ledger.live, self._sizes.largest)
         for lease in self._leases:
-            if not lease.eval and lease.id.group not in self._ledger.live:
+            if not lease.eval and self._leases.get(*lease.key) is lease:
                 self._end(lease, "revoked")
-        for number in self.carried.groups() - self._ledger.live.keys():
-            self.carried.drop(number, self._sizes.largest)
+                self._requeue(lease.key)
 
     def _end(self, lease: ActiveLease, how: str, detail: str | None = None) -> None:
         self._leases.remove(lease.id.group, lease.id.index)
         self._ledger.end_attempt(lease.id.group, lease.id.index, lease.attempt, how, detail)
+        self.carried.ended(lease.key, lease.attempt, self._ledger.load(lease.id.group))

@@ -7,9 +7,10 @@
                    ├──> failed      the episode that recorded it, or one that continued it, failed
                    ├──> diverged    an environment that is played again answered otherwise
                    ├──> lost        the disk lost it, or one before it
+                   ├──> discarded_branch    a branch began before a version of its tokens, or of one before it
                    └──> dropped     its group was dropped
 
-    recorded = kept + continued + longer + stale + anew + failed + diverged + lost + dropped
+    recorded = kept + continued + longer + stale + anew + failed + diverged + lost + discarded_branch + dropped
 
 The records lie in the segments of the payloads, so they count in `buffer.max_disk_gb`; a segment stays while a ticket
 keeps a record in it. An attempt that goes on behind recorded turns may have tokens as old as they are: the ledger
@@ -42,9 +43,9 @@ from asyncrl.trajectory.turns import (
 from asyncrl.wire import WireError
 from asyncrl.wire.turns import StoredTurn, decode_carried, kept_bytes, snapshot_bytes
 
-End = Literal["continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped"]
+End = Literal["continued", "longer", "stale", "anew", "failed", "diverged", "lost", "discarded_branch", "dropped"]
 USED = ("continued", "longer")
-_COLUMNS = "attempt, number, form, sampled, oldest, tokens, segment, start, bytes, checksum, serial"
+_COLUMNS = "attempt, number, form, sampled, oldest, newest, tokens, segment, start, bytes, checksum, serial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class _Kept:
     """Number of sampled tokens."""
     oldest: int | None
     """Oldest version among them."""
+    newest: int | None
     tokens: str | None
     """Digest of the sampled tokens; None: of an answer."""
     at: Location
@@ -74,8 +76,8 @@ class Turns:
         self._db = db
         self._kept: dict[TicketKey, list[_Kept]] = {}
         rows = db.read(f"SELECT grp, idx, {_COLUMNS} FROM turns WHERE ended IS NULL ORDER BY serial")
-        for group, index, attempt, number, form, sampled, oldest, tokens, *at, serial in rows:
-            about = (attempt, number, form, sampled, oldest, tokens, Location(*at), serial)
+        for group, index, attempt, number, form, sampled, oldest, newest, tokens, *at, serial in rows:
+            about = (attempt, number, form, sampled, oldest, newest, tokens, Location(*at), serial)
             self._kept.setdefault((group, index), []).append(_Kept(*about))
         self.counts: Counter[str] = Counter()
         """All records, by how they ended; `kept`: they have not."""
@@ -116,16 +118,14 @@ class Turns:
     def _keep(self, key: TicketKey, attempt: int, record: Recorded, frame: bytes) -> None:
         sampled, oldest, newest, tokens = 0, None, None, None
         if isinstance(record, RecordedSample):
-            sampled, tokens = len(record.token_ids), record.digest()
-            if sampled:
-                oldest, newest = int(record.versions.min()), int(record.versions.max())
+            sampled, tokens, (oldest, newest) = len(record.token_ids), record.digest(), record.span
         at = self._db.payloads.append(frame)
-        kept = _Kept(attempt, record.place[0], record.form, sampled, oldest, tokens, at, self._serial)
-        about = (attempt, kept.number, kept.form, sampled, oldest, tokens)
+        kept = _Kept(attempt, record.place[0], record.form, sampled, oldest, newest, tokens, at, self._serial)
+        about = (attempt, kept.number, kept.form, sampled, oldest, newest, tokens)
         where = (at.segment, at.start, at.bytes, at.checksum, kept.serial)
         self._db.write(
-            f"INSERT INTO turns(grp, idx, {_COLUMNS}, newest, at) VALUES ({', '.join('?' * 15)})",
-            (*key, *about, *where, newest, self._db.wall_clock()),
+            f"INSERT INTO turns(grp, idx, {_COLUMNS}, at) VALUES ({', '.join('?' * 15)})",
+            (*key, *about, *where, self._db.wall_clock()),
         )
         self._serial += 1
         self._kept.setdefault(key, []).append(kept)
@@ -178,6 +178,13 @@ class Turns:
         if self._kept:
             for index in range(size):
                 self.end((group, index), "dropped")
+
+    def forked(self, version: int) -> None:
+        """A branch has begun at `version`: the first turn with a later token ends, and all after it."""
+        for key, chain in list(self._kept.items()):
+            later = (place for place, kept in enumerate(chain) if kept.newest is not None and kept.newest > version)
+            if (first := next(later, None)) is not None:
+                self._end_from(key, first, "discarded_branch")
 
     def groups(self) -> set[int]:
         """Numbers of the groups that have recorded turns."""

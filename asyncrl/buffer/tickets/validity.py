@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from asyncrl.buffer.ledger.attempts import leased
 from asyncrl.buffer.ledger.group import Group, VersionCounts
 from asyncrl.buffer.ledger.ledger import Ledger
 from asyncrl.buffer.rules import Refused
@@ -25,9 +26,9 @@ class Validity:
     def group_of(self, trajectory: Trajectory, group: Group | None) -> Group:
         """The group, unless this ticket cannot have brought the trajectory, or its attempt is of another actor."""
         id = trajectory.id
-        if group is None or group.branch != id.branch or id.index >= group.size:
+        if group is None or id.index >= group.size:
             raise Refused("unknown_ticket", f"ticket {id} was never issued")
-        if trajectory.attempt >= group.attempts[id.index]:
+        if self._leased(id, trajectory.attempt) is None:
             raise Refused("unknown_ticket", f"attempt {trajectory.attempt} at ticket {id} was never issued")
         self.check_actor(id, trajectory.attempt, trajectory.actor, "put")
         if trajectory.task_id != group.task_id:
@@ -38,12 +39,12 @@ class Validity:
 
     def check_actor(self, id: TicketId, attempt: int, actor: str, op: str) -> None:
         """Refuses a message about an attempt that was leased to another actor; one about no attempt passes."""
-        leased = self._leased(id, attempt)
-        if leased is not None and leased[0] != actor:
+        lent = self._leased(id, attempt)
+        if lent is not None and lent[0] != actor:
             self.refused["wrong_actor"] += 1
             raise Refused(
                 "wrong_actor",
-                f"{op} of ticket {id} came from {actor}, and attempt {attempt} at it was leased to {leased[0]}: an "
+                f"{op} of ticket {id} came from {actor}, and attempt {attempt} at it was leased to {lent[0]}: an "
                 "actor answers for its own tickets only; give every actor another name",
             )
 
@@ -51,13 +52,13 @@ class Validity:
         """Refuses tokens that are newer than the learner, or older than the weights that the attempt had to hold."""
         id, oldest = trajectory.id, versions[0][0]
         self.check_newest(versions[-1][0], id)
-        leased = self._leased(id, trajectory.attempt)
-        if leased is not None and oldest < leased[1]:
+        lent = self._leased(id, trajectory.attempt)
+        if lent is not None and oldest < lent[1]:
             self.refused["old_tokens"] += 1
             raise Refused(
                 "old_tokens",
                 f"ticket {id} has a token of version {oldest}; attempt {trajectory.attempt} at it was leased to "
-                f"{leased[0]} for tokens of version {leased[1]} or later: load `min_version` before sampling",
+                f"{lent[0]} for tokens of version {lent[1]} or later: load `min_version` before sampling",
             )
 
     def check_newest(self, newest: int, id: TicketId | None) -> None:
@@ -72,6 +73,4 @@ class Validity:
         lease = self._leases.get(id.group, id.index)
         if lease is not None and (lease.id, lease.attempt) == (id, attempt):
             return lease.actor, lease.min_version
-        group = self._ledger.load(id.group)
-        same = group is not None and group.branch == id.branch
-        return self._ledger.leased(id.group, id.index, attempt) if same else None
+        return leased(self._ledger.db, id, attempt)

@@ -137,9 +137,9 @@ def _rewards(trajectories: Sequence[Trajectory], success: str) -> dict[str, floa
     }
     stops: Counter[str] = Counter(t.stop_reason for t in trajectories)
     values |= {f"reward/stopped/{reason}": stops[reason] / len(trajectories) for reason in STOP_REASONS}
-    groups: defaultdict[tuple[int, int], set[float]] = defaultdict(set)
+    groups: defaultdict[int, set[float]] = defaultdict(set)
     for t in trajectories:
-        groups[t.id.branch, t.id.group].add(t.reward)
+        groups[t.id.group].add(t.reward)
     values["reward/zero_variance_groups"] = statistics.fmean(len(distinct) == 1 for distinct in groups.values())
     values["reward/success"] = _success(trajectories, success)
     return values | _rewards_by_name(trajectories) | _rewards_by_env(trajectories, success)

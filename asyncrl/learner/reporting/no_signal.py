@@ -40,9 +40,9 @@ def without_signal(trajectories: Sequence[Trajectory]) -> str:
     rewards = {t.reward for t in trajectories}
     if len(rewards) == 1:
         return f"All {len(trajectories)} rewards so far are {rewards.pop():g}: there is nothing to learn from"
-    by_group: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    by_group: defaultdict[int, list[float]] = defaultdict(list)
     for t in trajectories:
-        by_group[t.id.branch, t.id.group].append(t.reward)
+        by_group[t.id.group].append(t.reward)
     if all(len(group) > 1 and len(set(group)) == 1 for group in by_group.values()):
         return (
             f"The rewards within each of the {len(by_group)} groups so far are equal: estimators that compare the "
@@ -92,10 +92,10 @@ def likely_reason(trajectories: Sequence[Trajectory]) -> str:
 
 def _all_alike(trajectories: Sequence[Trajectory]) -> bool:
     """Whether the sampled tokens are the same within every group of several."""
-    sampled: defaultdict[tuple[int, int], set[bytes]] = defaultdict(set)
-    sizes: Counter[tuple[int, int]] = Counter()
+    sampled: defaultdict[int, set[bytes]] = defaultdict(set)
+    sizes: Counter[int] = Counter()
     for t in trajectories:
-        key = (t.id.branch, t.id.group)
+        key = t.id.group
         sizes[key] += 1
         sampled[key].add(b"".join(row.token_ids[row.mask].tobytes() for row in t.rows))
     return max(sizes.values()) > 1 and all(len(distinct) == 1 for distinct in sampled.values())

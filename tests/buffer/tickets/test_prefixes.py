@@ -138,14 +138,6 @@ def test_a_failure_and_a_drop_end_it(tmp_path: Path) -> None:
     assert buffer.tickets.carried.prefixes.wasted == 4
 
 
-def test_a_new_branch_keeps_none(tmp_path: Path) -> None:
-    buffer = opened(tmp_path)
-    (ticket,) = issue(buffer)
-    hand_back(buffer, ticket, prefix())
-    learner(buffer, fresh=True)
-    assert counts(buffer) == {"dropped": 1}
-
-
 def test_one_of_a_version_that_nobody_has_is_refused_and_the_ticket_stays_issued(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     (ticket,) = issue(buffer)

@@ -247,7 +247,7 @@ def test_an_episode_that_starts_anew_or_fails_leaves_nothing(tmp_path: Path) -> 
     assert violations(buffer, tmp_path) == []
 
 
-def test_the_turns_of_a_dropped_group_and_of_a_forked_one_end_with_it(tmp_path: Path) -> None:
+def test_the_turns_of_a_dropped_group_end_with_it_and_later_ones_where_a_branch_begins(tmp_path: Path) -> None:
     buffer = opened(tmp_path, env_retries=0)
     one, two = issue(buffer, credits=2)
     record(buffer, one, episode(1))
@@ -260,7 +260,7 @@ def test_the_turns_of_a_dropped_group_and_of_a_forked_one_end_with_it(tmp_path: 
     record(buffer, ticket, [RESET, sample(0, 1), answer(0)])
     learner(buffer, fresh=True)
     assert buffer.ledger.history.branch == 1
-    assert counts(buffer) == {"dropped": 6}
+    assert counts(buffer) == {"dropped": 3, "discarded_branch": 2, "kept": 1}
     assert violations(buffer, tmp_path) == []
     assert record(buffer, ticket, [sample(1)]) == ["revoked"]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Keep
 from asyncrl.actors.episodes.recorded.recording import Revoked
 from asyncrl.buffer.client import BufferRefused
 from asyncrl.buffer.client.retry import Buffer, Calls
-from asyncrl.trajectory import Ticket
+from asyncrl.trajectory import Lease, Ticket
 from asyncrl.trajectory.turns import Recorded
 from asyncrl.wire.turns import Unrecordable
 
@@ -16,8 +18,8 @@ OVER = ("unknown_ticket", "wrong_actor", "old_tokens")
 ended it."""
 
 
-def keeping(ticket: Ticket, buffer: Buffer, calls: Calls) -> Keep | None:
-    """What records the turns of `ticket`; None: they are not durable."""
+def keeping(ticket: Ticket, buffer: Buffer, calls: Calls, stored: Callable[[Lease, Recorded], None]) -> Keep | None:
+    """What records the turns of `ticket`; None: they are not durable. `stored` is told of each that the buffer has."""
     if not ticket.durable:
         return None
 
@@ -31,5 +33,6 @@ def keeping(ticket: Ticket, buffer: Buffer, calls: Calls) -> Keep | None:
             raise EpisodeFailed("" if refused.code in OVER else "env_error", str(refused)) from refused
         if outcome == "revoked":
             raise Revoked(f"{record.named} of {ticket.id}, attempt {ticket.attempt},")
+        stored((ticket.id, ticket.attempt), record)
 
     return keep

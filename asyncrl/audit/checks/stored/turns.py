@@ -49,7 +49,7 @@ class TurnRow:
         return self.number, self.form in ("reset", "answer")
 
 
-_ENDS = ("continued", "longer", "stale", "anew", "failed", "diverged", "lost", "dropped")
+_ENDS = ("continued", "longer", "stale", "anew", "failed", "diverged", "lost", "discarded_branch", "dropped")
 _FORMS = ("reset", "partial", "sample", "summary", "answer")
 
 
@@ -130,6 +130,26 @@ def kept_turns_are_as_recorded(ledger: LedgerRows, read: ReadPayload) -> Iterato
             yield f"{_name(ledger, row)} {problem}"
 
 
+def turns_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """No recorded turn that went on behind the beginning of a branch has a version that the branch did not have."""
+    for key, rows in _by_ticket(ledger).items():
+        stored = ledger.trajectories.get(key)
+        last: dict[str | None, int | None] = {None: max(ledger.branches, default=0)}
+        if stored is not None:
+            last["continued"] = stored.branch
+        for row in rows:
+            newest, until = row.newest or 0, last.get(row.ended)
+            if until is not None and any(b <= until and newest > version for b, version in _forks(ledger, row)):
+                yield f"{_name(ledger, row)} has a token of version {newest}, and went on on a branch without it"
+
+
+def _forks(ledger: LedgerRows, row: TurnRow) -> list[tuple[int, int]]:
+    """Branch and first version of each branch that began after the attempt of a turn was lent."""
+    lent = next((a.branch for a in ledger.attempts.get(row.key, ()) if a.attempt == row.attempt), None)
+    found = ((b.branch, b.fork_version) for b in ledger.branches.values())
+    return [] if lent is None else [(branch, version) for branch, version in found if branch > lent]
+
+
 def continued_turns_are_stored(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
     """A trajectory that continued recorded turns has each of them, token for token."""
     for key, rows in _by_ticket(ledger).items():
@@ -186,6 +206,10 @@ _REASONS: dict[str | None, Any] = {
     "anew": lambda ledger, row, rows: row.key in ledger.trajectories or _later(ledger, row),
     "failed": lambda ledger, row, _: _failed(ledger, row, False),
     "diverged": lambda ledger, row, _: _failed(ledger, row, True),
+    "discarded_branch": lambda ledger, row, rows: any(
+        r.newest is not None and r.place <= row.place and any(r.newest > version for _, version in _forks(ledger, r))
+        for r in rows
+    ),
     "dropped": lambda ledger, row, _: row.grp in ledger.groups and ledger.groups[row.grp].state == "dropped",
 }
 
@@ -221,9 +245,7 @@ def _unlike(row: TurnRow, read: ReadPayload) -> str:
         return f"cannot be decoded: {error}"
     about: tuple[Any, ...] = (*record.place, record.form, 0, None, None, None)
     if isinstance(record, RecordedSample):
-        n = len(record.versions)
-        oldest, newest = (int(record.versions.min()), int(record.versions.max())) if n else (None, None)
-        about = (*record.place, record.form, n, oldest, newest, record.digest())
+        about = (*record.place, record.form, len(record.versions), *record.span, record.digest())
     said = (*row.place, row.form, row.sampled, row.oldest, row.newest, row.tokens)
     return f"is {about}, the ledger says {said}" if about != said else ""
 
@@ -258,6 +280,7 @@ TURNS: tuple[Check, ...] = (
     turns_come_in_their_order,
     kept_turns_are_of_open_tickets,
     kept_turns_are_as_recorded,
+    turns_are_of_their_branch,
     continued_turns_are_stored,
     ends_have_their_reasons,
 )

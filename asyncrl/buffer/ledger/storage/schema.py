@@ -10,7 +10,7 @@ is decided by them, and where the host's clock was set they may go backwards.
 
 from __future__ import annotations
 
-VERSION = 9
+VERSION = 10
 """Raised with every change of the tables, and of what a digest covers; a ledger of another version is refused."""
 
 READERS = {
@@ -19,6 +19,7 @@ READERS = {
     6: "0.1.0 at commit cdb86a9",
     7: "0.1.0 at commit db09328",
     8: "0.1.0 at commit 88a19f8",
+    9: "0.1.0 at commit 99290bb",
 }
 """By version of the tables: the last asyncrl that reads them."""
 
@@ -27,7 +28,7 @@ def refusal(version: int) -> str:
     """Why a ledger of another version of the tables is refused, and what to do.
 
     >>> print(refusal(5))
-    it has version 5 of the tables, this asyncrl reads 9: finish the run with asyncrl 0.1.0 at commit 47ec003.
+    it has version 5 of the tables, this asyncrl reads 10: finish the run with asyncrl 0.1.0 at commit 47ec003.
     """
     reader = READERS.get(version)
     finish = f"asyncrl {reader}" if reader else "the asyncrl that began it"
@@ -61,6 +62,8 @@ CREATE TABLE groups (
     payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
     measured INTEGER,               -- serial of the first curriculum state that knows its rewards
     durable INTEGER NOT NULL DEFAULT 0,     -- 1: turns of its episodes are recorded
+    task_env TEXT NOT NULL DEFAULT '',      -- of a mix: the environment that its task names
+    lengths INTEGER,                -- rows of `lengths` that decided `durable`; NULL: buffer.turns is not auto
     ended_at REAL                   -- NULL while live
 );
 CREATE INDEX groups_live ON groups(state) WHERE state IN ('in_flight', 'waiting', 'assigned');
@@ -73,6 +76,7 @@ CREATE TABLE attempts (
     idx INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     actor TEXT NOT NULL,
+    branch INTEGER NOT NULL,        -- on which it was lent: a later branch voids it
     min_version INTEGER NOT NULL,
     ended TEXT,                     -- NULL while leased; else how (Ledger.end_attempt), or lost: the disk lost it
     detail TEXT,
@@ -90,7 +94,7 @@ CREATE TABLE prefixes (             -- what an interrupted attempt at the first 
     oldest INTEGER NOT NULL,        -- version among them
     digest TEXT NOT NULL,
     row BLOB,                       -- the arrays; NULL once it has ended
-    ended TEXT,                     -- NULL while its ticket has it; continued, anew, longer, stale, failed, dropped
+    ended TEXT,                     -- NULL while its ticket has it; else how (tickets/prefixes.py)
     PRIMARY KEY (grp, idx, attempt)
 ) WITHOUT ROWID;
 CREATE INDEX prefixes_kept ON prefixes(grp, idx) WHERE ended IS NULL;
@@ -113,6 +117,13 @@ CREATE TABLE turns (                -- what the attempts at a ticket recorded of
     ended TEXT                      -- NULL while its ticket has it; else how (tickets/turns.py)
 );
 CREATE INDEX turns_kept ON turns(grp, idx) WHERE ended IS NULL;
+CREATE TABLE lengths (              -- how long episodes took, under buffer.turns: auto (tickets/lengths.py)
+    serial INTEGER PRIMARY KEY,     -- 0, 1, 2 ... in the order in which they ended
+    grp INTEGER NOT NULL,
+    idx INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    seconds REAL NOT NULL           -- as its actors measured; of one that brought nothing, by the buffer's clock
+);
 CREATE TABLE trajectories (
     grp INTEGER NOT NULL,
     idx INTEGER NOT NULL,
