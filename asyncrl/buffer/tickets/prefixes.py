@@ -85,10 +85,12 @@ class Prefixes:
         return None if kept is None else kept.oldest
 
     def received(self, trajectory: Trajectory) -> None:
-        """A trajectory is stored: the prefix of its ticket ends."""
+        """A trajectory is stored: the prefix of its ticket ends. An attempt before the one that handed it back cannot
+        have continued it, even where it sampled the same."""
         key = trajectory.id.group, trajectory.id.index
-        if key in self._kept:
-            self.end(key, "continued" if self._begins(key, trajectory.rows[0]) else "anew")
+        if (kept := self._kept.get(key)) is not None:
+            continued = trajectory.attempt >= kept.attempt and self._begins(key, trajectory.rows[0])
+            self.end(key, "continued" if continued else "anew")
 
     def end(self, key: TicketKey, how: End) -> None:
         """Does nothing if the ticket has no prefix."""

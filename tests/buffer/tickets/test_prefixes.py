@@ -107,6 +107,17 @@ def test_a_longer_one_takes_its_place_and_one_that_was_not_used_is_counted(tmp_p
     assert buffer.tickets.carried.prefixes.wasted == 3
 
 
+def test_an_earlier_attempt_that_sampled_the_same_has_not_continued_it(tmp_path: Path) -> None:
+    buffer = opened(tmp_path)
+    (first,) = issue(buffer)
+    buffer.release("actor-0", [(first.id, first.attempt)])
+    (second,) = issue(buffer, "actor-1")
+    hand_back(buffer, second, prefix((0, 0)), "actor-1")
+    assert put(buffer, trajectory(first, (0, 0, 0))) == "stored"
+    assert counts(buffer) == {"anew": 1}
+    assert buffer.tickets.carried.prefixes.wasted == 2
+
+
 def test_its_oldest_token_counts_for_the_bound(tmp_path: Path) -> None:
     buffer = open_buffer(tmp_path, max_staleness=1)
     incarnation = learner(buffer)
