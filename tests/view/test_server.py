@@ -225,7 +225,7 @@ def test_bad_input_is_one_sentence(made: MadeRun, tmp_path: Path, capsys: pytest
         code, sentence = said(["view", path, "--port", str(port), "--no-browser"], capsys)
     assert (code, sentence) == (2, f"asyncrl: --port is {port}, which is in use: give another one, or none for a free "
                                 "one.\n")  # fmt: skip
-    assert "--port is 70000, which cannot be had" in said(["view", path, "--port", "70000"], capsys)[1]
+    assert "--port is 70000: expected 0 to 65535" in said(["view", path, "--port", "70000"], capsys)[1]
     assert "view is given 3 run folders: expected one or two." in said(["view", path, path, path], capsys)[1]
     assert "holds no run" in said(["view", str(tmp_path)], capsys)[1]
     code, sentence = said(["view", path, "--export", str(tmp_path / "no" / "page.html")], capsys)
