@@ -16,7 +16,7 @@ quickstart: .venv/.installed
 
 # All but the tests marked `system` and `slow`.
 test: .venv/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Those marked `system`: whole runs, tens of seconds each.
 test-system: .venv/.tested

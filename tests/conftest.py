@@ -13,6 +13,13 @@ from asyncrl.run_folder import RunFolder
 
 gc.disable()  # imports and collected tests are not garbage: looking through them takes a third of the collection's time
 
+BEGUN_FIRST = ("test_whole_loop.py", "test_synchronous.py", "test_interleavings.py", "test_changing.py")
+"""Files of few tests and many seconds: begun last, one of them would go on alone while the other workers are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in BEGUN_FIRST)
+
 
 def pytest_collection_finish() -> None:
     """What has been imported and collected stays to the end: from here on a collection of garbage passes it over."""

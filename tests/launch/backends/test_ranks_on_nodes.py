@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.audit.command import audit
-from asyncrl.audit.ledger import LedgerRows, read_ledger
+from asyncrl.audit.ledger import LedgerRows
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
 from asyncrl.audit.replay import rebuilt
 from asyncrl.config import Config
