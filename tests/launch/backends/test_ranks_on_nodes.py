@@ -16,8 +16,8 @@ from torch import Tensor
 
 from asyncrl.audit.command import audit
 from asyncrl.audit.ledger import LedgerRows
-from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.payloads import PayloadFiles
+from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.replay import rebuilt
 from asyncrl.config import Config
 from asyncrl.learner.__main__ import compute_alike
