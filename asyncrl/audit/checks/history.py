@@ -35,14 +35,17 @@ def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 
 def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """A branch begins on the one before it, at the version that its batches had made, for a reason that names it."""
+    """A branch begins on the one before it, at the version that its batches had made, for a reason that names it.
+    Only a restore skips numbers: those of branches that were lost with their host."""
+    parent = None
     for place, branch in enumerate(ledger.branches.values()):
-        parent = None if place == 0 else place - 1
         version = 0 if parent is None else _before(ledger, parent, branch.fork_batch)
-        if (branch.branch, branch.parent) != (place, parent) or branch.fork_version != version:
+        number = 0 if parent is None else parent + 1
+        skips = branch.restored and branch.branch > number
+        if (branch.branch != number and not skips) or branch.parent != parent or branch.fork_version != version:
             yield (
                 f"branch {branch.branch} begins on branch {branch.parent} at batch {branch.fork_batch}, version "
-                f"{branch.fork_version}; expected branch {parent}, version {version}"
+                f"{branch.fork_version}; expected branch {number} on branch {parent}, version {version}"
             )
         b = branch.fork_batch
         begun = (
@@ -51,6 +54,7 @@ def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
         )
         if not re.fullmatch(begun if place else "the start of the run", branch.why) or (place == 0 and b):
             yield f"branch {branch.branch} begins at batch {b} because of {branch.why!r}"
+        parent = branch.branch
 
 
 def batches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
@@ -107,7 +111,8 @@ def starts_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
         start, now = (row["start_batch"], row["start_version"]), (row["next_batch"], row["version"])
         reached = [b for b in ledger.branches if b >= row["branch"] and _before(ledger, b, now[0]) == now[1]]
         if (
-            not branch <= row["branch"] <= max(ledger.branches, default=0)
+            not branch <= row["branch"]
+            or row["branch"] not in ledger.branches
             or _before(ledger, row["branch"], start[0]) != start[1]
         ):
             yield f"start {row['incarnation']} was on branch {row['branch']} at batch {start[0]}, version {start[1]}"
