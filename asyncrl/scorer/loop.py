@@ -30,8 +30,9 @@ from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.process.daemon_threads import DaemonThreads
 from asyncrl.scorer.dialects import TeacherUnusable
+from asyncrl.scorer.requests import TeacherSilent
 from asyncrl.scorer.score_log import ScoreLog
-from asyncrl.scorer.servers import TeacherServers, TeacherSilent
+from asyncrl.scorer.servers import TeacherServers
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.wire.teacher_scores import GroupScores, TrajectoryScores
 

@@ -30,9 +30,9 @@ class Fake:
     context: int = 4096
     most_words: int = 1000
     fault: str = ""
-    """truncate, renormalise, infinite, nameless, form, delay, trickle, hang, 500, 404, 400."""
+    """truncate, renormalise, infinite, nameless, form, delay, trickle, hang, 500, 503, 404, 400."""
     spares: int = 0
-    """Rows of at most so many tokens, such as the probe, are answered whatever `hang`, 500 or 400 say."""
+    """Rows of at most so many tokens, such as the probe, are answered whatever hang, 500, 503 or 400 say."""
     hanging: int = 0
     """Requests that were asked while it hung."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             fake.released.wait()
         if len(fake.asked) >= fake.until:
             self._send(500, {"error": "as the test wants it"})
-        elif fake.fault in ("500", "400") and faulty:
+        elif fake.fault in ("500", "503", "400") and faulty:
             self._send(int(fake.fault), {"error": "as the test wants it"})
         elif max(body.get("prompt_logprobs", 0), body.get("top_logprobs_num", 0)) > fake.most_words:
             self._send(400, {"error": {"message": f"Requested prompt logprobs, max allowed: {fake.most_words}"}})

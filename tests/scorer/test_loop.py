@@ -124,6 +124,16 @@ def test_another_teacher_ends_the_scorer_and_nothing_of_it_is_stored(tmp_path: P
             run.until(lambda: run.scorer.groups > stored + 3)
 
 
+def test_a_row_that_no_server_manages_ends_the_scorer(
+    tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.scorer.servers.AGAIN_S", (0.0,) * 4)
+    with serving(Fake(fault="500", spares=2)) as url:
+        run: Run = opened(tmp_path, url)
+        with pytest.raises(TeacherUnusable, match=f"{url} erred at a row of 3 tokens"):
+            run.until(lambda: False)
+
+
 def test_a_scorer_that_is_told_to_stop_gives_its_groups_back(tmp_path: Path, opened: Any) -> None:
     with serving(Fake(fault="delay")) as url:
         run: Run = opened(tmp_path, url)
