@@ -156,7 +156,8 @@ class Scorer:
         if silent:
             self._reporter.waiting("teacher", silent[:500])
         elif self._work:
-            self._reporter.waiting(None)
+            slow = self._servers.unanswered
+            self._reporter.waiting("teacher" if slow else None, slow)
         else:
             self._reporter.waiting("groups", f"buffer: {reply.why}")
 

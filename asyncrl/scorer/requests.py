@@ -9,8 +9,12 @@ any other                  TeacherUnusable: it refuses, and would refuse again
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -21,6 +25,10 @@ _UNLIMITED = httpx.Limits()
 """`learner.teacher.score_slots` bounds the connections."""
 MOST_BYTES = 16 << 20
 """Most bytes of an answer, beside what its words take."""
+SLOW_S = 10.0
+"""A request that is unanswered for so long is told of."""
+ABOUT_SHARE = 0.25
+"""Of `server_s`: until a server has named its model, for which it computes nothing."""
 
 
 class TeacherSilent(Exception):
@@ -38,9 +46,25 @@ class Requests:
         """`server_s`: until an answer is whole."""
         self._server_s = server_s
         self._http = httpx.Client(timeout=server_s, trust_env=False, limits=_UNLIMITED)
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._open: dict[int, tuple[str, float]] = {}
+        """(URL, since when) of each request without a whole answer."""
 
     def close(self) -> None:
         self._http.close()
+
+    def unanswered(self, now: float, url: str = "") -> str:
+        """Which server, that at `url` or any, has been asked for longest, and for how long; empty: for less than
+        SLOW_S. The words change with each SLOW_S."""
+        with self._lock:
+            asked = [(since, at) for at, since in self._open.values() if not url or at.startswith(f"{url}/")]
+        since, at = min(asked, default=(now, ""))
+        if (times := int((now - since) / SLOW_S)) < 1:
+            return ""
+        return (
+            f"{at} has not answered what it was asked more than {times * SLOW_S:g} s ago, "
+            f"learner.teacher.server_s is {self._server_s:g}"
+        )
 
     def get(self, url: str, *, known: bool) -> Any:
         """`known`: a server there has answered before, so that 404 is an outage."""
@@ -79,8 +103,9 @@ class Requests:
 
     def _fetched(self, url: str, body: Any, most: int) -> tuple[int, bytes]:
         """(status, content). The client's own deadline is of each read: this one is of the whole answer."""
-        until, content = time.monotonic() + self._server_s, bytearray()
-        with self._http.stream("GET" if body is None else "POST", url, json=body) as response:
+        within_s, content = self._server_s * (ABOUT_SHARE if body is None else 1.0), bytearray()
+        until, method = time.monotonic() + within_s, "GET" if body is None else "POST"
+        with self._noted(url), self._http.stream(method, url, json=body, timeout=within_s) as response:
             for part in response.iter_bytes():
                 content += part
                 if len(content) > most:
@@ -89,5 +114,16 @@ class Requests:
                         "token: name the URL of a vLLM or SGLang server in learner.teacher.servers."
                     )
                 if time.monotonic() > until:
-                    raise TeacherSilent(f"its answer was not whole after {self._server_s:g} s")
+                    raise TeacherSilent(f"its answer was not whole after {within_s:g} s")
         return response.status_code, bytes(content)
+
+    @contextlib.contextmanager
+    def _noted(self, url: str) -> Iterator[None]:
+        number = next(self._numbers)
+        with self._lock:
+            self._open[number] = url, time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._open[number]

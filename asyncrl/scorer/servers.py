@@ -83,21 +83,39 @@ class TeacherServers:
         """Why no server answers; empty: one does."""
         if any(not server.silent for server in self._servers):
             return ""
-        return "; ".join(f"{server.url}: {server.silent}" for server in self._servers)
+        now = time.monotonic()
+        whys = [(f"{each.url}: {each.silent}", self._requests.unanswered(now, each.url)) for each in self._servers]
+        return "; ".join(text for why in whys for text in why if text)
+
+    @property
+    def unanswered(self) -> str:
+        """Which server has been asked for longest, and for how long; empty: not for long."""
+        return self._requests.unanswered(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Probes the silent servers whose time it is. Raises TeacherUnusable, ConfigError."""
+        """Probes the silent servers whose time it is, and has those name their model that have not answered for long.
+        Raises TeacherUnusable, ConfigError."""
         for server in self._servers:
-            if server.silent and now >= server.retry_at:
-                server.retry_at = now + RETRY_S
+            if now < server.retry_at:
+                continue
+            server.retry_at = now + RETRY_S
+            if server.silent:
+                self._look_at(server)
+            elif slow := self._requests.unanswered(now, server.url):
                 try:
-                    self._learn(server)
-                    self._verify(server)
+                    self._requests.get(server.url + self._dialect.about, known=True)
                 except TeacherSilent as error:
-                    server.silent = str(error)
-                else:
-                    log.info("%s serves the teacher %s", server.url, server.model)
-                    server.silent = ""
+                    self._failed(server, f"{slow}; it does not name its model either: {error}")
+
+    def _look_at(self, server: _Server) -> None:
+        try:
+            self._learn(server)
+            self._verify(server)
+        except TeacherSilent as error:
+            server.silent = str(error)
+        else:
+            log.info("%s serves the teacher %s", server.url, server.model)
+            server.silent = ""
 
     def score(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryScores, ...]:
         """Scores of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it

@@ -30,9 +30,9 @@ class Fake:
     context: int = 4096
     most_words: int = 1000
     fault: str = ""
-    """truncate, renormalise, infinite, nameless, form, delay, trickle, hang, 500, 503, 404, 400."""
+    """truncate, renormalise, infinite, nameless, form, delay, trickle, hang, dead, 500, 503, 404, 400."""
     spares: int = 0
-    """Rows of at most so many tokens, such as the probe, are answered whatever hang, 500, 503 or 400 say."""
+    """Rows of at most so many tokens, such as the probe, are answered whatever hang, dead, 500, 503 or 400 say."""
     hanging: int = 0
     """Requests that were asked while it hung."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -97,6 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fake.fault == "404":
             self._send(404, {"error": "as the test wants it"})
             return
+        if self.fake.fault == "dead":
+            self.fake.released.wait()
         said = {"data": [{"id": f"fake-{self.fake.seed}", "max_model_len": self.fake.context}]}
         self._send(200, said if self.fake.about is None else self.fake.about)
 
@@ -106,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         faulty = len(body.get("prompt") or body["input_ids"]) > fake.spares
         if fake.fault == "delay":
             time.sleep(1.0)
-        if fake.fault == "hang" and faulty:
+        if fake.fault in ("hang", "dead") and faulty:
             fake.hanging += 1
             fake.released.wait()
         if len(fake.asked) >= fake.until:

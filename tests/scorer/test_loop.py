@@ -124,6 +124,25 @@ def test_another_teacher_ends_the_scorer_and_nothing_of_it_is_stored(tmp_path: P
             run.until(lambda: run.scorer.groups > stored + 3)
 
 
+def test_a_hung_server_is_named_and_soon_silent(tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long before its row's deadline. While it names its model it is slow; if it does not, `wait_s` stands still."""
+    monkeypatch.setattr("asyncrl.scorer.requests.SLOW_S", 0.01)
+    fake = Fake(fault="hang", spares=2)
+    with serving(fake) as url:
+        run: Run = opened(tmp_path, url, server_s=86400.0)
+        run.until(lambda: fake.hanging == 2)
+        slow = f"{url}/v1/completions has not answered what it was asked more than"
+        run.until(lambda: run.reporter.waits[-1][0] == "teacher" and slow in run.reporter.waits[-1][1])
+        assert run.servers.silence == ""
+        monkeypatch.setattr("asyncrl.scorer.requests.ABOUT_SHARE", 1e-5)
+        fake.fault = "dead"
+        run.until(lambda: "does not name its model either" in run.buffer.status()["teacher_silent"])
+        assert len(run.scorer._work) == 2
+        fake.fault = ""
+        fake.released.set()
+        run.until(lambda: run.buffer.status()["unscored"] == 0)
+
+
 def test_a_row_that_no_server_manages_ends_the_scorer(
     tmp_path: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from asyncrl.trajectory import TicketId
 from asyncrl.wire.teacher_scores import unlikely
 from tests.buffer.fakes import trajectory
 from tests.scorer.fake_teacher import Fake, serving
+from tests.waiting import until
 
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
 
@@ -180,6 +183,42 @@ def test_outages_do_not_count_as_the_rows_fault(tmp_path: Path) -> None:
         assert len(servers.score([row])[0]) == 8
 
 
+def test_a_server_that_hangs_is_named_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, row = Fake(fault="hang", spares=len(PROBE)), trajectory(TicketId(0, 0, 0), (0,) * 8)
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers, ThreadPoolExecutor() as threads:
+        servers.look(0.0)
+        future = threads.submit(servers.score, [row])
+        assert until(lambda: fake.hanging == 1)
+        now = time.monotonic()
+        said = servers._requests.unanswered(now + 1000.0)
+        assert re.match(f"{url}/v1/completions has not answered what it was asked more than 10[0-9]0 s ago", said)
+        assert servers._requests.unanswered(now + 1000.0, url[:-1]) == "", "another port"
+        servers.look(now + 1000.0)
+        assert servers.silence == "", "it names its model: it has much to do"
+        monkeypatch.setattr("asyncrl.scorer.requests.ABOUT_SHARE", 0.01)
+        fake.fault = "dead"
+        servers.look(now + 2000.0)
+        assert re.search(r"more than 20\d0 s ago.*does not name its model either: ReadTimeout", servers.silence)
+        fake.fault = ""
+        fake.released.set()
+        assert len(future.result(timeout=60)[0]) == 8
+        assert servers._requests.unanswered(now + 3000.0) == ""
+
+
+def test_a_server_that_hangs_at_the_start_is_named_with_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.scorer.requests.SLOW_S", 0.01)
+    fake = Fake(fault="hang")
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers, ThreadPoolExecutor() as threads:
+        future = threads.submit(servers.look, 0.0)
+        assert until(lambda: fake.hanging == 1 and "has not answered" in servers.silence)
+        fake.fault = ""
+        fake.released.set()
+        future.result(timeout=60)
+        assert servers.silence == ""
+
+
 def test_a_server_that_is_not_there_is_silent(tmp_path: Path) -> None:
     with asked(["http://127.0.0.1:1"], tmp_path / "teacher.json") as servers:
         servers.look(0.0)
@@ -226,7 +265,7 @@ def test_a_url_where_no_teacher_is_ends_the_run(tmp_path: Path) -> None:
 def test_an_answer_that_trickles_or_is_too_long_has_an_end(tmp_path: Path) -> None:
     with serving(Fake(fault="trickle")) as url, asked([url], tmp_path / "t.json", server_s=0.3) as servers:
         servers.look(0.0)
-        assert "not whole after 0.3 s" in servers.silence
+        assert "not whole after 0.075 s" in servers.silence
     long = pytest.raises(TeacherUnusable, match="answered with more than")
     with (
         serving(Fake(about={"data": "x" * (MOST_BYTES + 1)})) as url,
