@@ -283,5 +283,5 @@ class LedgerRows:
         points = [WHOLLY if (b.parent or 0) < branch else (b.fork_batch, b.fork_version) for b in later]
         if self.restored:  # as of the checkpoint: where its learner stood
             at = [(row["next_batch"], row["version"]) for row in self.tables["incarnations"][-1:]]
-            points += [WHOLLY] if branch > max(self.branches, default=0) else at
+            points += [WHOLLY] if branch > max(self.branches, default=0) else at or [(0, 0)]
         return min(points, default=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.checkpoints import release_after
 from asyncrl.buffer.ledger.records import Batch, Incarnation, one, read_incarnations, read_line
-from asyncrl.buffer.ledger.storage.branches import GIVEN, next_branch, note
+from asyncrl.buffer.ledger.storage.branches import GIVEN, NOTHING, next_branch, note, noted
 from asyncrl.buffer.ledger.storage.database import Database
 
 
@@ -30,10 +30,14 @@ class History:
         self._db, self._checkpoints = database, checkpoints
         if not list(database.read("SELECT 1 FROM branches")):
             database.write("INSERT INTO branches VALUES (0, NULL, 0, 0, 'the start of the run')")
+            if checkpoints is not None and (given := noted(checkpoints)) >= 0:
+                database.set("restored", NOTHING)
+                database.set(GIVEN, str(given))
         self.branches: list[int] = [n for (n,) in database.read("SELECT branch FROM branches ORDER BY branch")]
-        self._note(self.branch)
         self.line = read_line(database)
         self.incarnations = read_incarnations(database)
+        if self.incarnations:
+            self._note(self.branch)
         self.published: int | None = None
         """Latest version published on this branch."""
         self._load_published()
@@ -81,6 +85,7 @@ class History:
 
     def start(self, next_batch: int, version: int, settings: str) -> Incarnation:
         """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released."""
+        self._note(self.branch)
         release_after(self._db, next_batch)
         new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version, settings=settings)
         values = (new.incarnation, new.branch, next_batch, version, next_batch, version, settings)
@@ -152,7 +157,7 @@ class History:
         return released
 
     def _note(self, branch: int) -> None:
-        if self._checkpoints is not None and branch:
+        if self._checkpoints is not None:
             note(self._checkpoints, branch)
 
     def _current(self) -> Incarnation:

@@ -14,9 +14,11 @@ from pathlib import Path
 from asyncrl.buffer.ledger.storage.database import LedgerFailed
 
 NAME = "branch"
-"""The file, in the folder of checkpoints. It is absent while there is only branch 0."""
+"""The file, in the folder of checkpoints, from the first start of a learner on."""
 GIVEN = "branches_given"
 """In a restored ledger: the highest number of a branch that the run had given before, which this ledger may lack."""
+NOTHING = "nothing: the one before was lost ahead of its first checkpoint"
+"""From what a ledger was restored that began anew, in a run in which a learner had started."""
 
 
 def next_branch(current: int, named: Iterable[int]) -> int:
@@ -29,12 +31,12 @@ def next_branch(current: int, named: Iterable[int]) -> int:
 
 
 def noted(checkpoints: Path) -> int:
-    """The highest number that was given. Raises LedgerFailed if the file cannot be read."""
+    """The highest number that was given; -1: none was. Raises LedgerFailed if the file cannot be read."""
     file = checkpoints / NAME
     try:
         return int(file.read_bytes())
     except FileNotFoundError:
-        return 0
+        return -1
     except (OSError, ValueError) as error:
         raise LedgerFailed(
             f"{file} cannot be read: {error}. It holds the highest number of a branch of this run: write the highest "

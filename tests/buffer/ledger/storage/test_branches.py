@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_passed_over_names_its_branch_too(tmp_path: Path) -
 def test_the_number_is_on_the_disk_before_the_branch_is(tmp_path: Path) -> None:
     buffer = begun(tmp_path)
     file = tmp_path / "checkpoints" / "branch"
-    assert not file.exists()
+    assert file.read_text() == "0\n"
     fork(buffer, 1)
     assert file.read_text() == "1\n"
     buffer.database.close()  # as a crash before the commit would
@@ -135,3 +135,34 @@ def test_a_number_that_cannot_be_noted_or_read_begins_no_branch(tmp_path: Path) 
     with pytest.raises(LedgerFailed, match=r"checkpoints/branch cannot be read.*'one.*events\.jsonl"):
         after_loss(buffer, tmp_path)
     assert not (tmp_path / "live").exists()
+
+
+def test_a_host_that_is_lost_before_the_first_checkpoint(tmp_path: Path) -> None:
+    """There is nothing to restore: the run begins anew, on a branch of its own."""
+    (tmp_path / "checkpoints").mkdir()
+    buffer = opened(tmp_path / "live", checkpoints=tmp_path / "checkpoints")
+    lost, _ = issue(buffer, credits=2)
+    for branch in (1, 2):
+        buffer.commit(0.0)
+        buffer.database.close()
+        shutil.rmtree(tmp_path / "live")
+        assert restore(tmp_path / "checkpoints", tmp_path / "live") is None
+        buffer = open_buffer(tmp_path / "live", max_staleness=3, durable=True, checkpoints=tmp_path / "checkpoints")
+        assert put(buffer, trajectory(lost)) == "late", "no learner has started"
+        assert issue(buffer, credits=2) == []
+        buffer.commit(0.0)
+        assert read_ledger(tmp_path / "live").restored_at(0) == (0, 0)
+        started = buffer.start(0, 0, None)
+        buffer.published(started.incarnation, started.branch, 0, f"digest-{branch}")
+        assert buffer.ledger.history.branches == [0, branch]
+        again, _ = issue(buffer, credits=2)
+        assert (lost.id.group, lost.id.index, lost.attempt) == (again.id.group, again.id.index, again.attempt)
+        assert again.id.branch == branch
+        assert record(buffer, lost, episode(1)[:1]) == ["revoked"]
+        assert put(buffer, trajectory(lost)) == "late"
+        assert put(buffer, trajectory(again)) == "stored"
+        assert violations(buffer, tmp_path / "live") == []
+        ledger = read_ledger(tmp_path / "live")
+        assert [*branches_follow(ledger, ([], [], [])), *starts_follow(ledger, ([], [], []))] == []
+        assert ledger.restored_at(0) == (0, 0)
+        lost = again
