@@ -53,7 +53,7 @@ test-sdks: .venv/.tested .venv-sdks/.installed
 lint: .venv/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check asyncrl scripts tests
-	$(BIN)/complexipy --failed --quiet
+	$(BIN)/complexipy --failed
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python scripts/check_links.py
 

@@ -80,15 +80,7 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
     yield f"learner's lists   {n['listed_batches']} batches in {_some(n['checkpoints'], 'checkpoint')}"
     yield f"payloads          {n['payloads_kept']} decoded, {n['payloads_reclaimed']} reclaimed"
     yield ""
-    for branch, counts in f.equation.items():
-        dropped = {name: k for name, k in counts.items() if name.startswith("dropped")}
-        parts = [
-            f"{state.replace('_', ' ')} {counts[state]}" for state in ("in_flight", "waiting", "assigned", "trained")
-        ]
-        parts.append(f"dropped {sum(dropped.values())}")
-        yield f"branch {branch:<10} issued {counts['issued']} = {' + '.join(parts)}"
-        for name, k in dropped.items():
-            yield f"{'':<18}{name.removeprefix('dropped: ')} {k}"
+    yield from _equation(f)
     yield f"batches           {_listed(f.outcomes)}"
     yield f"uses              {_listed(f.uses, '{1} groups {0}x')} (at most {config.buffer.max_uses})"
     yield f"staleness         {_listed(f.staleness, 'age {}: {}')} (uses; at most {_bound(config, f)})"
@@ -105,6 +97,22 @@ def _lines(run: RunFolder, f: Figures, config: Config) -> Iterator[str]:
         more = f" and {len(f.lost_turns) - SHOWN} more (--format json lists them)" if len(f.lost_turns) > SHOWN else ""
         yield f"lost turns        host {len(f.lost_turns)}: {'; '.join(f.lost_turns[:SHOWN])}{more}"
     yield ""
+    yield from _bias(f)
+
+
+def _equation(f: Figures) -> Iterator[str]:
+    for branch, counts in f.equation.items():
+        dropped = {name: k for name, k in counts.items() if name.startswith("dropped")}
+        parts = [
+            f"{state.replace('_', ' ')} {counts[state]}" for state in ("in_flight", "waiting", "assigned", "trained")
+        ]
+        parts.append(f"dropped {sum(dropped.values())}")
+        yield f"branch {branch:<10} issued {counts['issued']} = {' + '.join(parts)}"
+        for name, k in dropped.items():
+            yield f"{'':<18}{name.removeprefix('dropped: ')} {k}"
+
+
+def _bias(f: Figures) -> Iterator[str]:
     yield f"{'trajectories':<18}{'count':>8}{'length':>9}{'turns':>8}{'reward':>9}  environments"
     for fate, b in f.bias.items():
         means = (

@@ -53,10 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _find_modules_here()
         if words[0] not in COMMANDS:
-            close = difflib.get_close_matches(words[0].lstrip("-"), [*COMMANDS, "help", "version"], n=1)
-            meant = {"help": "--help", "version": "--version"}.get(close[0], close[0]) if close else ""
-            hint = f" (did you mean {meant}?)" if meant else ""
-            raise ConfigError(f"{words[0]!r} is not a command{hint}: expected one of {', '.join(COMMANDS)}.")
+            raise _unknown(words[0])
         system.check()
         code = COMMANDS[words[0]]([word for word in words[1:] if word != "--debug"])
         sys.stdout.flush()
@@ -70,6 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code, sentence = described(error)
         print(f"asyncrl: {sentence}", file=sys.stderr)
         sys.exit(code)
+
+
+def _unknown(word: str) -> ConfigError:
+    close = difflib.get_close_matches(word.lstrip("-"), [*COMMANDS, "help", "version"], n=1)
+    meant = {"help": "--help", "version": "--version"}.get(close[0], close[0]) if close else ""
+    hint = f" (did you mean {meant}?)" if meant else ""
+    return ConfigError(f"{word!r} is not a command{hint}: expected one of {', '.join(COMMANDS)}.")
 
 
 def _find_modules_here() -> None:

@@ -196,10 +196,7 @@ def attempts_were_lent_with_published_weights(ledger: LedgerRows, _: Said) -> It
 def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tuple[int, int, float]]]:
     """By ticket, the oldest version of each prefix and recorded turn that it has had, the attempt that left it, and the
     last one that can have gone on with it: the one that failed, if that ended it."""
-    failed: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
-    for row in ledger.tables["attempts"]:
-        if row["ended"] == "failed":
-            failed[row["grp"], row["idx"]].append((row["attempt"], str(row["detail"]).partition(":")[0]))
+    failed = _failed(ledger)
     found: defaultdict[tuple[int, int], list[tuple[int, int, float]]] = defaultdict(list)
     for table, kept_by in (("prefixes", ()), ("turns", GIVEN_UP)):
         for row in (row for row in ledger.tables[table] if row["oldest"] is not None):
@@ -210,18 +207,32 @@ def _oldest_carried(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tup
     return found
 
 
+def _failed(ledger: LedgerRows) -> defaultdict[tuple[int, int], list[tuple[int, str]]]:
+    """By ticket, the attempts that failed, each with its reason."""
+    found: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    for row in ledger.tables["attempts"]:
+        if row["ended"] == "failed":
+            found[row["grp"], row["idx"]].append((row["attempt"], str(row["detail"]).partition(":")[0]))
+    return found
+
+
 def attempts_end_once(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """An attempt that is leased is the last at an open ticket; of those that ended, one at most was stored."""
+    newest = max(ledger.branches, default=0)
     for key, attempts in ledger.attempts.items():
         group, row = ledger.groups.get(key[0]), ledger.trajectories.get(key)
-        if any(a.ended is None and a.branch < max(ledger.branches, default=0) for a in attempts):
-            yield f"an attempt at trajectory {ledger.name(*key)} is lent, and a later branch has begun"
-        if any(a.ended is None for a in attempts[:-1]):
-            yield f"an attempt at trajectory {ledger.name(*key)} is leased, and there is a later one"
-        if attempts[-1].ended is None and (row is not None or group is None or group.state != "in_flight"):
-            yield f"the last attempt at trajectory {ledger.name(*key)} is leased, and its ticket is not open"
-        if not {a.attempt for a in attempts if a.ended == "stored"} <= {row and row.attempt}:
-            yield f"an attempt at trajectory {ledger.name(*key)} ended as stored, and another one was stored"
+        closed = row is not None or group is None or group.state != "in_flight"
+        wrong = {
+            "an attempt {} is leased, and a later branch has begun": any(
+                a.ended is None and a.branch < newest for a in attempts
+            ),
+            "an attempt {} is leased, and there is a later one": any(a.ended is None for a in attempts[:-1]),
+            "the last attempt {} is leased, and its ticket is not open": attempts[-1].ended is None and closed,
+            "an attempt {} ended as stored, and another one was stored": not (
+                {a.attempt for a in attempts if a.ended == "stored"} <= {row and row.attempt}
+            ),
+        }
+        yield from (text.format(f"at trajectory {ledger.name(*key)}") for text, found in wrong.items() if found)
 
 
 def failures_have_a_reason(ledger: LedgerRows, _: Said) -> Iterator[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import psutil
 
@@ -47,16 +48,15 @@ def holding(address: str, interfaces: Mapping[str, Iterable[tuple[str, str]]]) -
     'lo'
     """
     own = ipaddress.ip_address(address)
-    within = ""
-    for name, given in interfaces.items():
-        for text, mask in given:
-            plain = text.partition("%")[0]
-            try:
-                held = ipaddress.ip_interface(f"{plain}/{mask}" if "." in mask else plain)
-            except ValueError:  # the address of the card itself
-                continue
-            if held.ip == own:
-                return name
-            if own in held.network:
-                within = within or name
-    return within
+    held = [(name, network) for name, given in interfaces.items() for network in _held(given)]
+    having = [name for name, network in held if network.ip == own]
+    within = [name for name, network in held if own in network.network]
+    return next(iter([*having, *within]), "")
+
+
+def _held(given: Iterable[tuple[str, str]]) -> Iterator[ipaddress.IPv4Interface | ipaddress.IPv6Interface]:
+    """Addresses with their networks, without those of the card itself."""
+    for text, mask in given:
+        plain = text.partition("%")[0]
+        with contextlib.suppress(ValueError):
+            yield ipaddress.ip_interface(f"{plain}/{mask}" if "." in mask else plain)
