@@ -209,6 +209,9 @@ class LedgerRows:
     turns_in_checkpoints: frozenset[tuple[int, int, int, int, int, str, str | None]] = frozenset()
     """The same of recorded turns: as `Witnessed.turns`."""
 
+    scores_in_checkpoints: frozenset[tuple[int, int, str]] = frozenset()
+    """The same of a teacher's scores: as `Witnessed.scores`."""
+
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `reading.TABLES`, in the order of their keys."""
     chain: ChainRows | None = None
