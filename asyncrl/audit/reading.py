@@ -114,7 +114,9 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         },
         prefixes=[
             PrefixRow(**dict(row))
-            for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
+            for row in read(
+                'SELECT grp AS "group", idx AS "index", attempt, tokens, newest, digest, ended FROM prefixes'
+            )
         ],
         demonstrations=dict(shown),
         demonstrations_digest=str(began_with[0][0]) if began_with else None,

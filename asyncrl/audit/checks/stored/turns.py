@@ -138,14 +138,21 @@ def turns_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[st
         if stored is not None:
             last["continued"] = stored.branch
         for row in rows:
-            newest, until = row.newest or 0, last.get(row.ended)
-            if until is not None and any(b <= until and newest > version for b, version in _forks(ledger, row)):
+            whole = next((r for r in rows if row.ended == "longer" and _is_longer(r, row)), None)
+            until = last.get(row.ended) if whole is None else ledger.lent_on(*key, whole.attempt)
+            newest, lent = row.newest or 0, ledger.lent_on(*key, row.attempt)
+            if lent is not None and until is not None and ledger.left_behind(newest, lent, until) is not None:
                 yield f"{_name(ledger, row)} has a token of version {newest}, and went on on a branch without it"
+
+
+def _is_longer(r: TurnRow, row: TurnRow) -> bool:
+    """Whether `r` is of the turn of which `row` is the beginning."""
+    return r.serial > row.serial and r.place == row.place and r.sampled >= row.sampled and r.attempt > row.attempt
 
 
 def _forks(ledger: LedgerRows, row: TurnRow) -> list[tuple[int, int]]:
     """Branch and first version of each branch that began after the attempt of a turn was lent."""
-    lent = next((a.branch for a in ledger.attempts.get(row.key, ()) if a.attempt == row.attempt), None)
+    lent = ledger.lent_on(*row.key, row.attempt)
     found = ((b.branch, b.fork_version) for b in ledger.branches.values())
     return [] if lent is None else [(branch, version) for branch, version in found if branch > lent]
 
@@ -197,10 +204,7 @@ def _failed(ledger: LedgerRows, row: TurnRow, diverged: bool) -> bool:
 
 
 _REASONS: dict[str | None, Any] = {
-    "longer": lambda ledger, row, rows: any(
-        r.serial > row.serial and r.place == row.place and r.sampled >= row.sampled and r.attempt > row.attempt
-        for r in rows
-    ),
+    "longer": lambda ledger, row, rows: any(_is_longer(r, row) for r in rows),
     "stale": lambda ledger, row, _: _later(ledger, row),
     "lost": lambda ledger, row, _: _later(ledger, row),
     "anew": lambda ledger, row, rows: row.key in ledger.trajectories or _later(ledger, row),

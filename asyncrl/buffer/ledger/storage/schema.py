@@ -92,6 +92,7 @@ CREATE TABLE prefixes (             -- what an interrupted attempt at the first 
     tokens INTEGER NOT NULL,        -- of the prompt and what was sampled
     sampled INTEGER NOT NULL,
     oldest INTEGER NOT NULL,        -- version among them
+    newest INTEGER NOT NULL,
     digest TEXT NOT NULL,
     row BLOB,                       -- the arrays; NULL once it has ended
     ended TEXT,                     -- NULL while its ticket has it; else how (tickets/prefixes.py)
