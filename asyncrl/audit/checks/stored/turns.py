@@ -94,7 +94,7 @@ def turns_are_whole(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
 def turns_come_in_their_order(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
     """The recorded turns of a ticket are in the order of one episode; what was ended may be recorded again."""
     for key, rows in _by_ticket(ledger).items():
-        again = any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
+        again = _lost(ledger, key)
         if [row.attempt for row in rows] != sorted(row.attempt for row in rows):
             yield f"turns of attempts at trajectory {ledger.name(*key)} are recorded behind those of later attempts"
         if len({(row.attempt, row.place, row.form) for row in rows}) < len(rows):
@@ -135,7 +135,7 @@ def turns_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[st
     for key, rows in _by_ticket(ledger).items():
         stored = ledger.trajectories.get(key)
         last: dict[str | None, int | None] = {None: max(ledger.branches, default=0)}
-        if stored is not None:
+        if stored is not None and not _lost(ledger, key):
             last["continued"] = stored.branch
         for row in rows:
             whole = next((r for r in rows if row.ended == "longer" and _is_longer(r, row)), None)
@@ -160,15 +160,19 @@ def _forks(ledger: LedgerRows, row: TurnRow) -> list[tuple[int, int]]:
 def continued_turns_are_stored(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
     """A trajectory that continued recorded turns has each of them, token for token."""
     for key, rows in _by_ticket(ledger).items():
-        attempts = ledger.attempts.get(key, ())
         continued = [row for row in rows if row.ended == "continued"]
-        if not continued or any(a.ended == "lost" for a in attempts):
+        if not continued or _lost(ledger, key):
             continue
         if key not in ledger.trajectories:
             yield f"{_name(ledger, continued[0])} was continued, and no trajectory of its ticket is stored"
         elif (trajectory := _stored(ledger, key, read)) is not None:
             missing = ((row, _missing(row, trajectory)) for row in continued)
             yield from (f"{_name(ledger, row)} was continued, and {problem}" for row, problem in missing if problem)
+
+
+def _lost(ledger: LedgerRows, key: tuple[int, int]) -> bool:
+    """Whether the disk lost a trajectory of a ticket, which may have continued turns."""
+    return any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
 
 
 def _stored(ledger: LedgerRows, key: tuple[int, int], read: ReadPayload) -> Trajectory | None:
