@@ -99,6 +99,27 @@ def test_attempts_that_last_long_and_come_to_no_end_count(tmp_path: Path) -> Non
     assert auto.violations() == []
 
 
+def test_the_time_in_which_the_buffer_was_down_does_not_count(tmp_path: Path) -> None:
+    """All was killed in the evening, and went on the next morning."""
+    auto = Auto(tmp_path)
+    auto.play(6, 1.0)
+    assert not issue(auto.buffer, credits=12)[-1].durable
+    auto.clock += 2.0
+    auto.buffer.commit(0.0)
+    auto.buffer.database.close()
+    auto.clock += 8 * 3600.0
+    auto.open()
+    learner(auto.buffer)
+    auto.buffer.joined("actor-0")
+    again = issue(auto.buffer, credits=16)
+    assert not again[-1].durable
+    auto.clock += 91.0
+    auto.buffer.fail("actor-0", again[0].id, again[0].attempt, "timeout", "given up")
+    auto.buffer.fail("actor-0", again[1].id, again[1].attempt, "timeout", "given up")
+    assert auto.violations() == []
+    assert [row["seconds"] for row in read_ledger(tmp_path).tables["lengths"][12:]] == [61.0, 61.0]
+
+
 def test_an_attempt_that_is_put_again_after_the_disk_lost_it_has_its_length_twice(tmp_path: Path) -> None:
     """Its actor was never told that it was stored."""
     auto = Auto(tmp_path)
