@@ -41,6 +41,8 @@ class GroupRow:
     weight: float
     uses: int
     ended_batch: int | None
+    ended_branch: int | None
+    """On which it ended."""
     filling: int | None
     put_back: bool
     payload: bool

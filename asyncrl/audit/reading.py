@@ -87,7 +87,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload", "durable"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, ended_batch, filling, put_back, payload, durable, task_env, lengths "
+                "weight, uses, ended_batch, ended_branch, filling, put_back, payload, durable, task_env, lengths "
                 "FROM groups ORDER BY number"
             )
         },

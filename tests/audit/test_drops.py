@@ -224,6 +224,13 @@ def test_another_reason_does_not(tmp_path: Path, what: str, reason: str) -> None
 
 TAMPERINGS: dict[str, tuple[str, str, str, Changes]] = {
     "ended_groups_say_when": ("stale", "UPDATE groups SET ended_batch = NULL WHERE reason = 'stale'", "is None", {}),
+    "groups_ended_on_a_branch_that_was_there": (
+        "stale", "UPDATE groups SET ended_branch = 1 WHERE reason = 'stale'", "branch 1, which cannot be where it", {},
+    ),
+    "groups_ended_on_a_branch_that_was_there, of those before a branch": (
+        "discarded_branch", "UPDATE groups SET ended_branch = 0 WHERE reason = 'discarded_branch'",
+        "no later branch that begins there", {},
+    ),
     "stale_groups_were_too_old": (
         "stale", "UPDATE groups SET ended_batch = 1 WHERE reason = 'stale'",
         "was within the bound: its oldest stored version is 0, the learner's was at most 1 at batch 1", {},

@@ -57,6 +57,7 @@ CREATE TABLE groups (
     weight REAL NOT NULL DEFAULT 1, -- 0: a filter rejected it, but it was kept to avoid starving the learner
     uses INTEGER NOT NULL DEFAULT 0,        -- in applied batches
     ended_batch INTEGER,            -- a checkpoint at this batch number or later covers the end of the group
+    ended_branch INTEGER,           -- on which it ended
     filling INTEGER,                -- of filtered: the batch that was being filled
     put_back INTEGER NOT NULL DEFAULT 0,    -- 1: its prompt waits to be drawn again
     payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
