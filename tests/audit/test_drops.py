@@ -171,6 +171,17 @@ def some_scored_together(folder: Path) -> Buffer:
     return buffer
 
 
+def some_scored_together_before_a_branch(folder: Path) -> Buffer:
+    """The branch took the ticket from the actor that scored group 0, which puts in vain."""
+    buffer = open_buffer(folder, group_scored=True, env_retries=0)
+    learner(buffer)
+    tickets = buffer.issue(0, "actor-0", (0, 0), 2)[0]
+    put(buffer, trajectory(tickets[0], (0,)))
+    learner(buffer, fresh=True)
+    assert put(buffer, trajectory(tickets[1], (0,))) == "late"
+    return buffer
+
+
 Changes = dict[str, Any]
 FILTERED: Changes = {"filters": (zero_variance,), "filter_max_ratio": 1.0}
 HISTORIES: dict[str, tuple[Callable[[Path], Buffer], Changes, str]] = {
@@ -184,6 +195,9 @@ HISTORIES: dict[str, tuple[Callable[[Path], Buffer], Changes, str]] = {
     "max_uses 3": (some_too_old_for_another_use, {"max_uses": 3}, ""),
     "no allowance": (some_kept_under_a_small_ratio, {**FILTERED, "filter_max_ratio": 0.0}, ""),
     "scored together": (some_scored_together, {"group_scored": True}, "env_error"),
+    "scored together, void": (
+        some_scored_together_before_a_branch, {"group_scored": True, "env_retries": 0}, "env_error",
+    ),
 }
 
 

@@ -156,7 +156,7 @@ def prompts_go_back_as_the_reason_says(ledger: LedgerRows, rules: Rules) -> Iter
     again = {group.replaces for group in ledger.groups.values()}
     for group in ledger.groups.values():
         back = group.put_back or group.number in again
-        if not any(back == _puts_back(ledger, group, r) for r in rules):
+        if not any(back in _puts_back(ledger, group, r) for r in rules):
             yield f"{_name(group)}, and its prompt was {'put back' if back else 'not put back'}"
 
 
@@ -183,12 +183,14 @@ def _weight_fits(group: GroupRow, judged: Group | None, filtered: int, r: Bounds
     return group.weight == 1 and (not rejected or group.reason in ("stale", "filtered") or r.starved_ends)
 
 
-def _puts_back(ledger: LedgerRows, group: GroupRow, r: Bounds) -> bool:
+def _puts_back(ledger: LedgerRows, group: GroupRow, r: Bounds) -> tuple[bool, ...]:
+    """Whether the prompt goes back. Either may be where a late attempt has failed before, or was void, or had lapsed."""
     if group.reason in ("stale", "wait_deadline"):
-        return r.requeue
+        return (r.requeue,)
     if group.reason == "env_error":
-        return not _failed(ledger, group, r)
-    return group.reason == "discarded_branch"
+        failed, surely = _failed(ledger, group, r), _failed(ledger, group, r, ("failed",))
+        return (False, True) if failed and not surely and _lost_its_scorer(ledger, group, r) else (not failed,)
+    return (group.reason == "discarded_branch",)
 
 
 def _filtered(ledger: LedgerRows) -> Counter[tuple[int, int | None]]:
@@ -258,12 +260,12 @@ def _unusable(ledger: LedgerRows, group: GroupRow, version: int) -> bool:
     return len(members) < group.size or max(row.newest for row in members) > version
 
 
-def _failed(ledger: LedgerRows, group: GroupRow, r: Bounds) -> bool:
-    """Whether a ticket that brought nothing failed more often than it may be tried again."""
+def _failed(ledger: LedgerRows, group: GroupRow, r: Bounds, ends: Sequence[str] = ("failed", "late")) -> bool:
+    """Whether a ticket that brought nothing failed more often than it may be tried again. A put made it `late`."""
     for index in range(group.size):
         ended = Counter(a.ended for a in ledger.attempts.get((group.number, index), ()))
         stored = (group.number, index) in ledger.trajectories
-        if not stored and ended["failed"] + ended["late"] > r.env_retries:
+        if not stored and sum(ended[how] for how in ends) > r.env_retries:
             return True
     return False
 
