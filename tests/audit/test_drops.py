@@ -196,7 +196,9 @@ HISTORIES: dict[str, tuple[Callable[[Path], Buffer], Changes, str]] = {
     "no allowance": (some_kept_under_a_small_ratio, {**FILTERED, "filter_max_ratio": 0.0}, ""),
     "scored together": (some_scored_together, {"group_scored": True}, "env_error"),
     "scored together, void": (
-        some_scored_together_before_a_branch, {"group_scored": True, "env_retries": 0}, "env_error",
+        some_scored_together_before_a_branch,
+        {"group_scored": True, "env_retries": 0},
+        "env_error",
     ),
 }
 
