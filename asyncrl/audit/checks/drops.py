@@ -184,7 +184,7 @@ def _weight_fits(group: GroupRow, judged: Group | None, filtered: int, r: Bounds
 
 
 def _puts_back(ledger: LedgerRows, group: GroupRow, r: Bounds) -> tuple[bool, ...]:
-    """Whether the prompt goes back. Either may be where an attempt that is late has failed, lapsed or was void before."""
+    """Whether the prompt goes back. Either may be where a late attempt had failed, had lapsed or was void before."""
     if group.reason in ("stale", "wait_deadline"):
         return (r.requeue,)
     if group.reason == "env_error":
