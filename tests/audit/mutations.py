@@ -48,8 +48,8 @@ FAR = {"turns.serial": 1000}
 
 
 EVERY_ROW = ("attempts", "batches.measures", "batches.since", "retired.why", "scores.bytes")
-"""Columns that are changed in every row and swapped with the next, and the table of which every row is left out once: few of their rows bear it,
-and the list in audit.md must not depend on which ones a sample holds."""
+"""Columns that are changed in every row, and swapped between neighbours, and the table of which every row is left out
+once: few of their rows bear it, and the list in audit.md must not depend on which ones a sample holds."""
 
 
 CHAIN = "commits"
