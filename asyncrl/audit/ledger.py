@@ -44,6 +44,8 @@ class GroupRow:
     weight: float
     uses: int
     ended_batch: int | None
+    ended_branch: int | None
+    """On which it ended."""
     filling: int | None
     put_back: bool
     payload: bool
@@ -118,6 +120,8 @@ class PrefixRow:
     """The attempt that handed it back."""
     tokens: int
     """Number of tokens, with the prompt."""
+    newest: int
+    """Newest version among those that were sampled."""
     digest: str
     ended: str | None
 
@@ -262,6 +266,15 @@ class LedgerRows:
         while at is not None and at.fork_batch > b and at.parent is not None:
             at = self.branches.get(at.parent) if at.parent < at.branch else None  # else it would have no end
         return None if at is None else self._by_place.get((at.branch, b))
+
+    def left_behind(self, version: int, lent: int, until: int) -> BranchRow | None:
+        """The first branch after `lent`, up to `until`, that began before this version; None: all of them had it."""
+        later = (b for b in self.branches.values() if lent < b.branch <= until)
+        return next((b for b in later if version > b.fork_version), None)
+
+    def lent_on(self, group: int, index: int, attempt: int) -> int | None:
+        """The branch on which an attempt was lent."""
+        return next((a.branch for a in self.attempts.get((group, index), ()) if a.attempt == attempt), None)
 
     def trained_by(self, serial: int) -> dict[str, Any] | None:
         """The start of the learner that finished this batch first."""

@@ -87,7 +87,7 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
             row["number"]: GroupRow(**_with_bools(row, "put_back", "payload", "durable"))
             for row in read(
                 "SELECT number, branch, draw, task, curriculum, measured, replaces, task_id, size, state, reason, "
-                "weight, uses, ended_batch, filling, put_back, payload, durable, task_env, lengths "
+                "weight, uses, ended_batch, ended_branch, filling, put_back, payload, durable, task_env, lengths "
                 "FROM groups ORDER BY number"
             )
         },
@@ -114,7 +114,9 @@ def _rows(db: sqlite3.Connection) -> LedgerRows:
         },
         prefixes=[
             PrefixRow(**dict(row))
-            for row in read('SELECT grp AS "group", idx AS "index", attempt, tokens, digest, ended FROM prefixes')
+            for row in read(
+                'SELECT grp AS "group", idx AS "index", attempt, tokens, newest, digest, ended FROM prefixes'
+            )
         ],
         demonstrations=dict(shown),
         demonstrations_digest=str(began_with[0][0]) if began_with else None,

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ FAR = {"turns.serial": 1000}
 """What is added to a number whose neighbours are taken."""
 
 
-EVERY_ROW = ("attempts", "batches.since", "retired.why", "scores.bytes")
-"""Columns that are changed in every row, and the table of which every row is left out once: few of their rows bear it,
-and the list in audit.md must not depend on which ones a sample holds."""
+EVERY_ROW = ("attempts", "batches.measures", "batches.since", "retired.why", "scores.bytes")
+"""Columns that are changed in every row, and swapped between neighbours, and the table of which every row is left out
+once: few of their rows bear it, and the list in audit.md must not depend on which ones a sample holds."""
 
 
 CHAIN = "commits"
@@ -112,6 +113,9 @@ def _of_every_row(table: str, rows: list[dict[str, Any]], of_it: list[Column]) -
         rng = random.Random(str(column))
         for row in rows if str(column) in EVERY_ROW else ():
             yield from _changed(column, row, rows, of_it, rng)
+        for a, b in pairwise(rows) if str(column) in EVERY_ROW else ():
+            if a[column.name] != b[column.name]:
+                yield _swap(column, a, b, of_it)
     for row in rows if table in EVERY_ROW else ():
         yield _left_out(table, row, of_it)
 
@@ -175,8 +179,12 @@ def _swapped(column: Column, rows: list[dict[str, Any]], of_it: list[Column], rn
     for a, b in rng.sample(pairs, min(2, len(pairs))):
         if column.kind == "REAL" and math.isclose(a[column.name] or 0.0, b[column.name] or 0.0):
             continue  # equal but for rounding
-        there, back = _set(column, a, b[column.name], of_it, ""), _set(column, b, a[column.name], of_it, "")
-        yield Mutation(f"{column}: swapped", f"{there.where} and {back.where}", there.statements + back.statements)
+        yield _swap(column, a, b, of_it)
+
+
+def _swap(column: Column, a: dict[str, Any], b: dict[str, Any], of_it: list[Column]) -> Mutation:
+    there, back = _set(column, a, b[column.name], of_it, ""), _set(column, b, a[column.name], of_it, "")
+    return Mutation(f"{column}: swapped", f"{there.where} and {back.where}", there.statements + back.statements)
 
 
 def _set(column: Column, row: dict[str, Any], value: Any, of_it: list[Column], how: str) -> Mutation:

@@ -171,6 +171,17 @@ def some_scored_together(folder: Path) -> Buffer:
     return buffer
 
 
+def some_scored_together_before_a_branch(folder: Path) -> Buffer:
+    """The branch took the ticket from the actor that scored group 0, which puts in vain."""
+    buffer = open_buffer(folder, group_scored=True, env_retries=0)
+    learner(buffer)
+    tickets = buffer.issue(0, "actor-0", (0, 0), 2)[0]
+    put(buffer, trajectory(tickets[0], (0,)))
+    learner(buffer, fresh=True)
+    assert put(buffer, trajectory(tickets[1], (0,))) == "late"
+    return buffer
+
+
 Changes = dict[str, Any]
 FILTERED: Changes = {"filters": (zero_variance,), "filter_max_ratio": 1.0}
 HISTORIES: dict[str, tuple[Callable[[Path], Buffer], Changes, str]] = {
@@ -184,6 +195,11 @@ HISTORIES: dict[str, tuple[Callable[[Path], Buffer], Changes, str]] = {
     "max_uses 3": (some_too_old_for_another_use, {"max_uses": 3}, ""),
     "no allowance": (some_kept_under_a_small_ratio, {**FILTERED, "filter_max_ratio": 0.0}, ""),
     "scored together": (some_scored_together, {"group_scored": True}, "env_error"),
+    "scored together, void": (
+        some_scored_together_before_a_branch,
+        {"group_scored": True, "env_retries": 0},
+        "env_error",
+    ),
 }
 
 
@@ -224,6 +240,13 @@ def test_another_reason_does_not(tmp_path: Path, what: str, reason: str) -> None
 
 TAMPERINGS: dict[str, tuple[str, str, str, Changes]] = {
     "ended_groups_say_when": ("stale", "UPDATE groups SET ended_batch = NULL WHERE reason = 'stale'", "is None", {}),
+    "groups_ended_on_a_branch_that_was_there": (
+        "stale", "UPDATE groups SET ended_branch = 1 WHERE reason = 'stale'", "branch 1, which cannot be where it", {},
+    ),
+    "groups_ended_on_a_branch_that_was_there, of those before a branch": (
+        "discarded_branch", "UPDATE groups SET ended_branch = 0 WHERE reason = 'discarded_branch'",
+        "no later branch that begins there", {},
+    ),
     "stale_groups_were_too_old": (
         "stale", "UPDATE groups SET ended_batch = 1 WHERE reason = 'stale'",
         "was within the bound: its oldest stored version is 0, the learner's was at most 1 at batch 1", {},

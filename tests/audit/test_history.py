@@ -19,7 +19,7 @@ from asyncrl.audit.actor_logs import Ack, AckLines
 from asyncrl.audit.checks.accounting import equation, staleness, uses
 from asyncrl.audit.checks.chain import chain
 from asyncrl.audit.checks.drops import drops
-from asyncrl.audit.checks.history import history
+from asyncrl.audit.checks.history import batches_hold_what_was_there, history
 from asyncrl.audit.checks.logs import acknowledgements, loss
 from asyncrl.audit.checks.references import rows
 from asyncrl.audit.checks.replays import replays
@@ -35,6 +35,7 @@ from asyncrl.buffer.ledger.storage.snapshot import restore
 from tests.audit.simulated import awaited
 from tests.buffer.fakes import RULES, FakeCurriculum, FakeSource, learner, open_buffer, play, put, step, trajectory
 from tests.buffer.test_interleavings import Interleavings
+from tests.buffer.tickets.test_lengths import cut
 from tests.buffer.tickets.test_prefixes import hand_back, issue, prefix
 
 
@@ -150,6 +151,32 @@ def test_what_the_disk_lost_is_counted_and_no_violation(tmp_path: Path) -> None:
     acks = [Ack(0, t.id.group, t.id.index, 0, trajectory(t, (0,), float(t.id.index % 2)).digest()) for t in tickets]
     assert list(found(tmp_path, FakeSource(), acks, BOUNDS)) == []
     assert [loss(read_ledger(tmp_path), ack) for ack in acks] == [None, "disk"]
+
+
+def test_a_group_of_which_the_disk_lost_something_is_whole_in_a_batch_that_was_not_left(tmp_path: Path) -> None:
+    """What was lost came again; a batch that took it is held to that, one that a branch released is not."""
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
+    learner(buffer)
+    play(buffer, credits=4)
+    buffer.commit(0)
+    buffer.database.close()
+    cut(tmp_path)
+    buffer = open_buffer(tmp_path, curriculum=FakeCurriculum())
+    incarnation = learner(buffer)
+    play(buffer)
+    step(buffer, incarnation, 0)
+    buffer.commit(0)
+    buffer.database.close()
+    ledger = read_ledger(tmp_path)
+    assert [a.ended for a in ledger.attempts[1, 1]] == ["lost", "stored"]
+    assert list(batches_hold_what_was_there(ledger, ([], [], []))) == []
+    later = ledger.trajectories | {(1, 1): replace(ledger.trajectories[1, 1], branch=1)}
+    less = {key: row for key, row in ledger.trajectories.items() if key != (1, 1)}
+    for changed in (replace(ledger, trajectories=later), replace(ledger, trajectories=less)):
+        (said,) = batches_hold_what_was_there(changed, ([], [], []))
+        assert said == "batch 0 of branch 0 holds group 1, which was not complete on its branch"
+        left = replace(changed, batches=[replace(batch, released=True) for batch in changed.batches])
+        assert list(batches_hold_what_was_there(left, ([], [], []))) == []
 
 
 def test_what_continued_a_prefix_may_be_lost_to_the_disk_also_where_its_own_attempt_did(tmp_path: Path) -> None:

@@ -133,6 +133,20 @@ def nothing_is_ahead(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
             yield f"trajectory {name} has version {row.newest}, ahead of batch {batch.b}'s {batch.version}"
 
 
+def nothing_is_of_a_version_that_was_left(ledger: LedgerRows, _: Bounds) -> Iterator[str]:
+    """No trajectory of a batch or a live group has a version that a branch begun after it was lent did not have."""
+    last = max(ledger.branches, default=0)
+    live = ((group.number, last) for group in ledger.groups.values() if group.state not in ("trained", "dropped"))
+    used = ((number, batch.branch) for batch in ledger.batches for number in batch.groups)
+    for number, until in dict.fromkeys((*used, *live)):
+        for row in ledger.members.get(number, ()):
+            fork = None if row.branch is None else ledger.left_behind(row.newest, row.branch, until)
+            if fork is not None:
+                name = f"trajectory {ledger.name(number, row.index)}, lent on branch {row.branch},"
+                began = f"branch {fork.branch} began at version {fork.fork_version}"
+                yield f"{name} has version {row.newest}; {began}, and branch {until} has it"
+
+
 def nothing_is_too_old(ledger: LedgerRows, bounds: Bounds) -> Iterator[str]:
     """No trajectory is more versions old than its batch's bound allows, unless old tokens are masked."""
     for batch, row in _used(ledger) if bounds.over_age != "mask" else ():
@@ -174,4 +188,9 @@ USES: tuple[Check, ...] = (
     batches_are_full,
     groups_are_used_at_most,
 )
-STALENESS: tuple[Check, ...] = (nothing_is_ahead, nothing_is_too_old, enough_is_kept)
+STALENESS: tuple[Check, ...] = (
+    nothing_is_ahead,
+    nothing_is_of_a_version_that_was_left,
+    nothing_is_too_old,
+    enough_is_kept,
+)

@@ -103,10 +103,10 @@ def prefixes_were_announced(ledger: LedgerRows, logs: Logs) -> Iterator[str]:
 
 
 def _is_prefix(line: PrefixLine, key: tuple[int, int, int], row: dict[str, Any]) -> bool:
-    oldest, sampled = line.versions[0][0], sum(n for _, n in line.versions)
-    said = (line.digest, line.tokens, sampled, oldest)
+    versions, sampled = [version for version, _ in line.versions], sum(n for _, n in line.versions)
+    said = (line.digest, line.tokens, sampled, min(versions), max(versions))
     return (line.group, line.index, line.attempt) == key and said == (
-        row["digest"], row["tokens"], row["sampled"], row["oldest"],
+        row["digest"], row["tokens"], row["sampled"], row["oldest"], row["newest"],
     )  # fmt: skip
 
 

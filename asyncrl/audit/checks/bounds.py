@@ -66,10 +66,10 @@ class _Decided:
         )
 
     @cached_property
-    def stale(self) -> Counter[tuple[int, int | None]]:
-        """Groups that were dropped as stale, by branch and the number of batches that were fixed then."""
+    def stale(self) -> Counter[tuple[int | None, int | None]]:
+        """Groups that were dropped as stale, by the branch on which they ended and the number of its batches then."""
         dropped = (group for group in self.ledger.groups.values() if group.reason == "stale")
-        return Counter((group.branch, group.ended_batch) for group in dropped)
+        return Counter((group.ended_branch, group.ended_batch) for group in dropped)
 
     @cached_property
     def stale_at(self) -> dict[int | None, list[GroupRow]]:

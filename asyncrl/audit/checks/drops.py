@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows
+from asyncrl.audit.ledger import BatchRow, BranchRow, GroupRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.ledger.group import Group, Received
@@ -33,10 +33,32 @@ def drops(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
 def ended_groups_say_when(ledger: LedgerRows, _: Rules) -> Iterator[str]:
     """A group has a batch at which it ended if, and only if, it has ended; a filtered one was then being filled in."""
     for group in ledger.groups.values():
-        if (group.ended_batch is not None) != (group.state in ("trained", "dropped")):
+        ended = group.state in ("trained", "dropped")
+        if (group.ended_batch is not None) != ended or (group.ended_branch is not None) != ended:
             yield f"{_name(group)}, and the batch at which it ended is {group.ended_batch}"
         elif group.filling != (group.ended_batch if group.reason == "filtered" else None):
             yield f"{_name(group)} at batch {group.ended_batch}, and is recorded as filtered for batch {group.filling}"
+
+
+def groups_ended_on_a_branch_that_was_there(ledger: LedgerRows, _: Rules) -> Iterator[str]:
+    """A group ended on its branch or a later one, at a batch of that, and with the batch that ended it."""
+    last, waited = _last_batch(ledger), {(row["grp"], row["batch"]): row["branch"] for row in ledger.tables["retired"]}
+    for group in (group for group in ledger.groups.values() if group.ended_batch is not None):
+        on, at = ledger.branches.get(group.ended_branch or 0), group.ended_batch or 0
+        known = on is not None and group.branch <= on.branch and _reached(ledger, on, at)
+        by: int | None = None if on is None else on.branch
+        if group.reason == "filtered":
+            by = _judged_on(ledger, group)
+        elif group.state == "trained" or group.reason in _SKIPPED:
+            batch = last.get(group.number)
+            by = waited.get((group.number, at), by if batch is None else batch.branch)
+        if group.ended_branch != by or not known:
+            yield f"{_name(group)} at batch {at} of branch {group.ended_branch}, which cannot be where it ended"
+
+
+def _reached(ledger: LedgerRows, branch: BranchRow, fixed: int) -> bool:
+    """Whether so many batches were fixed on a branch at some time."""
+    return branch.fork_batch == fixed or ledger.fixed_on(branch.branch, fixed - 1) is not None
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
@@ -45,12 +67,11 @@ def ended_groups_say_when(ledger: LedgerRows, _: Rules) -> Iterator[str]:
 def stale_groups_were_too_old(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
     """A group dropped as stale was past the bound, by its stored versions, when it was dropped."""
     for group in _dropped(ledger, "stale"):
-        versions = _versions(ledger, group)
         if not any(over_age(ledger, group, *point, r) for r in rules for point in _points(ledger, group, r)):
             oldest = min((row.oldest for row in ledger.members.get(group.number, ())), default=None)
             yield (
                 f"{_name(group)}, and was within the bound: its oldest stored version is {oldest}, the learner's was "
-                f"at most {max(versions, default=None)} at batch {group.ended_batch}"
+                f"at most {_version(ledger, group)} at batch {group.ended_batch}"
             )
 
 
@@ -85,7 +106,7 @@ def awaited_groups_were_not_there(ledger: LedgerRows, rules: Rules) -> Iterator[
             yield f"{_name(group)}, and buffer.over_age is {rules[-1].over_age}, which waits for no group"
         elif not any(ledger.attempts.get((group.number, index)) for index in range(group.size)):
             yield f"{_name(group)}, and no ticket of it was issued, so that no deadline was set"
-        elif not any(_unusable(ledger, group, version) for version in _versions(ledger, group)):
+        elif (version := _version(ledger, group)) is None or not _unusable(ledger, group, version):
             yield f"{_name(group)}, and was complete, so that batch {group.ended_batch} could have taken it"
 
 
@@ -103,8 +124,9 @@ def discarded_groups_were_left_behind(ledger: LedgerRows, _: Rules) -> Iterator[
     for group in _dropped(ledger, "discarded_branch"):
         members = ledger.members.get(group.number, ())
         newest = max((row.newest for row in members), default=-1)
-        forks = [b for b in ledger.branches.values() if b.branch > group.branch and b.fork_batch == group.ended_batch]
-        if not any(newest > f.fork_version or not group.payload for f in forks):
+        fork = ledger.branches.get(group.ended_branch or 0)
+        begun = fork is not None and fork.branch > group.branch and fork.fork_batch == group.ended_batch
+        if not (fork and begun and (newest > fork.fork_version or not group.payload)):
             yield f"{_name(group)} at batch {group.ended_batch}, and no later branch that begins there had to leave it"
 
 
@@ -134,7 +156,7 @@ def prompts_go_back_as_the_reason_says(ledger: LedgerRows, rules: Rules) -> Iter
     again = {group.replaces for group in ledger.groups.values()}
     for group in ledger.groups.values():
         back = group.put_back or group.number in again
-        if not any(back == _puts_back(ledger, group, r) for r in rules):
+        if not any(back in _puts_back(ledger, group, r) for r in rules):
             yield f"{_name(group)}, and its prompt was {'put back' if back else 'not put back'}"
 
 
@@ -161,12 +183,14 @@ def _weight_fits(group: GroupRow, judged: Group | None, filtered: int, r: Bounds
     return group.weight == 1 and (not rejected or group.reason in ("stale", "filtered") or r.starved_ends)
 
 
-def _puts_back(ledger: LedgerRows, group: GroupRow, r: Bounds) -> bool:
+def _puts_back(ledger: LedgerRows, group: GroupRow, r: Bounds) -> tuple[bool, ...]:
+    """Whether the prompt goes back. Either may be where a late attempt had failed, had lapsed or was void before."""
     if group.reason in ("stale", "wait_deadline"):
-        return r.requeue
+        return (r.requeue,)
     if group.reason == "env_error":
-        return not _failed(ledger, group, r)
-    return group.reason == "discarded_branch"
+        failed, surely = _failed(ledger, group, r), _failed(ledger, group, r, ("failed",))
+        return (False, True) if failed and not surely and _lost_its_scorer(ledger, group, r) else (not failed,)
+    return (group.reason == "discarded_branch",)
 
 
 def _filtered(ledger: LedgerRows) -> Counter[tuple[int, int | None]]:
@@ -187,30 +211,24 @@ def _last_batch(ledger: LedgerRows) -> dict[int, BatchRow]:
     return {number: batch for batch in ledger.line for number in batch.groups}
 
 
-def _versions(ledger: LedgerRows, group: GroupRow) -> list[int]:
-    """The highest version that the learner can have had when the group ended, on each branch where that can have been.
+def _version(ledger: LedgerRows, group: GroupRow) -> int | None:
+    """The highest version that the learner can have had when the group ended; None: the ledger says no such place.
 
     While it redoes recorded batches its version is lower; a group too old for the lower one is too old for the higher.
     """
-    end, versions = group.ended_batch, []
-    for branch in ledger.branches.values():
-        if branch.branch < group.branch or end is None or end < branch.fork_batch:
-            continue
-        batch = ledger.fixed_on(branch.branch, end - 1)
-        if end == branch.fork_batch:
-            versions.append(branch.fork_version)
-        elif batch is not None:
-            versions.append(batch.version_after)
-    return versions
+    branch, end = ledger.branches.get(group.ended_branch or 0), group.ended_batch
+    if branch is None or end is None:
+        return None
+    batch = ledger.fixed_on(branch.branch, end - 1)
+    return branch.fork_version if end == branch.fork_batch else None if batch is None else batch.version_after
 
 
 def _points(ledger: LedgerRows, group: GroupRow, r: Bounds) -> Iterator[tuple[int, int]]:
-    """The versions of `_versions`, each with the bound on staleness then. Both change when a batch ends: before that,
-    both may have been smaller."""
-    for branch in ledger.branches:
-        end = group.ended_batch
-        if end is not None and branch >= group.branch and end >= ledger.branches[branch].fork_batch:
-            yield from points(ledger, branch, end, r)
+    """The version of `_version` with the bound on staleness then. Both change when a batch ends: before that, both may
+    have been smaller."""
+    branch, end = group.ended_branch, group.ended_batch
+    if end is not None and branch in ledger.branches and end >= ledger.branches[branch].fork_batch:
+        yield from points(ledger, branch, end, r)
 
 
 def points(ledger: LedgerRows, branch: int, fixed: int, r: Bounds) -> Iterator[tuple[int, int]]:
@@ -242,12 +260,12 @@ def _unusable(ledger: LedgerRows, group: GroupRow, version: int) -> bool:
     return len(members) < group.size or max(row.newest for row in members) > version
 
 
-def _failed(ledger: LedgerRows, group: GroupRow, r: Bounds) -> bool:
-    """Whether a ticket that brought nothing failed more often than it may be tried again."""
+def _failed(ledger: LedgerRows, group: GroupRow, r: Bounds, ends: Sequence[str] = ("failed", "late")) -> bool:
+    """Whether a ticket that brought nothing failed more often than it may be tried again. A put made it `late`."""
     for index in range(group.size):
         ended = Counter(a.ended for a in ledger.attempts.get((group.number, index), ()))
         stored = (group.number, index) in ledger.trajectories
-        if not stored and ended["failed"] + ended["late"] > r.env_retries:
+        if not stored and sum(ended[how] for how in ends) > r.env_retries:
             return True
     return False
 
@@ -288,6 +306,7 @@ def _name(group: GroupRow) -> str:
 
 DROPS: tuple[Check, ...] = (
     ended_groups_say_when,
+    groups_ended_on_a_branch_that_was_there,
     stale_groups_were_too_old,
     filtered_groups_are_rejected,
     filtered_groups_fit_the_allowance,

@@ -85,10 +85,12 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
 
 
 def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """A batch holds complete groups, none with a trajectory that a later branch issued, unless the disk lost some."""
+    """A batch holds complete groups, none with a trajectory that a later branch issued. Of one that was left, the disk
+    may have lost some since, which then came again or not."""
     lost = {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
     for batch in ledger.batches:
-        for group in (ledger.groups[n] for n in batch.groups if n in ledger.groups and n not in lost):
+        held = (n for n in batch.groups if n in ledger.groups and not (batch.released and n in lost))
+        for group in (ledger.groups[n] for n in held):
             members = ledger.members.get(group.number, ())
             if len(members) < group.size or any((row.branch or 0) > batch.branch for row in members):
                 yield f"{_name(batch)} holds group {group.number}, which was not complete on its branch"

@@ -30,7 +30,8 @@ def lengths_are_of_attempts(ledger: LedgerRows, rules: Rules) -> Iterator[str]:
         long = attempt is not None and attempt.ended is not None and any(row["seconds"] > limit for limit in limits)
         if row["serial"] != expected or not (brought or long) or row["seconds"] < 0:
             yield f"length {row['serial']}, {row['seconds']} s of {key}, is of no attempt that took so long"
-        if (*key, row["seconds"]) in seen:
+        lost = attempt is not None and attempt.ended == "lost"  # it may have been put once more
+        if (*key, row["seconds"]) in seen and not lost:
             yield f"length {row['serial']} is of {key}, which has it already"
         seen.add((*key, row["seconds"]))
 

@@ -27,6 +27,8 @@ from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.unmeasured import Unmeasured
 
+_ENDED = "UPDATE groups SET ended_batch = ?, ended_branch = ?, ended_at = ? WHERE number = ?"
+
 
 class Ledger:
     def __init__(self, database: Database, checkpoints: Path | None = None) -> None:
@@ -191,7 +193,7 @@ class Ledger:
             self.db.write("UPDATE groups SET uses = ? WHERE number = ?", (group.uses, number))
         if group.state != "waiting":
             self._move(group, "waiting")
-            self.db.write("UPDATE groups SET ended_batch = NULL, ended_at = NULL WHERE number = ?", (number,))
+            self.db.write(_ENDED, (None, None, None, number))
             self.live[number] = group
 
     # Reads
@@ -220,8 +222,8 @@ class Ledger:
 
     def _end(self, group: Group, state: State, reason: Reason | None, ended_batch: int | None = None) -> None:
         self._move(group, state, reason)
-        ended = (len(self.history.line) if ended_batch is None else ended_batch, self.db.wall_clock(), group.number)
-        self.db.write("UPDATE groups SET ended_batch = ?, ended_at = ? WHERE number = ?", ended)
+        batch = len(self.history.line) if ended_batch is None else ended_batch
+        self.db.write(_ENDED, (batch, self.history.branch, self.db.wall_clock(), group.number))
         del self.live[group.number]
 
     def _require(self, group: Group, *states: State) -> None:

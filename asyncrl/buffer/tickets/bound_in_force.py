@@ -93,4 +93,4 @@ class BoundInForce:
 
 
 _ISSUED = "SELECT coalesce(max(number), -1) + 1 FROM groups"
-_STALE = "SELECT count(*) FROM groups WHERE reason = 'stale' AND ended_batch = ? AND branch = ?"
+_STALE = "SELECT count(*) FROM groups WHERE reason = 'stale' AND ended_batch = ? AND ended_branch = ?"

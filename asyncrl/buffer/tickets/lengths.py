@@ -1,10 +1,10 @@
 """How long episodes take, and whether that is long enough to record their turns (`buffer.turns: auto`).
 
 An attempt counts when its trajectory is stored, with the seconds that its episode took, in whichever attempts. One
-that ends otherwise counts if it had lasted longer than the limit by the buffer's clock, or else nothing would ever be
-recorded where no episode comes to its end. The last `WINDOW` of an environment decide for the groups of it that are
-issued: their turns are recorded if the 90th percentile is above the limit. The ledger has each in order, and with each
-group how many there were then: the audit decides again.
+that ends otherwise counts if it had lasted longer than the limit by the buffer's clock, since the buffer was opened at
+the earliest, or else nothing would ever be recorded where no episode comes to its end. The last `WINDOW` of an
+environment decide for the groups of it that are issued: their turns are recorded if the 90th percentile is above the
+limit. The ledger has each in order, and with each group how many there were then: the audit decides again.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Lengths:
         """`limit`: `buffer.turns_auto_s`. `lease_s`: for that long nobody may have been heard of an attempt that ends
         without a trajectory; it does not count."""
         self._db, self._limit, self._lease_s = db, limit, lease_s
+        self._opened_at = db.wall_clock()
+        """Before it the buffer was down, and nobody can say for how long an attempt went on."""
         self._recent: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
         self._count = 0
         """Rows so far."""
@@ -62,7 +64,7 @@ class Lengths:
         where = "WHERE grp = ? AND idx = ? AND attempt = ?"
         rows = self._db.read(f"SELECT issued_at FROM attempts {where}", (group.number, index, attempt))
         for (issued_at,) in list(rows):
-            seconds = self._db.wall_clock() - issued_at - self._lease_s
+            seconds = self._db.wall_clock() - max(issued_at, self._opened_at) - self._lease_s
             if seconds > self._limit:
                 self._add(group, index, attempt, seconds)
 

@@ -37,6 +37,7 @@ class _KeptPrefix:
     """Number of sampled tokens."""
     oldest: int
     """Oldest version among them."""
+    newest: int
 
 
 class Prefixes:
@@ -44,7 +45,7 @@ class Prefixes:
 
     def __init__(self, db: Database) -> None:
         self._db = db
-        rows = db.read("SELECT grp, idx, attempt, sampled, oldest FROM prefixes WHERE ended IS NULL")
+        rows = db.read("SELECT grp, idx, attempt, sampled, oldest, newest FROM prefixes WHERE ended IS NULL")
         self._kept = {(group, index): _KeptPrefix(*about) for group, index, *about in rows}
         ended = db.read("SELECT ended, count(*), sum(sampled) FROM prefixes WHERE ended IS NOT NULL GROUP BY 1")
         self.counts: Counter[str] = Counter()
@@ -60,11 +61,11 @@ class Prefixes:
         """Keeps what an interrupted attempt hands back."""
         sampled = prefix.versions[prefix.mask]
         self.end(key, "longer" if self._begins(key, prefix) else "anew")
-        kept = _KeptPrefix(attempt, len(sampled), int(sampled.min()))
+        kept = _KeptPrefix(attempt, len(sampled), int(sampled.min()), int(sampled.max()))
         row = join(encode_row(prefix))
         self._db.write(
-            "INSERT INTO prefixes VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-            (*key, attempt, len(prefix), kept.sampled, kept.oldest, prefix.digest(), row),
+            "INSERT INTO prefixes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            (*key, attempt, len(prefix), kept.sampled, kept.oldest, kept.newest, prefix.digest(), row),
         )
         self._kept[key] = kept
         self.counts["kept"] += 1
@@ -113,7 +114,7 @@ class Prefixes:
     def forked(self, version: int) -> None:
         """A branch has begun at `version`: prefixes with later tokens end."""
         for key, kept in list(self._kept.items()):
-            if int(self._row(key, kept).versions.max()) > version:
+            if kept.newest > version:
                 self.end(key, "discarded_branch")
 
     def groups(self) -> set[int]:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from asyncrl.audit.checks.bounds import bounds
+from asyncrl.audit.reading import read_ledger
+from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.bounds import automatic
 from asyncrl.buffer.bounds.automatic import Auto
 from asyncrl.buffer.bounds.changes import Changes
@@ -261,3 +264,28 @@ def test_a_batch_that_a_branch_takes_over_keeps_a_fixed_bound_that_is_another_on
     buffer.finished(again, 0, "applied")
     assert buffer.published(again, 0, 1, "other") == 1
     assert [(batch.branch, batch.bound) for batch in buffer.ledger.history.line] == [(1, 2)]
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_stale_group_counts_on_the_branch_on_which_it_ends(tmp_path: Path, branch: bool) -> None:
+    """Group 0 is stored in part with version 0, and becomes stale; with a branch, which begins meanwhile."""
+    buffer = opened(tmp_path, start=1)
+    incarnation = learner(buffer)
+    tickets = buffer.issue(0.0, "actor-0", (0, 0), 8)[0]
+    put(buffer, trajectory(tickets[0], (0,)))
+    if branch:
+        incarnation = learner(buffer, 0, 0, branch=0, fresh=True)
+        tickets = buffer.issue(0.0, "actor-0", (1, 0), 8)[0]
+    for b in range(4):
+        for ticket in tickets:
+            if ticket.id.group:
+                put(buffer, trajectory(ticket, (b,)))
+        step(buffer, incarnation, b, 1)
+        tickets = buffer.issue(0.0, "actor-0", (int(branch), b + 1), 8)[0]
+    measures = [batch.measures for batch in buffer.ledger.history.line]
+    assert [m and m.stale for m in measures] == [0.0, 0.0, 1 / 3, 0.0]
+    buffer.commit(0.0)
+    ledger = read_ledger(tmp_path)
+    assert (ledger.groups[0].reason, ledger.groups[0].branch) == ("stale", 0)
+    found = bounds(ledger, [Bounds(2, 1, LIMIT, "drop", 0.5, auto=Auto(0, LIMIT, 1))])
+    assert [text for text in found if "share of stale groups" in text] == []

@@ -15,6 +15,7 @@ from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory.turns import RecordedSample
 from tests.buffer.fakes import equation, learner, open_buffer, put, step, trajectory
+from tests.buffer.tickets.test_lengths import cut
 from tests.buffer.tickets.test_prefixes import counts as of_prefixes
 from tests.buffer.tickets.test_prefixes import hand_back, prefix
 from tests.buffer.tickets.test_turns import RESET, answer, counts, episode, issue, played, record, sample
@@ -97,6 +98,25 @@ def test_a_group_with_a_later_trajectory_is_dropped_with_its_turns(tmp_path: Pat
     fork(buffer, 1)
     assert equation(buffer, 0)["dropped: discarded_branch"] == 1
     assert counts(buffer) == {"dropped": 2}
+    assert violations(buffer, tmp_path) == []
+
+
+def test_turns_of_a_trajectory_that_the_disk_lost_went_on_nowhere(tmp_path: Path) -> None:
+    """It had continued them; what comes in its place on a later branch did not."""
+    buffer = opened(tmp_path)
+    advance(buffer)
+    _, two = issue(buffer, credits=2)
+    record(buffer, two, [RESET, sample(0, 1)])
+    assert put(buffer, played(two, [sample(0, 1)])) == "stored"
+    buffer.commit(0.0)
+    buffer.database.close()
+    cut(tmp_path)
+    buffer = open_buffer(tmp_path, max_staleness=3, durable=True)
+    assert buffer.lost_to_disk == 1
+    fork(buffer, 0)
+    (again,) = [t for t in issue(buffer, credits=9) if (t.id.group, t.id.index) == (two.id.group, two.id.index)]
+    record(buffer, again, [RESET, sample(0, 0)])
+    assert put(buffer, played(again, [sample(0, 0)])) == "stored"
     assert violations(buffer, tmp_path) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,51 @@ def test_attempts_that_last_long_and_come_to_no_end_count(tmp_path: Path) -> Non
     assert issue(auto.buffer, credits=6)[-1].durable
     assert [row["seconds"] for row in read_ledger(tmp_path).tables["lengths"]] == [70.0] * 10
     assert auto.violations() == []
+
+
+def test_the_time_in_which_the_buffer_was_down_does_not_count(tmp_path: Path) -> None:
+    """All was killed in the evening, and went on the next morning."""
+    auto = Auto(tmp_path)
+    auto.play(6, 1.0)
+    assert not issue(auto.buffer, credits=12)[-1].durable
+    auto.clock += 2.0
+    auto.buffer.commit(0.0)
+    auto.buffer.database.close()
+    auto.clock += 8 * 3600.0
+    auto.open()
+    learner(auto.buffer)
+    auto.buffer.joined("actor-0")
+    again = issue(auto.buffer, credits=16)
+    assert not again[-1].durable
+    auto.clock += 91.0
+    auto.buffer.fail("actor-0", again[0].id, again[0].attempt, "timeout", "given up")
+    auto.buffer.fail("actor-0", again[1].id, again[1].attempt, "timeout", "given up")
+    assert auto.violations() == []
+    assert [row["seconds"] for row in read_ledger(tmp_path).tables["lengths"][12:]] == [61.0, 61.0]
+
+
+def test_an_attempt_that_is_put_again_after_the_disk_lost_it_has_its_length_twice(tmp_path: Path) -> None:
+    """Its actor was never told that it was stored."""
+    auto = Auto(tmp_path)
+    one, two = issue(auto.buffer, credits=2)
+    auto.put(one, 5.0)
+    auto.put(two, 7.0)
+    auto.buffer.commit(0.0)
+    auto.buffer.database.close()
+    cut(tmp_path)
+    auto.open()
+    assert auto.buffer.lost_to_disk == 1
+    learner(auto.buffer)
+    auto.put(two, 7.0)
+    assert auto.violations() == []
+    auto.buffer.database.write("INSERT INTO lengths SELECT 3, grp, idx, attempt, seconds FROM lengths WHERE serial = 0")
+    assert auto.violations() == [f"length 3 is of {(0, 0, 0)}, which has it already"]
+
+
+def cut(folder: Path) -> None:
+    """The disk loses the end of the payloads: the trajectory that was stored last."""
+    segment = sorted((folder / "payloads").glob("*.segment"))[-1]
+    os.truncate(segment, segment.stat().st_size - 1)
 
 
 def test_a_resumed_episode_took_as_long_as_all_its_turns() -> None:

@@ -71,6 +71,25 @@ def replaced_prefixes_have_longer_ones(ledger: LedgerRows, _: ReadPayload) -> It
             yield f"{_name(ledger, p)} gave way to a longer one, which is missing"
 
 
+def prefixes_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
+    """No prefix that went on behind the beginning of a branch has a version that the branch did not have."""
+    for p in ledger.prefixes:
+        lent, until = ledger.lent_on(p.group, p.index, p.attempt), _went_on_until(ledger, p)
+        if lent is not None and until is not None and ledger.left_behind(p.newest, lent, until) is not None:
+            yield f"{_name(ledger, p)} has a token of version {p.newest}, and went on on a branch without it"
+
+
+def _went_on_until(ledger: LedgerRows, p: PrefixRow) -> int | None:
+    """The last branch on which a prefix was; None: it went nowhere, or what it went into was lost."""
+    if p.ended is None:
+        return max(ledger.branches, default=0)
+    if p.ended == "longer":
+        q = min((q for q in ledger.prefixes if _after(q, p)), key=lambda q: q.attempt, default=None)
+        return None if q is None else ledger.lent_on(q.group, q.index, q.attempt)
+    row = ledger.trajectories.get((p.group, p.index))
+    return row.branch if row is not None and _is_continued(ledger, p) else None
+
+
 def _name(ledger: LedgerRows, p: PrefixRow) -> str:
     return f"the prefix of attempt {p.attempt} at trajectory {ledger.name(p.group, p.index)}"
 
@@ -81,11 +100,13 @@ def _ended(ledger: LedgerRows) -> dict[tuple[int, int, int], str | None]:
 
 
 def _continued(ledger: LedgerRows) -> Iterator[PrefixRow]:
-    """The prefixes that were continued, except those whose continuation the disk lost."""
-    for p in ledger.prefixes:
-        own = (a for a in ledger.attempts.get((p.group, p.index), ()) if a.attempt >= p.attempt)
-        if p.ended == "continued" and not any(a.ended == "lost" for a in own):
-            yield p
+    return (p for p in ledger.prefixes if _is_continued(ledger, p))
+
+
+def _is_continued(ledger: LedgerRows, p: PrefixRow) -> bool:
+    """Whether a prefix was continued, and the disk has not lost what continued it."""
+    own = (a for a in ledger.attempts.get((p.group, p.index), ()) if a.attempt >= p.attempt)
+    return p.ended == "continued" and not any(a.ended == "lost" for a in own)
 
 
 def _after(q: PrefixRow, p: PrefixRow) -> bool:
@@ -99,4 +120,5 @@ PREFIXES: tuple[Check, ...] = (
     continued_prefixes_are_stored,
     continuations_begin_with_the_prefix,
     replaced_prefixes_have_longer_ones,
+    prefixes_are_of_their_branch,
 )

@@ -94,7 +94,7 @@ def turns_are_whole(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
 def turns_come_in_their_order(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
     """The recorded turns of a ticket are in the order of one episode; what was ended may be recorded again."""
     for key, rows in _by_ticket(ledger).items():
-        again = any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
+        again = _lost(ledger, key)
         if [row.attempt for row in rows] != sorted(row.attempt for row in rows):
             yield f"turns of attempts at trajectory {ledger.name(*key)} are recorded behind those of later attempts"
         if len({(row.attempt, row.place, row.form) for row in rows}) < len(rows):
@@ -135,17 +135,24 @@ def turns_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[st
     for key, rows in _by_ticket(ledger).items():
         stored = ledger.trajectories.get(key)
         last: dict[str | None, int | None] = {None: max(ledger.branches, default=0)}
-        if stored is not None:
+        if stored is not None and not _lost(ledger, key):
             last["continued"] = stored.branch
         for row in rows:
-            newest, until = row.newest or 0, last.get(row.ended)
-            if until is not None and any(b <= until and newest > version for b, version in _forks(ledger, row)):
+            whole = next((r for r in rows if row.ended == "longer" and _is_longer(r, row)), None)
+            until = last.get(row.ended) if whole is None else ledger.lent_on(*key, whole.attempt)
+            newest, lent = row.newest or 0, ledger.lent_on(*key, row.attempt)
+            if lent is not None and until is not None and ledger.left_behind(newest, lent, until) is not None:
                 yield f"{_name(ledger, row)} has a token of version {newest}, and went on on a branch without it"
+
+
+def _is_longer(r: TurnRow, row: TurnRow) -> bool:
+    """Whether `r` is of the turn of which `row` is the beginning."""
+    return r.serial > row.serial and r.place == row.place and r.sampled >= row.sampled and r.attempt > row.attempt
 
 
 def _forks(ledger: LedgerRows, row: TurnRow) -> list[tuple[int, int]]:
     """Branch and first version of each branch that began after the attempt of a turn was lent."""
-    lent = next((a.branch for a in ledger.attempts.get(row.key, ()) if a.attempt == row.attempt), None)
+    lent = ledger.lent_on(*row.key, row.attempt)
     found = ((b.branch, b.fork_version) for b in ledger.branches.values())
     return [] if lent is None else [(branch, version) for branch, version in found if branch > lent]
 
@@ -153,15 +160,19 @@ def _forks(ledger: LedgerRows, row: TurnRow) -> list[tuple[int, int]]:
 def continued_turns_are_stored(ledger: LedgerRows, read: ReadPayload) -> Iterator[str]:
     """A trajectory that continued recorded turns has each of them, token for token."""
     for key, rows in _by_ticket(ledger).items():
-        attempts = ledger.attempts.get(key, ())
         continued = [row for row in rows if row.ended == "continued"]
-        if not continued or any(a.ended == "lost" for a in attempts):
+        if not continued or _lost(ledger, key):
             continue
         if key not in ledger.trajectories:
             yield f"{_name(ledger, continued[0])} was continued, and no trajectory of its ticket is stored"
         elif (trajectory := _stored(ledger, key, read)) is not None:
             missing = ((row, _missing(row, trajectory)) for row in continued)
             yield from (f"{_name(ledger, row)} was continued, and {problem}" for row, problem in missing if problem)
+
+
+def _lost(ledger: LedgerRows, key: tuple[int, int]) -> bool:
+    """Whether the disk lost a trajectory of a ticket, which may have continued turns."""
+    return any(a.ended == "lost" for a in ledger.attempts.get(key, ()))
 
 
 def _stored(ledger: LedgerRows, key: tuple[int, int], read: ReadPayload) -> Trajectory | None:
@@ -197,10 +208,7 @@ def _failed(ledger: LedgerRows, row: TurnRow, diverged: bool) -> bool:
 
 
 _REASONS: dict[str | None, Any] = {
-    "longer": lambda ledger, row, rows: any(
-        r.serial > row.serial and r.place == row.place and r.sampled >= row.sampled and r.attempt > row.attempt
-        for r in rows
-    ),
+    "longer": lambda ledger, row, rows: any(_is_longer(r, row) for r in rows),
     "stale": lambda ledger, row, _: _later(ledger, row),
     "lost": lambda ledger, row, _: _later(ledger, row),
     "anew": lambda ledger, row, rows: row.key in ledger.trajectories or _later(ledger, row),

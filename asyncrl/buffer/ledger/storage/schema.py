@@ -57,6 +57,7 @@ CREATE TABLE groups (
     weight REAL NOT NULL DEFAULT 1, -- 0: a filter rejected it, but it was kept to avoid starving the learner
     uses INTEGER NOT NULL DEFAULT 0,        -- in applied batches
     ended_batch INTEGER,            -- a checkpoint at this batch number or later covers the end of the group
+    ended_branch INTEGER,           -- on which it ended
     filling INTEGER,                -- of filtered: the batch that was being filled
     put_back INTEGER NOT NULL DEFAULT 0,    -- 1: its prompt waits to be drawn again
     payload INTEGER NOT NULL DEFAULT 1,     -- 0: reclaimed
@@ -92,6 +93,7 @@ CREATE TABLE prefixes (             -- what an interrupted attempt at the first 
     tokens INTEGER NOT NULL,        -- of the prompt and what was sampled
     sampled INTEGER NOT NULL,
     oldest INTEGER NOT NULL,        -- version among them
+    newest INTEGER NOT NULL,
     digest TEXT NOT NULL,
     row BLOB,                       -- the arrays; NULL once it has ended
     ended TEXT,                     -- NULL while its ticket has it; else how (tickets/prefixes.py)
