@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from asyncrl.audit.ledger import BatchRow, LedgerRows
+from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import LearnerList, Publication
 from asyncrl.buffer.tickets.carried import GIVEN_UP
@@ -89,11 +89,16 @@ def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
     may have lost some since, which then came again or not."""
     lost = {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
     for batch in ledger.batches:
-        held = (n for n in batch.groups if n in ledger.groups and not (batch.released and n in lost))
-        for group in (ledger.groups[n] for n in held):
-            members = ledger.members.get(group.number, ())
-            if len(members) < group.size or any((row.branch or 0) > batch.branch for row in members):
+        excused = lost if batch.released else set()
+        for group in (ledger.groups[n] for n in batch.groups if n in ledger.groups and n not in excused):
+            if not _complete_on(ledger, group, batch.branch):
                 yield f"{_name(batch)} holds group {group.number}, which was not complete on its branch"
+
+
+def _complete_on(ledger: LedgerRows, group: GroupRow, branch: int) -> bool:
+    """Whether all trajectories of a group are stored, none by a ticket of a branch after this one."""
+    members = ledger.members.get(group.number, ())
+    return len(members) >= group.size and all((row.branch or 0) <= branch for row in members)
 
 
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
