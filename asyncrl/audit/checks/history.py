@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from asyncrl.audit.ledger import BatchRow, GroupRow, LedgerRows
+from asyncrl.audit.ledger import BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import LearnerList, Publication
 from asyncrl.buffer.tickets.carried import GIVEN_UP
@@ -87,18 +87,23 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
 def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """A batch holds complete groups, none with a trajectory that a later branch issued. Of one that was left, the disk
     may have lost some since, which then came again or not."""
-    lost = {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
+    lost = _touched_by_losses(ledger)
     for batch in ledger.batches:
-        excused = lost if batch.released else set()
-        for group in (ledger.groups[n] for n in batch.groups if n in ledger.groups and n not in excused):
-            if not _complete_on(ledger, group, batch.branch):
-                yield f"{_name(batch)} holds group {group.number}, which was not complete on its branch"
+        for number in batch.groups:
+            excused = batch.released and number in lost
+            if number in ledger.groups and not excused and not _complete_on(ledger, number, batch.branch):
+                yield f"{_name(batch)} holds group {number}, which was not complete on its branch"
 
 
-def _complete_on(ledger: LedgerRows, group: GroupRow, branch: int) -> bool:
+def _touched_by_losses(ledger: LedgerRows) -> set[int]:
+    """Groups of which the disk has lost a trajectory."""
+    return {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
+
+
+def _complete_on(ledger: LedgerRows, number: int, branch: int) -> bool:
     """Whether all trajectories of a group are stored, none by a ticket of a branch after this one."""
-    members = ledger.members.get(group.number, ())
-    return len(members) >= group.size and all((row.branch or 0) <= branch for row in members)
+    members = ledger.members.get(number, ())
+    return len(members) >= ledger.groups[number].size and all((row.branch or 0) <= branch for row in members)
 
 
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
