@@ -45,15 +45,20 @@ def groups_ended_on_a_branch_that_was_there(ledger: LedgerRows, _: Rules) -> Ite
     last, waited = _last_batch(ledger), {(row["grp"], row["batch"]): row["branch"] for row in ledger.tables["retired"]}
     for group in (group for group in ledger.groups.values() if group.ended_batch is not None):
         on, at = ledger.branches.get(group.ended_branch or 0), group.ended_batch or 0
-        known = on is not None and group.branch <= on.branch and _reached(ledger, on, at)
-        by: int | None = None if on is None else on.branch
-        if group.reason == "filtered":
-            by = _judged_on(ledger, group)
-        elif group.state == "trained" or group.reason in _SKIPPED:
-            batch = last.get(group.number)
-            by = waited.get((group.number, at), by if batch is None else batch.branch)
-        if group.ended_branch != by or not known:
+        there = on is not None and group.branch <= on.branch == group.ended_branch and _reached(ledger, on, at)
+        batch = last.get(group.number)
+        ended_by = waited.get((group.number, at), None if batch is None else batch.branch)
+        if not there or group.ended_branch != _ended_on(ledger, group, ended_by):
             yield f"{_name(group)} at batch {at} of branch {group.ended_branch}, which cannot be where it ended"
+
+
+def _ended_on(ledger: LedgerRows, group: GroupRow, ended_by: int | None) -> int | None:
+    """The branch on which a group must have ended; its own word where nothing else says it. `ended_by`: the branch of
+    the batch that can have ended it."""
+    if group.reason == "filtered":
+        return _judged_on(ledger, group)
+    by_a_batch = group.state == "trained" or group.reason in _SKIPPED
+    return ended_by if by_a_batch and ended_by is not None else group.ended_branch
 
 
 def _reached(ledger: LedgerRows, branch: BranchRow, fixed: int) -> bool:
