@@ -18,7 +18,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress as Bar
 
-from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.episodes.chat import ServedModel
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
@@ -31,6 +30,7 @@ from asyncrl.config.held_out import HeldOutSet, every_set
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.errors import ConfigError
+from asyncrl.process.daemon_threads import use_daemon_threads
 from asyncrl.rendering.build import build_renderer
 from asyncrl.success import Outcome, Success, success
 from asyncrl.trajectory import Ticket, TicketId

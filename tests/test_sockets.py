@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import re
 import stat
 import subprocess
 import sys
@@ -214,6 +215,8 @@ def test_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 UNPICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle"}
+OBJECTS = re.compile(r"^((recv|send)_pyobj|(all_gather|broadcast|gather|scatter|recv|send)_object(_list)?)$")
+"""Exchanges of Python objects, which zmq and torch.distributed pickle."""
 
 
 def suspicious(tree: ast.AST) -> Iterator[str]:
@@ -222,7 +225,8 @@ def suspicious(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             yield from (name for name in modules if name.split(".")[0] in UNPICKLERS)
-        elif isinstance(node, ast.Attribute) and node.attr in ("recv_pyobj", "send_pyobj"):
+            yield from (alias.name for alias in node.names if OBJECTS.search(alias.name))
+        elif isinstance(node, ast.Attribute) and OBJECTS.search(node.attr):
             yield ast.unparse(node)
         elif isinstance(node, ast.Call) and (made := ast.unparse(node.func)).endswith(".socket"):
             yield from [made] if "ontext" in made else []
@@ -230,8 +234,10 @@ def suspicious(tree: ast.AST) -> Iterator[str]:
 
 def test_sockets_are_made_in_one_place_and_nothing_is_unpickled() -> None:
     bad = (
-        "import pickle.x\nfrom dill import a\ns.recv_pyobj()\nzmq.Context.instance().socket(1)\nself._context.socket(1)"
+        "import pickle.x\nfrom dill import a\ns.recv_pyobj()\n"
+        "zmq.Context.instance().socket(1)\nself._context.socket(1)\n"
+        "dist.all_gather_object(a, b)\nfrom torch.distributed import broadcast_object_list\nf = dist.recv_object_list"
     )
-    assert len(list(suspicious(ast.parse(bad)))) == 5, "a check of the check"
+    assert len(list(suspicious(ast.parse(bad)))) == 8, "a check of the check"
     files = [file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "sockets.py"]
     assert [f"{f.relative_to(PACKAGE)}: {w}" for f in files for w in suspicious(ast.parse(f.read_text()))] == []

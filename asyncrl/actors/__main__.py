@@ -17,13 +17,13 @@ from pathlib import Path
 
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.actors.components import Components
-from asyncrl.actors.daemon_threads import running, use_daemon_threads
 from asyncrl.actors.engines import build_engine
 from asyncrl.actors.leases import LeaseKeeper, Patience
 from asyncrl.actors.loop import Actor
 from asyncrl.actors.player import players
 from asyncrl.actors.weight_updates import DrainingEngine, WeightUpdates
 from asyncrl.buffer.client import AsyncBufferClient, BufferClient
+from asyncrl.process.daemon_threads import running, use_daemon_threads
 from asyncrl.process.role import play, settle
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.template import TemplateRenderer

@@ -10,6 +10,9 @@ from typing import Any
 from asyncrl.audit.chain import ChainRows
 from asyncrl.buffer.ledger.records import NOTHING, Decision, Draw, Measures
 
+WHOLLY = (-1, -1)
+"""A point before every batch and version: nothing of the branch is in the ledger."""
+
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
@@ -213,6 +216,9 @@ class LedgerRows:
     turns_in_checkpoints: frozenset[tuple[int, int, int, int, int, str, str | None]] = frozenset()
     """The same of recorded turns: as `Witnessed.turns`."""
 
+    scores_in_checkpoints: frozenset[tuple[int, int, str]] = frozenset()
+    """The same of a teacher's scores: as `Witnessed.scores`."""
+
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Whole rows of `reading.TABLES`, in the order of their keys."""
     chain: ChainRows | None = None
@@ -282,8 +288,13 @@ class LedgerRows:
         return f"{'?' if group is None else group.branch}.{number}.{index}"
 
     def restored_at(self, branch: int) -> tuple[int, int] | None:
-        """Batch and version from which on the records of `branch` were lost with their host; None: none were."""
-        points = [(b.fork_batch, b.fork_version) for b in self.branches.values() if b.restored and b.branch > branch]
+        """Batch and version from which on the records of `branch` were lost with their host; None: none were.
+
+        A branch that began on a ledger that was lost is not in this one: `WHOLLY` lost, by a restore that skips its
+        number."""
+        later = [b for b in self.branches.values() if b.restored and b.branch > branch]
+        points = [WHOLLY if (b.parent or 0) < branch else (b.fork_batch, b.fork_version) for b in later]
         if self.restored:  # as of the checkpoint: where its learner stood
-            points += [(row["next_batch"], row["version"]) for row in self.tables["incarnations"][-1:]]
+            at = [(row["next_batch"], row["version"]) for row in self.tables["incarnations"][-1:]]
+            points += [WHOLLY] if branch > max(self.branches, default=0) else at or [(0, 0)]
         return min(points, default=None)

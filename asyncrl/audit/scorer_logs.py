@@ -17,6 +17,8 @@ class ScoredLine:
     group: int
     attempt: int
     digest: str
+    branch: int
+    """The newest of the groups that this scorer had put by then: the run was on it, or on a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +47,16 @@ class ScorerLines:
 
 def read_score_log(path: Path) -> ScorerLines:
     """A scorer's log. An unfinished last line is not read: a power cut ended it, or it is being written."""
-    log, digest = ScorerLines(path.stem), xxhash.xxh3_128()
+    log, digest, branch = ScorerLines(path.stem), xxhash.xxh3_128(), 0
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1]):
         digest.update(line + b"\n")
         log.heads[number] = digest.hexdigest()
         try:
-            n = _read_line(log, line)
+            n = _read_line(log, line, branch)
         except (ValueError, TypeError, KeyError, AttributeError):
             log.damaged.append(f"line {number + 1} is no line of a scorer")
         else:
+            branch = max(branch, log.puts[n].branch) if n in log.puts else branch
             if n != number:
                 log.damaged.append(f"line {number + 1} has the number {n}: the lines are numbered from 0 without gaps")
     return log
@@ -64,12 +67,12 @@ def read_score_logs(folder: Path) -> dict[str, ScorerLines]:
     return {path.stem: read_score_log(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
-def _read_line(log: ScorerLines, line: bytes) -> int:
+def _read_line(log: ScorerLines, line: bytes, branch: int) -> int:
     fields: dict[str, Any] = json.loads(line.decode(errors="replace"))
     n = int(fields.pop("n"))
     if fields.keys() == {"put"}:
         said = fields["put"]
         log.puts[n] = ScorePut(**(said | {"trajectories": tuple(said["trajectories"])}))
     else:
-        log.stored.append(ScoredLine(**fields["stored"]))
+        log.stored.append(ScoredLine(**fields["stored"], branch=branch))
     return n

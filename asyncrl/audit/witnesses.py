@@ -202,8 +202,7 @@ def gather(run: RunFolder, config: Config, payloads: PayloadFiles) -> Evidence:
     ledger = read_ledger(run.ledger(config))
     # Again: what is announced is written before the ledger has it.
     acks = [told.get(actor, AckLines(actor, [], [], [])).until(log) for actor, log in read_logs(run.acks).items()]
-    trajectories, turns = stored_in_checkpoints(run, ledger, lists)
-    ledger = replace(ledger, in_checkpoints=trajectories, turns_in_checkpoints=turns)
+    ledger = with_checkpoints(run, ledger, lists)
     sizes = GroupSizes(source, config.learner.group_size)
 
     def task_of(index: int) -> tuple[str, int]:
@@ -252,23 +251,28 @@ def _held_out(configs: Sequence[Config], source: TaskSource) -> dict[str, int]:
     return sizes
 
 
-def stored_in_checkpoints(
-    run: RunFolder, ledger: LedgerRows, lists: Sequence[LearnerList]
-) -> tuple[frozenset[Any], frozenset[Any]]:
-    """Trajectories and recorded turns in the ledgers of the checkpoints, of a run whose own ledger was restored from
-    one; else nothing is read.
+def with_checkpoints(run: RunFolder, ledger: LedgerRows, lists: Sequence[LearnerList]) -> LedgerRows:
+    """The ledger with the trajectories, recorded turns and scores that the ledgers of the checkpoints hold, of a run
+    whose own ledger was restored from one; else nothing is read.
 
     A checkpoint behind the one that was restored was completed too late: what its ledger holds was lost as well.
     """
     trajectories: set[Any] = set()
     turns: set[Any] = set()
+    scores: set[Any] = set()
     for each in lists if ledger.restored_at(-1) is not None else ():
         at = ledger.restored_at(each.branch)
         if at is None or each.batch <= at[0]:
             held = read_witnessed(run.checkpoints / each.checkpoint)
             trajectories.update(held.trajectories)
             turns.update(held.turns)
-    return frozenset(trajectories), frozenset(turns)
+            scores.update(held.scores)
+    return replace(
+        ledger,
+        in_checkpoints=frozenset(trajectories),
+        turns_in_checkpoints=frozenset(turns),
+        scores_in_checkpoints=frozenset(scores),
+    )
 
 
 def read_completed(path: Path) -> tuple[str, ...]:

@@ -50,7 +50,8 @@ def main(path: Path) -> None:
     curriculum, on_step_end = open_curriculum(config, source), open_on_step_end(config)
     held_out, shown = open_held_out(config), open_demonstrations(config)
     answers = Answers(run.held_out, config.tracking.held_out, config.tracking.rollouts_mb)
-    buffer = Buffer(database, rules, source, time.monotonic(), curriculum, on_step_end, held_out, answers, shown)
+    beside = curriculum, on_step_end, held_out, answers, shown, run.checkpoints
+    buffer = Buffer(database, rules, source, time.monotonic(), *beside)
     buffer.commit(time.monotonic())
     if buffer.losses.pending:
         missing = len(buffer.losses.pending), buffer.lost_to_disk

@@ -75,12 +75,14 @@ class Buffer:
         held_out: Mapping[str, TaskSource] | None = None,
         answers: Answers | None = None,
         demonstrations: Demonstrations | None = None,
+        checkpoints: Path | None = None,
     ) -> None:
         """`curriculum` orders the tasks, by default as the source does; `on_step_end` adds tasks. `held_out`: the
-        sources of those held-out sets that have one of their own. `answers` keeps some of their episodes."""
+        sources of those held-out sets that have one of their own. `answers` keeps some of their episodes.
+        `checkpoints`: their folder, where the numbers of branches are noted; None: nowhere."""
         self.database = database
         self.rules = rules
-        self.ledger = Ledger(database)
+        self.ledger = Ledger(database, checkpoints)
         self._retention = Retention(self.ledger, rules)
         self._checkpoints = CheckpointWriter(self.ledger, self._retention)
         self.losses = DiskLosses(self.ledger)
@@ -352,7 +354,7 @@ class Buffer:
 
     def status(self) -> dict[str, Any]:
         ledger, history = self.ledger, self.ledger.history
-        branches = range(history.branch + 1)
+        branches = history.branches
         actors = Counter(lease.actor for lease in self.leases)
         queue = Counter(staleness(g, history.version) for g in ledger.live.values() if g.state == "waiting")
         flight = Counter(history.version - lease.min_version for lease in self.leases if not lease.eval)

@@ -69,7 +69,8 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
             folder: holds the ledger, and continues the one that is there; None: in memory, gone at `close`.
             clock: advanced by the caller, so that leases lapse, and by requests that wait.
             held_out: the sources of held-out sets that have one of their own.
-            checkpoints: the folder below which checkpoints may be written; None: nowhere.
+            checkpoints: the folder below which checkpoints may be written, and where the numbers of branches are
+                noted; None: nowhere.
         """
         super().__init__("in-process")
         self.clock = clock or VirtualClock()
@@ -79,9 +80,8 @@ class InProcessBuffer(BlockingBuffer, AbstractContextManager["InProcessBuffer"])
             folder = Path(self._open.enter_context(memory))
         database = Database(folder, "off", wall_clock=self.clock)
         self._open.callback(database.close)
-        self.core = Buffer(
-            database, rules, source, self.clock.now, curriculum, held_out=held_out, demonstrations=demonstrations
-        )
+        beside: dict[str, Any] = {"held_out": held_out, "demonstrations": demonstrations, "checkpoints": checkpoints}
+        self.core = Buffer(database, rules, source, self.clock.now, curriculum, **beside)
         self._requests = Requests(self.core, Counter(), self.clock, checkpoints)
         self.core.commit(self.clock.now)
 

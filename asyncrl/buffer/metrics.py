@@ -15,7 +15,7 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
     """All values now. `counts` are those of the service since its start."""
     ledger = buffer.ledger
     states: Counter[str] = Counter()
-    for branch in range(ledger.history.branch + 1):
+    for branch in ledger.history.branches:
         states.update(ledger.account.equation(branch))
     dropped = {reason: states[f"dropped: {reason}"] for reason in DROP_REASONS}
     states["dropped"] = sum(dropped.values())

@@ -17,7 +17,7 @@ from asyncrl.buffer.client import BufferClient
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.learner.backends.gpu import take_gpu
-from asyncrl.learner.build import builder_of, objective_of, refuse_without_teacher
+from asyncrl.learner.build import builder_of, objective_of, refuse_incomplete, refuse_without_teacher
 from asyncrl.learner.checkpoints.checkpoints import Checkpoints
 from asyncrl.learner.demonstrations import Rendered
 from asyncrl.learner.distillation.identity import remember
@@ -52,6 +52,7 @@ def main() -> None:
     ranks = DistributedRanks(config, arguments.rank, run.rendezvous, run.key("learner ranks")) if several else Ranks()
     try:
         backend = build(config)
+        refuse_incomplete(config, backend)
         refuse_without_teacher(config, backend)
         weights = channel(config)
     except ValueError as error:

@@ -29,6 +29,16 @@ def megatron(config: Config) -> Backend:
     return MegatronBackend(config)
 
 
+def refuse_incomplete(config: Config, backend: Backend) -> None:
+    """Raises ConfigError where the backend, one of the user's own, lacks something of the protocol."""
+    methods = (name for name in vars(Backend) if not name.startswith("_"))
+    if missing := [name for name in ("dp_size", *methods) if not hasattr(backend, name)]:
+        raise ConfigError(
+            f"learner.backend {config.learner.backend} lacks {', '.join(missing)}: add what is described under "
+            f"`{Backend.__name__}` in asyncrl/learner/backends/protocol.py."
+        )
+
+
 def refuse_without_teacher(config: Config, backend: Backend) -> None:
     """Raises ConfigError where the config has a teacher and the backend, one of the user's own, has none."""
     taught = config.learner.teacher.path and config.learner.teacher.scored_by == "learner"

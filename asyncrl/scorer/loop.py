@@ -7,7 +7,8 @@
 takes      groups, as many as there are free slots (`learner.teacher.score_slots`), while a server answers
 gives      the scores of each; a group back, if no server answers
 unblocked by   a complete group; the server's answers; a server that serves again
-ends       when it is told to: its groups go back. On scores that nobody may train on, with the remedy: the run ends
+ends       when it is told to, whatever the servers do: its groups go back. On scores that nobody may train on, with the
+           remedy: the run ends
 
 The loop itself never waits for a server: it renews the leases of the groups in work with every request to the buffer.
 """
@@ -18,7 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,9 +28,11 @@ from asyncrl.buffer.client.messages import GroupLease, ScoringReply
 from asyncrl.buffer.client.retry import through_outages
 from asyncrl.config import Config
 from asyncrl.errors import RunError
+from asyncrl.process.daemon_threads import DaemonThreads
 from asyncrl.scorer.dialects import TeacherUnusable
+from asyncrl.scorer.requests import TeacherSilent
 from asyncrl.scorer.score_log import ScoreLog
-from asyncrl.scorer.servers import TeacherServers, TeacherSilent
+from asyncrl.scorer.servers import TeacherServers
 from asyncrl.tracking.reporter import Reporter
 from asyncrl.wire.teacher_scores import GroupScores, TrajectoryScores
 
@@ -38,8 +41,6 @@ T = TypeVar("T")
 
 POLL_S = 0.1
 """Longest time that the buffer may hold a request: results are put at least so often."""
-LEAVE_S = 2.0
-"""For giving the groups back at the end; without an answer their leases lapse."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class Scorer:
         self._name, self._config, self._buffer = name, config, buffer
         self._servers, self._acks, self._reporter = servers, acks, reporter
         self._slots = config.learner.teacher.score_slots
-        self._threads = ThreadPoolExecutor(self._slots + 1, "score")
+        self._threads = DaemonThreads()
+        """One for each slot, and one that looks at the servers. A hung server's keep no process alive."""
         self._work: list[_Work] = []
         self._looking: Future[None] | None = None
         self._returned: list[tuple[int, int]] = []
@@ -84,15 +86,12 @@ class Scorer:
 
     def run(self) -> None:
         """Returns after `stop`. Raises what ends the run: TeacherUnusable, ConfigError, a refusal of the buffer."""
-        try:
-            self._ask(lambda: self._buffer.hello("scorer"))
-            while not self._stop.is_set():
-                self._look_at_servers()
-                self._put_what_is_done()
-                self._take_groups()
-                self._report()
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._ask(lambda: self._buffer.hello("scorer"))
+        while not self._stop.is_set():
+            self._look_at_servers()
+            self._put_what_is_done()
+            self._take_groups()
+            self._report()
         self._leave()
 
     def _look_at_servers(self) -> None:
@@ -157,7 +156,8 @@ class Scorer:
         if silent:
             self._reporter.waiting("teacher", silent[:500])
         elif self._work:
-            self._reporter.waiting(None)
+            slow = self._servers.unanswered
+            self._reporter.waiting("teacher" if slow else None, slow)
         else:
             self._reporter.waiting("groups", f"buffer: {reply.why}")
 
@@ -175,6 +175,7 @@ class Scorer:
         )
 
     def _leave(self) -> None:
+        """Gives the groups in work back; without an answer within the client's deadline their leases lapse."""
         held = [work.key for work in self._work] + self._returned
         try:
             self._buffer.scoring(0, [], 0.0, returned=held, silent="the scorer ends", logged=self._acks.head)

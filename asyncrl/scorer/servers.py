@@ -1,43 +1,37 @@
 """The teacher's servers: which of them answer, what they are asked, and the checks that they are one teacher.
 
-Any thread may ask. A server that does not answer within `learner.teacher.server_s`, or with an error of its own, is
-silent until it answers its probe again; what it says wrongly raises TeacherUnusable, which ends the run.
+Any thread may ask. A server that does not answer within `learner.teacher.server_s`, or to its probe with an error of
+its own, is silent until it answers that again. What it says wrongly raises TeacherUnusable, which ends the run, and so
+does a row at which servers err each time while they answer their probes.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import numpy as np
 
 from asyncrl.errors import ConfigError
 from asyncrl.scorer.dialects import Dialect, TeacherUnusable, Token, scores_of
 from asyncrl.scorer.identity import TOLERANCE, Identity, Probe, of_run
+from asyncrl.scorer.requests import MOST_BYTES, Requests, ServerErred, TeacherSilent
 from asyncrl.trajectory import Trajectory
 from asyncrl.wire.teacher_scores import TrajectoryScores
 
 log = logging.getLogger(__name__)
 
-_UNLIMITED = httpx.Limits()
-"""`learner.teacher.score_slots` bounds the connections."""
 RETRY_S = 1.0
 """Between two probes of a server that is silent."""
-MOST_BYTES = 16 << 20
-"""Most bytes of an answer, beside what its words take."""
 BYTES_A_WORD = 1024
 """Its id, its text, its rank and its logprob, as JSON."""
-
-
-class TeacherSilent(Exception):
-    """No server answers; says why."""
+AGAIN_S = (1.0, 4.0, 15.0, 40.0)
+"""Before a row is asked for again, each time that a server which answers its probe erred at it. Behind these it is the
+row: a minute is for a server that has too much to do, or too little memory, for a while."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,35 +68,54 @@ class TeacherServers:
         self._dialect, self._k, self._longest = dialect, k, longest
         self._probe, self._remember = tuple(probe), remember
         self._lock = threading.Lock()
-        self._server_s = server_s
-        self._http = httpx.Client(timeout=server_s, trust_env=False, limits=_UNLIMITED)
+        self._closed = threading.Event()
+        self._requests = Requests(server_s)
         self.identity: Identity | None = None
         self.failures = 0
         """Requests that a server did not answer."""
 
     def close(self) -> None:
-        self._http.close()
+        self._closed.set()
+        self._requests.close()
 
     @property
     def silence(self) -> str:
         """Why no server answers; empty: one does."""
         if any(not server.silent for server in self._servers):
             return ""
-        return "; ".join(f"{server.url}: {server.silent}" for server in self._servers)
+        now = time.monotonic()
+        whys = [(f"{each.url}: {each.silent}", self._requests.unanswered(now, each.url)) for each in self._servers]
+        return "; ".join(text for why in whys for text in why if text)
+
+    @property
+    def unanswered(self) -> str:
+        """Which server has been asked for longest, and for how long; empty: not for long."""
+        return self._requests.unanswered(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Probes the silent servers whose time it is. Raises TeacherUnusable, ConfigError."""
+        """Probes the silent servers whose time it is, and has those name their model that have not answered for long.
+        Raises TeacherUnusable, ConfigError."""
         for server in self._servers:
-            if server.silent and now >= server.retry_at:
-                server.retry_at = now + RETRY_S
+            if now < server.retry_at:
+                continue
+            server.retry_at = now + RETRY_S
+            if server.silent:
+                self._look_at(server)
+            elif slow := self._requests.unanswered(now, server.url):
                 try:
-                    self._learn(server)
-                    self._verify(server)
+                    self._requests.get(server.url + self._dialect.about, known=True)
                 except TeacherSilent as error:
-                    server.silent = str(error)
-                else:
-                    log.info("%s serves the teacher %s", server.url, server.model)
-                    server.silent = ""
+                    self._failed(server, f"{slow}; it does not name its model either: {error}")
+
+    def _look_at(self, server: _Server) -> None:
+        try:
+            self._learn(server)
+            self._verify(server)
+        except TeacherSilent as error:
+            server.silent = str(error)
+        else:
+            log.info("%s serves the teacher %s", server.url, server.model)
+            server.silent = ""
 
     def score(self, trajectories: Sequence[Trajectory]) -> tuple[TrajectoryScores, ...]:
         """Scores of all sampled tokens of a group's trajectories. Every server that gave some is probed behind it: it
@@ -126,32 +139,63 @@ class TeacherServers:
         )
 
     def _row(self, tokens: list[int], places: list[int], gave: list[_Server]) -> TrajectoryScores:
-        """The server that gives it joins `gave`."""
+        """The server that gives it joins `gave`. An error at this row alone leaves its server to the other rows."""
+        erred: list[_Server] = []
         while True:
-            server = self._least_busy()
+            server = self._least_busy(erred)
             try:
-                if server.context is not None and len(tokens) + self._dialect.spare > server.context:
-                    raise TeacherUnusable(
-                        f"a row has {len(tokens)} tokens, and the teacher at {server.url} reads at most "
-                        f"{server.context - self._dialect.spare}: lower env.max_tokens, or serve it with a longer "
-                        "context."
-                    )
-                said = self._said(server, tokens, self._k)
+                scores = self._row_of(server, tokens, places)
+            except TeacherSilent as error:
+                why = error
+            else:
                 if server not in gave:
                     gave.append(server)
-                return scores_of(said, places, self._k, server.url, self._dialect.more_words)
-            except TeacherSilent as error:
-                self._failed(server, str(error))
+                return scores
             finally:
                 with self._lock:
                     server.running -= 1
+            if isinstance(why, ServerErred) and self._answers(server):
+                erred.append(server)
+                self._wait_for(server, len(tokens), len(erred), why)
+            else:
+                self._failed(server, str(why))
 
-    def _least_busy(self) -> _Server:
+    def _row_of(self, server: _Server, tokens: list[int], places: list[int]) -> TrajectoryScores:
+        if server.context is not None and len(tokens) + self._dialect.spare > server.context:
+            raise TeacherUnusable(
+                f"a row has {len(tokens)} tokens, and the teacher at {server.url} reads at most "
+                f"{server.context - self._dialect.spare}: lower env.max_tokens, or serve it with a longer context."
+            )
+        return scores_of(self._said(server, tokens, self._k), places, self._k, server.url, self._dialect.more_words)
+
+    def _answers(self, server: _Server) -> bool:
+        """Whether it answers its probe now."""
+        try:
+            self._verify(server, thorough=False)
+        except TeacherSilent:
+            return False
+        return True
+
+    def _wait_for(self, server: _Server, length: int, times: int, why: ServerErred) -> None:
+        """Until the row may be asked for again. Raises TeacherUnusable after the last time."""
+        with self._lock:
+            self.failures += 1
+        log.warning("%s errs at a row of %d tokens, and answers its probe: %s", server.url, length, why)
+        if times > len(AGAIN_S):
+            raise TeacherUnusable(
+                f"{server.url} erred at a row of {length} tokens, as the teacher's servers did {times} times within "
+                f"{sum(AGAIN_S):g} s, each of which answered its probe then: {why}. Its log says why; correct it, or "
+                "lower env.max_tokens if rows of this length are at fault, and continue with --resume."
+            )
+        self._closed.wait(AGAIN_S[times - 1])
+
+    def _least_busy(self, erred: Sequence[_Server] = ()) -> _Server:
+        """One that has erred least often at the row that is to be asked for."""
         with self._lock:
             answering = [server for server in self._servers if not server.silent]
             if not answering:
                 raise TeacherSilent(self.silence)
-            server = min(answering, key=lambda server: server.running)
+            server = min(answering, key=lambda server: (erred.count(server), server.running))
             server.running += 1
             return server
 
@@ -163,7 +207,7 @@ class TeacherServers:
 
     def _learn(self, server: _Server) -> None:
         """The model's name at the server, and its context."""
-        reply = self._answer(server, self._dialect.about, None)
+        reply = self._requests.get(server.url + self._dialect.about, known=bool(server.model))
         try:
             first = (reply["data"] or [{}])[0]
             server.model, context = str(first.get("id", "")), first.get("max_model_len")
@@ -202,7 +246,10 @@ class TeacherServers:
 
     def _said(self, server: _Server, tokens: Sequence[int], k: int) -> list[Token]:
         path, body = self._dialect.request(tokens, k, server.model)
-        reply = self._answer(server, path, body, MOST_BYTES + len(tokens) * (k + 2) * BYTES_A_WORD)
+        most = MOST_BYTES + len(tokens) * (k + 2) * BYTES_A_WORD
+        more = self._dialect.more_words.format(k=k)
+        remedy = f"If it is asked for too many words: {more}, or lower learner.teacher.k"
+        reply = self._requests.post(server.url + path, body, most, f"a row of {len(tokens)} tokens", remedy)
         try:
             said = self._dialect.read(reply, tokens, k)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -212,50 +259,6 @@ class TeacherServers:
                 "(docs/how-to/distillation.md)."
             ) from error
         return said
-
-    def _answer(self, server: _Server, path: str, body: Any, most: int = MOST_BYTES) -> Any:
-        """`most`: bytes of the longest answer. Raises TeacherSilent for a server that may answer later,
-        TeacherUnusable for one that refuses."""
-        url = server.url + path
-        try:
-            status, content = self._fetched(url, body, most)
-        except httpx.HTTPError as error:
-            raise TeacherSilent(f"{type(error).__name__} {error}".strip()) from error
-        text = content[:500].decode(errors="replace")
-        if status == 404 and body is None and not server.model:
-            raise TeacherUnusable(
-                f"{url} answered 404: {text[:200]}. Name the URL of a vLLM or SGLang server in "
-                "learner.teacher.servers, without a path."
-            )
-        if status >= 500 or status in (404, 408, 429):
-            raise TeacherSilent(f"{path} answered {status}: {text[:200]}")
-        if status != 200:
-            raise TeacherUnusable(
-                f"{url} refused a request: {status} {text}. If it is asked for too many "
-                f"words: {self._dialect.more_words.format(k=self._k)}, or lower learner.teacher.k."
-            )
-        try:
-            return json.loads(content)
-        except ValueError as error:
-            raise TeacherUnusable(
-                f"{url} answered {text[:200]!r}, which is no JSON: name the URL of a vLLM or SGLang server in "
-                "learner.teacher.servers."
-            ) from error
-
-    def _fetched(self, url: str, body: Any, most: int) -> tuple[int, bytes]:
-        """(status, content). The client's own deadline is of each read: this one is of the whole answer."""
-        until, content = time.monotonic() + self._server_s, bytearray()
-        with self._http.stream("GET" if body is None else "POST", url, json=body) as response:
-            for part in response.iter_bytes():
-                content += part
-                if len(content) > most:
-                    raise TeacherUnusable(
-                        f"{url} answered with more than {most} bytes, expected a few hundred for each word of each "
-                        "token: name the URL of a vLLM or SGLang server in learner.teacher.servers."
-                    )
-                if time.monotonic() > until:
-                    raise TeacherSilent(f"its answer was not whole after {self._server_s:g} s")
-        return response.status_code, bytes(content)
 
 
 def remembered(file: Path, path: str) -> Callable[[Probe], Identity]:

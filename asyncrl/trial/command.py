@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
-from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.episodes.chat import ChatResult
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import Progress
@@ -22,6 +21,7 @@ from asyncrl.config import Config
 from asyncrl.data.base import Task, TaskSource
 from asyncrl.data.checked import readable
 from asyncrl.evaluation import Endpoint, Plays, by_checkpoint, by_endpoint
+from asyncrl.process.daemon_threads import use_daemon_threads
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.template import Renderer, TemplateRenderer
 from asyncrl.trajectory import Ticket, TicketId, Trajectory

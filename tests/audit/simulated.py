@@ -72,7 +72,8 @@ class Simulated:
         self.published = [Publication(0, 0, "digest-0")]
 
     def open(self) -> Buffer:
-        given: dict[str, Any] = {"demonstrations": self.shown, "wall_clock": self.clock} | self.rules
+        given: dict[str, Any] = {"demonstrations": self.shown, "wall_clock": self.clock, "checkpoints": self.folder}
+        given |= self.rules
         return open_buffer(self.folder, self.now, FakeSource(), FakeCurriculum(), self.on_step_end, **given)
 
     def clock(self) -> float:

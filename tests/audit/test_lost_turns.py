@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from asyncrl.audit.checks import violations
+from asyncrl.audit.checks.history import branches_follow
 from asyncrl.audit.checks.logs import acknowledgements
 from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import Evidence
-from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.ledger.storage.snapshot import restore
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.launch.origins import inherit_logs
 from asyncrl.trajectory.turns import RecordedSample
@@ -29,17 +31,14 @@ def lose_host(run: Simulated) -> None:
     for path in run.folder.glob("ledger.sqlite*"):
         path.unlink()
     shutil.rmtree(run.folder / "payloads")
-    checkpoint = run.folder / run.lists[-1].checkpoint
-    shutil.copytree(checkpoint / "buffer", run.folder, dirs_exist_ok=True)
-    database = Database(run.folder)
-    database.set("restored", checkpoint.name)
-    database.commit(0.0)
-    database.close()
-    run.buffer = run.open()
     at = run.lists[-1]
+    checkpoint = run.folder / at.checkpoint
+    (checkpoint / "state.json").write_text(json.dumps({"branch": at.branch, "batch": at.batch}))
+    assert restore(run.folder, run.folder) == checkpoint
+    run.buffer = run.open()
     run.incarnation = learner(run.buffer, len(at.done), at.batch, branch=at.branch, publish=False)
     run.publish(len(at.done), "restored")
-    del run.done[at.batch :]
+    run.done[:] = at.done
 
 
 def lost(folder: Path) -> tuple[Simulated, Evidence]:
@@ -112,3 +111,63 @@ def test_the_log_of_a_fork_ends_behind_the_last_turn_that_its_ledger_holds(tmp_p
     assert (tmp_path / "acks" / "actor-0.jsonl").read_bytes() == before
     source.buffer.database.close()
     assert read_ledger(source.folder)
+
+
+def lost_twice(folder: Path) -> Evidence:
+    """Before there was a checkpoint of branch 1: what an actor and the learner wrote of that is of no other branch."""
+    run = Simulated(folder, durable=True, max_staleness=3)
+    run.rounds(1)
+    run.checkpoint()
+    for reward in (1.0, 0.25):
+        lose_host(run)
+        for ticket in run.issue(4):
+            run.put(ticket, reward)
+        run.step()
+    run.checkpoint()
+    evidence = run.evidence()
+    held = [read_witnessed(folder / each.checkpoint).trajectories for each in run.lists]
+    return replace(evidence, ledger=replace(evidence.ledger, in_checkpoints=frozenset().union(*held)))
+
+
+def test_a_branch_of_which_no_checkpoint_is_left_was_lost_with_the_host(tmp_path: Path) -> None:
+    evidence = lost_twice(tmp_path)
+    assert [*evidence.ledger.branches] == [0, 2]
+    assert {p.branch for p in evidence.published} == {0, 1, 2}
+    assert [str(v) for v in violations(evidence)] == []
+    assert figures(evidence).lost["host"] == 4
+    assert evidence.ledger.restored_at(1) == (-1, -1)
+    assert evidence.ledger.restored_at(0) == (1, 1)
+    assert evidence.ledger.restored_at(2) is None
+
+
+def test_a_lost_branch_may_have_begun_before_the_checkpoint(tmp_path: Path) -> None:
+    run = Simulated(tmp_path, durable=True, max_staleness=3)
+    run.rounds(2)
+    run.checkpoint()
+    run.fork(1, 1)
+    run.rounds(1)
+    run.put(run.issue(1)[0])
+    lose_host(run)
+    run.rounds(1)
+    run.checkpoint()
+    evidence = run.evidence()
+    held = read_witnessed(tmp_path / run.lists[0].checkpoint)
+    evidence = replace(evidence, ledger=replace(evidence.ledger, in_checkpoints=held.trajectories))
+    assert [(p.branch, p.version) for p in evidence.published][3:] == [(1, 1), (1, 2), (2, 2), (2, 3)]
+    assert [str(v) for v in violations(evidence)] == []
+    assert figures(evidence).lost["host"] > 0
+
+
+def test_only_a_restore_skips_numbers_of_branches(tmp_path: Path) -> None:
+    ledger = lost_twice(tmp_path).ledger
+    fresh = replace(ledger.branches[2], why="a fresh start at batch 1")
+    said = [*branches_follow(replace(ledger, branches={0: ledger.branches[0], 2: fresh}), ([], [], []))]
+    assert said == [
+        "branch 2 begins on branch 0 at batch 1, version 1; expected branch 1 on branch 0, version 1",
+    ]
+    of_another = replace(ledger.branches[2], parent=1)
+    said = [*branches_follow(replace(ledger, branches={0: ledger.branches[0], 2: of_another}), ([], [], []))]
+    assert said == [
+        "branch 2 begins on branch 1 at batch 1, version 1; expected branch 1 on branch 0, version 1",
+    ]
+    assert replace(ledger, branches={0: ledger.branches[0], 2: fresh}).restored_at(1) is None

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from asyncrl.audit.checks import violations
+from asyncrl.audit.ledger import LedgerRows
 from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import read_score_log, read_score_logs
-from asyncrl.audit.witnesses import Evidence
+from asyncrl.audit.witnesses import Evidence, with_checkpoints
+from asyncrl.buffer.client.messages import GroupLease
 from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.buffer.ledger.witnessed import read_witnessed
 from asyncrl.launch.origins import inherit_logs
-from tests.audit.simulated import taught
+from tests.audit.simulated import Simulated, taught
+from tests.audit.test_lost_turns import lose_host
+from tests.buffer.scoring.fakes import SCORED
 
 
 @pytest.fixture
@@ -83,3 +88,54 @@ def test_a_fork_takes_the_scorers_log_up_to_what_its_ledger_knows(
     copy = read_ledger(checkpoint / "buffer")
     said = noticed(replace(evidence, ledger=copy, scorers=read_score_logs(target)))
     assert [what for what in said if "scores/" in what or "told" in what or "announced" in what] == []
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A run whose buffer's host was lost: a group was scored before the checkpoint, one behind it, one on the branch
+    that then began."""
+
+    evidence: Evidence
+    before: GroupLease
+    behind: GroupLease
+    later: GroupLease
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Lost:
+    run = Simulated(tmp_path, max_staleness=2, **SCORED)
+    for ticket in run.issue(4):
+        run.put(ticket)
+    (before,) = run.score(1)
+    run.checkpoint()
+    (behind,) = run.score(1)
+    lose_host(run)
+    for ticket in run.issue(6):
+        run.put(ticket)
+    run.score(1, bring=False)
+    later = next(each for each in run.score() if each.branch == 1)
+    evidence = run.evidence()
+    folder = SimpleNamespace(checkpoints=tmp_path)
+    ledger = with_checkpoints(folder, evidence.ledger, run.lists)  # type: ignore[arg-type]
+    assert ledger.scores_in_checkpoints
+    return Lost(replace(evidence, ledger=ledger), before, behind, later)
+
+
+def without(ledger: LedgerRows, group: int) -> LedgerRows:
+    """The ledger as if the group had never been given to a scorer."""
+    tables = {name: [row for row in rows if row.get("grp") != group] for name, rows in ledger.tables.items()}
+    return replace(ledger, tables=ledger.tables | {name: tables[name] for name in ("scores", "scorings")})
+
+
+def test_scores_behind_the_checkpoint_are_lost_with_the_host(lost: Lost) -> None:
+    assert [str(each) for each in violations(lost.evidence)] == []
+    stored = {row["grp"] for row in lost.evidence.ledger.tables["scores"]}
+    assert lost.behind.group in {line.group for line in lost.evidence.scorers["scorer-0"].stored} - stored
+
+
+@pytest.mark.parametrize("which", ["before", "later"])
+def test_other_scores_are_not_excused_by_a_lost_host(lost: Lost, which: str) -> None:
+    """A checkpoint that outlived the host has them, or they came on the branch that began behind it."""
+    group = getattr(lost, which).group
+    found = noticed(replace(lost.evidence, ledger=without(lost.evidence.ledger, group)))
+    assert f"scorer-0 was told that the scores of group {group} are stored, the ledger lacks them" in found

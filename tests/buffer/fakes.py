@@ -106,10 +106,11 @@ def open_buffer(  # noqa: PLR0913 - what a buffer may have
     held_out: Mapping[str, FakeSource] | None = None,
     demonstrations: Demonstrations | None = None,
     answers: Answers | None = None,
+    checkpoints: Path | None = None,
     **changes: Any,
 ) -> Buffer:
     database = Database(folder, wall_clock=wall_clock)
-    given = (curriculum, on_step_end, held_out, answers, demonstrations)
+    given = (curriculum, on_step_end, held_out, answers, demonstrations, checkpoints)
     buffer = Buffer(database, rules(**changes), source or FakeSource(), now, *given)
     buffer.commit(now)
     return buffer

@@ -33,7 +33,7 @@ class Promises(RuleBasedStateMachine):
 
     @invariant()
     def the_equation(self) -> None:
-        for branch in range(self.buffer.ledger.history.branch + 1):
+        for branch in self.buffer.ledger.history.branches:
             counts = self.buffer.ledger.account.equation(branch)
             assert counts["issued"] == sum(n for name, n in counts.items() if name != "issued")
             rows = self.sql(f"SELECT state, reason FROM groups WHERE branch = {branch}")

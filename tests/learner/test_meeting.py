@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -122,6 +125,56 @@ def test_a_rank_finds_rank_0_where_it_was_started_again(tmp_path: Path, monkeypa
     searching.join(60.0)
     assert found[0][1] == "127.0.0.1"
     del store
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """A port whose connections are taken, and which says nothing: another program has it now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+    assert until(lambda: all(thread.name != "rendezvous" for thread in threading.enumerate())), "nobody answers them"
+
+
+def begun(target: Callable[[], Any]) -> Future[Any]:
+    """What a thread of its own gives, which holds up neither the test nor the end of Python."""
+    given: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            given.set_result(target())
+        except RuntimeError as error:
+            given.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return given
+
+
+def test_a_port_that_takes_connections_and_says_nothing_is_named_in_time(tmp_path: Path, silent: int) -> None:
+    announced = tmp_path / "announced"
+    replace(announced, f"127.0.0.1 {silent}")
+    with pytest.raises(RuntimeError, match=rf"\(127\.0\.0\.1:{silent} does not answer\)"):
+        begun(lambda: reach(announced, 2, timedelta(seconds=1.0))).result(60.0)
+
+
+def test_a_rank_whose_announcement_is_of_a_silent_port_reads_it_again(
+    tmp_path: Path, silent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "CONNECT_S", 0.2)
+    announced, tried = tmp_path / "announced", threading.Event()
+    replace(announced, f"127.0.0.1 {silent}")
+
+    class Store(dist.TCPStore):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            tried.set()
+            super().__init__(*given, **named)
+
+    monkeypatch.setattr(dist, "TCPStore", Store)
+    searching = begun(lambda: reach(announced, 2, WAIT))
+    assert tried.wait(60.0)
+    store = listen("127.0.0.1", announced, 2, WAIT)
+    found, _ = searching.result(60.0)
+    found.set("a", "b")
+    assert store.get("a") == b"b"
 
 
 def test_a_rank_0_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:

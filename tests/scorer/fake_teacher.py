@@ -30,7 +30,13 @@ class Fake:
     context: int = 4096
     most_words: int = 1000
     fault: str = ""
-    """truncate, renormalise, infinite, nameless, form, delay, trickle, 500, 404, 400."""
+    """truncate, renormalise, infinite, nameless, form, delay, trickle, hang, dead, 500, 503, 404, 400."""
+    spares: int = 0
+    """Rows of at most so many tokens, such as the probe, are answered whatever hang, dead, 500, 503 or 400 say."""
+    hanging: int = 0
+    """Requests that were asked while it hung."""
+    released: threading.Event = field(default_factory=threading.Event)
+    """Ends the hanging."""
     about: Any = None
     """What /v1/models answers instead."""
     until: int = 1 << 60
@@ -91,17 +97,23 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fake.fault == "404":
             self._send(404, {"error": "as the test wants it"})
             return
+        if self.fake.fault == "dead":
+            self.fake.released.wait()
         said = {"data": [{"id": f"fake-{self.fake.seed}", "max_model_len": self.fake.context}]}
         self._send(200, said if self.fake.about is None else self.fake.about)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake = self.fake
+        faulty = len(body.get("prompt") or body["input_ids"]) > fake.spares
         if fake.fault == "delay":
             time.sleep(1.0)
+        if fake.fault in ("hang", "dead") and faulty:
+            fake.hanging += 1
+            fake.released.wait()
         if len(fake.asked) >= fake.until:
             self._send(500, {"error": "as the test wants it"})
-        elif fake.fault in ("500", "400"):
+        elif fake.fault in ("500", "503", "400") and faulty:
             self._send(int(fake.fault), {"error": "as the test wants it"})
         elif max(body.get("prompt_logprobs", 0), body.get("top_logprobs_num", 0)) > fake.most_words:
             self._send(400, {"error": {"message": f"Requested prompt logprobs, max allowed: {fake.most_words}"}})

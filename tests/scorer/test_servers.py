@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ import pytest
 from asyncrl.errors import AsyncRLError, ConfigError, RunError
 from asyncrl.scorer.dialects import DIALECTS, TeacherUnusable, Token, scores_of
 from asyncrl.scorer.identity import Probe, of_run
-from asyncrl.scorer.servers import MOST_BYTES, TeacherServers, TeacherSilent, remembered
+from asyncrl.scorer.requests import MOST_BYTES, TeacherSilent
+from asyncrl.scorer.servers import TeacherServers, remembered
 from asyncrl.trajectory import TicketId
 from asyncrl.wire.teacher_scores import unlikely
 from tests.buffer.fakes import trajectory
 from tests.scorer.fake_teacher import Fake, serving
+from tests.waiting import until
 
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
 
@@ -63,7 +67,7 @@ def test_the_scores_are_those_of_the_model(tmp_path: Path, dialect: str, k: int)
         ("renormalise", r"another logprob when it is asked for 1 word than for 3.*renormalises"),
         ("infinite", r"gave the logprob -9999\.0 at token 1 of a row.*weights are damaged"),
         ("form", r"answered in another form than expected .*learner\.teacher\.dialect"),
-        ("400", r"refused a request: 400 .*--max-logprobs 3, or lower learner\.teacher\.k"),
+        ("400", r"refused a row of 8 tokens: 400 .*--max-logprobs 3, or lower learner\.teacher\.k"),
     ],
 )
 def test_a_server_that_cannot_be_learned_from_is_refused_with_the_remedy(tmp_path: Path, fault: str, why: str) -> None:
@@ -114,7 +118,7 @@ def test_every_server_that_gave_a_row_is_probed_behind_the_group(
     with serving(fake) as one, serving(other) as two, asked([one, two], tmp_path / "t.json") as servers:
         servers.look(0.0)
         in_turn = itertools.cycle(servers._servers)
-        monkeypatch.setattr(servers, "_least_busy", lambda: next(in_turn))
+        monkeypatch.setattr(servers, "_least_busy", lambda _: next(in_turn))
         other.seed = 2
         with pytest.raises(TeacherUnusable, match=f"{two}.* serves another teacher"):
             servers.score([t, t])
@@ -135,6 +139,84 @@ def test_a_silent_server_is_asked_again_and_the_others_meanwhile(tmp_path: Path)
         fake.fault = other.fault = ""
         servers.look(time.monotonic() + 5.0)
         assert len(servers.score([t])[0]) == 3
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is asked for again at once."""
+    monkeypatch.setattr("asyncrl.scorer.servers.AGAIN_S", (0.0,) * 4)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_row_at_which_a_server_errs_each_time_ends_the_run(tmp_path: Path) -> None:
+    """It answers its probe, before and behind each time: it is the row, which would be asked for without end."""
+    fake, row = Fake(fault="500", spares=len(PROBE)), trajectory(TicketId(0, 0, 0), (0,) * 8)
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers:
+        servers.look(0.0)
+        ends = pytest.raises(TeacherUnusable, match=r"erred at a row of 10 tokens, .* 5 times.* answered 500: ")
+        with ends as said:
+            servers.score([row])
+        assert url in str(said.value)
+        assert servers.failures == 5
+        assert servers.silence == "", "other rows are scored meanwhile"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_row_at_which_one_server_errs_is_given_by_another(tmp_path: Path) -> None:
+    fake, other, row = Fake(fault="500", spares=len(PROBE)), Fake(), trajectory(TicketId(0, 0, 0), (0,) * 8)
+    with serving(fake) as one, serving(other) as two, asked([one, two], tmp_path / "t.json") as servers:
+        servers.look(0.0)
+        assert len(servers.score([row])[0]) == 8
+        assert servers.failures == 1
+
+
+@pytest.mark.usefixtures("hasty")
+def test_outages_do_not_count_as_the_rows_fault(tmp_path: Path) -> None:
+    fake, row = Fake(fault="503", spares=len(PROBE)), trajectory(TicketId(0, 0, 0), (0,) * 8)
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers:
+        for turn in range(8):
+            servers.look(time.monotonic() + 10.0 * turn)
+            with pytest.raises(TeacherSilent, match="answered 503"):
+                servers.score([row])
+        fake.fault = ""
+        servers.look(time.monotonic() + 100.0)
+        assert len(servers.score([row])[0]) == 8
+
+
+def test_a_server_that_hangs_is_named_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, row = Fake(fault="hang", spares=len(PROBE)), trajectory(TicketId(0, 0, 0), (0,) * 8)
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers, ThreadPoolExecutor() as threads:
+        servers.look(0.0)
+        future = threads.submit(servers.score, [row])
+        assert until(lambda: fake.hanging == 1)
+        now = time.monotonic()
+        said = servers._requests.unanswered(now + 1000.0)
+        assert re.match(f"{url}/v1/completions has not answered what it was asked more than 10[0-9]0 s ago", said)
+        assert servers._requests.unanswered(now + 1000.0, url[:-1]) == "", "another port"
+        servers.look(now + 1000.0)
+        assert servers.silence == "", "it names its model: it has much to do"
+        monkeypatch.setattr("asyncrl.scorer.requests.ABOUT_SHARE", 0.01)
+        fake.fault = "dead"
+        servers.look(now + 2000.0)
+        assert re.search(r"more than 20\d0 s ago.*does not name its model either: ReadTimeout", servers.silence)
+        fake.fault = ""
+        fake.released.set()
+        assert len(future.result(timeout=60)[0]) == 8
+        assert servers._requests.unanswered(now + 3000.0) == ""
+
+
+def test_a_server_that_hangs_at_the_start_is_named_with_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncrl.scorer.requests.SLOW_S", 0.01)
+    fake = Fake(fault="hang")
+    with serving(fake) as url, asked([url], tmp_path / "t.json") as servers, ThreadPoolExecutor() as threads:
+        future = threads.submit(servers.look, 0.0)
+        assert until(lambda: fake.hanging == 1 and "has not answered" in servers.silence)
+        fake.fault = ""
+        fake.released.set()
+        future.result(timeout=60)
+        assert servers.silence == ""
 
 
 def test_a_server_that_is_not_there_is_silent(tmp_path: Path) -> None:
@@ -183,7 +265,7 @@ def test_a_url_where_no_teacher_is_ends_the_run(tmp_path: Path) -> None:
 def test_an_answer_that_trickles_or_is_too_long_has_an_end(tmp_path: Path) -> None:
     with serving(Fake(fault="trickle")) as url, asked([url], tmp_path / "t.json", server_s=0.3) as servers:
         servers.look(0.0)
-        assert "not whole after 0.3 s" in servers.silence
+        assert "not whole after 0.075 s" in servers.silence
     long = pytest.raises(TeacherUnusable, match="answered with more than")
     with (
         serving(Fake(about={"data": "x" * (MOST_BYTES + 1)})) as url,

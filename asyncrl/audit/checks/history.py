@@ -35,14 +35,17 @@ def rows_are_numbered(ledger: LedgerRows, _: Said) -> Iterator[str]:
 
 
 def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """A branch begins on the one before it, at the version that its batches had made, for a reason that names it."""
+    """A branch begins on the one before it, at the version that its batches had made, for a reason that names it.
+    Only a restore skips numbers: those of branches that were lost with their host."""
+    parent = None
     for place, branch in enumerate(ledger.branches.values()):
-        parent = None if place == 0 else place - 1
         version = 0 if parent is None else _before(ledger, parent, branch.fork_batch)
-        if (branch.branch, branch.parent) != (place, parent) or branch.fork_version != version:
+        number = 0 if parent is None else parent + 1
+        skips = branch.restored and branch.branch > number
+        if (branch.branch != number and not skips) or branch.parent != parent or branch.fork_version != version:
             yield (
                 f"branch {branch.branch} begins on branch {branch.parent} at batch {branch.fork_batch}, version "
-                f"{branch.fork_version}; expected branch {parent}, version {version}"
+                f"{branch.fork_version}; expected branch {number} on branch {parent}, version {version}"
             )
         b = branch.fork_batch
         begun = (
@@ -51,6 +54,7 @@ def branches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
         )
         if not re.fullmatch(begun if place else "the start of the run", branch.why) or (place == 0 and b):
             yield f"branch {branch.branch} begins at batch {b} because of {branch.why!r}"
+        parent = branch.branch
 
 
 def batches_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
@@ -83,13 +87,23 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
 def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
     """A batch holds complete groups, none with a trajectory that a later branch issued. Of one that was left, the disk
     may have lost some since, which then came again or not."""
-    lost = {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
+    lost = _touched_by_losses(ledger)
     for batch in ledger.batches:
-        held = (n for n in batch.groups if n in ledger.groups and not (batch.released and n in lost))
-        for group in (ledger.groups[n] for n in held):
-            members = ledger.members.get(group.number, ())
-            if len(members) < group.size or any((row.branch or 0) > batch.branch for row in members):
-                yield f"{_name(batch)} holds group {group.number}, which was not complete on its branch"
+        for number in batch.groups:
+            excused = batch.released and number in lost
+            if number in ledger.groups and not excused and not _complete_on(ledger, number, batch.branch):
+                yield f"{_name(batch)} holds group {number}, which was not complete on its branch"
+
+
+def _touched_by_losses(ledger: LedgerRows) -> set[int]:
+    """Groups of which the disk has lost a trajectory."""
+    return {number for (number, _), of_it in ledger.attempts.items() if any(a.ended == "lost" for a in of_it)}
+
+
+def _complete_on(ledger: LedgerRows, number: int, branch: int) -> bool:
+    """Whether all trajectories of a group are stored, none by a ticket of a branch after this one."""
+    members = ledger.members.get(number, ())
+    return len(members) >= ledger.groups[number].size and all((row.branch or 0) <= branch for row in members)
 
 
 def first_uses_are_counted(ledger: LedgerRows, _: Said) -> Iterator[str]:
@@ -109,7 +123,8 @@ def starts_follow(ledger: LedgerRows, _: Said) -> Iterator[str]:
         start, now = (row["start_batch"], row["start_version"]), (row["next_batch"], row["version"])
         reached = [b for b in ledger.branches if b >= row["branch"] and _before(ledger, b, now[0]) == now[1]]
         if (
-            not branch <= row["branch"] <= max(ledger.branches, default=0)
+            not branch <= row["branch"]
+            or row["branch"] not in ledger.branches
             or _before(ledger, row["branch"], start[0]) != start[1]
         ):
             yield f"start {row['incarnation']} was on branch {row['branch']} at batch {start[0]}, version {start[1]}"

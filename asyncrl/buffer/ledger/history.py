@@ -1,17 +1,20 @@
 """The learner's history as the ledger records it: branches, incarnations, batches and their outcomes, publications.
 
 Batches 0, 1, 2... form one line without gaps. A branch begins where recorded batches are not redone: it releases the
-rest of the line and continues from there, so versions below the fork are shared and mean the same weights.
+rest of the line and continues from there, so versions below the fork are shared and mean the same weights. Branches are
+numbered 0, 1, 2...; one that begins on a restored ledger is above every number that the run ever gave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.checkpoints import release_after
 from asyncrl.buffer.ledger.records import Batch, Incarnation, one, read_incarnations, read_line
+from asyncrl.buffer.ledger.storage.branches import GIVEN, NOTHING, next_branch, note, noted
 from asyncrl.buffer.ledger.storage.database import Database
 
 
@@ -22,16 +25,26 @@ class IllegalTransition(RuntimeError):
 class History:
     """Loads the history from the database, and changes both together."""
 
-    def __init__(self, database: Database) -> None:
-        self._db = database
+    def __init__(self, database: Database, checkpoints: Path | None = None) -> None:
+        """`checkpoints`: their folder, where the numbers of branches are noted; None: nowhere."""
+        self._db, self._checkpoints = database, checkpoints
         if not list(database.read("SELECT 1 FROM branches")):
             database.write("INSERT INTO branches VALUES (0, NULL, 0, 0, 'the start of the run')")
-        self.branch: int = one(database, "SELECT max(branch) FROM branches")
+            if checkpoints is not None and (given := noted(checkpoints)) >= 0:
+                database.set("restored", NOTHING)
+                database.set(GIVEN, str(given))
+        self.branches: list[int] = [n for (n,) in database.read("SELECT branch FROM branches ORDER BY branch")]
         self.line = read_line(database)
         self.incarnations = read_incarnations(database)
+        if self.incarnations:
+            self._note(self.branch)
         self.published: int | None = None
         """Latest version published on this branch."""
         self._load_published()
+
+    @property
+    def branch(self) -> int:
+        return self.branches[-1]
 
     @property
     def current(self) -> Incarnation | None:
@@ -54,7 +67,7 @@ class History:
         """Whether weights of `branch` that have seen the batches before b are a point of the recorded line."""
         left_at = one(self._db, "SELECT min(fork_batch) FROM branches WHERE branch > ?", (branch,))
         recorded = b <= len(self.line) and (b == 0 or self.line[b - 1].outcome is not None)
-        return branch <= self.branch and recorded and (left_at is None or b <= left_at)
+        return branch in self.branches and recorded and (left_at is None or b <= left_at)
 
     def first_uses_since(self, version: int) -> int:
         """Groups whose first use is in a batch fixed at `version` or later that is open or applied."""
@@ -72,6 +85,7 @@ class History:
 
     def start(self, next_batch: int, version: int, settings: str) -> Incarnation:
         """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released."""
+        self._note(self.branch)
         release_after(self._db, next_batch)
         new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version, settings=settings)
         values = (new.incarnation, new.branch, next_batch, version, next_batch, version, settings)
@@ -135,10 +149,16 @@ class History:
                 incarnation.holds = None  # this number names another batch now, which is not suspected
         self._db.write("UPDATE incarnations SET holds = NULL WHERE holds >= ?", (b,))
         release_after(self._db, b)
-        self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (self.branch + 1, self.branch, b, version, why))
-        self.branch += 1
+        number = next_branch(self.branch, [int(self._db.get(GIVEN) or 0)])
+        self._note(number)
+        self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (number, self.branch, b, version, why))
+        self.branches.append(number)
         self.published = None
         return released
+
+    def _note(self, branch: int) -> None:
+        if self._checkpoints is not None:
+            note(self._checkpoints, branch)
 
     def _current(self) -> Incarnation:
         if self.current is None:

@@ -15,6 +15,7 @@ elsewhere (core.py): a transition that the picture does not show raises IllegalT
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.account import Account
@@ -30,9 +31,10 @@ _ENDED = "UPDATE groups SET ended_batch = ?, ended_branch = ?, ended_at = ? WHER
 
 
 class Ledger:
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, checkpoints: Path | None = None) -> None:
+        """`checkpoints`: their folder, where the numbers of branches are noted; None: nowhere."""
         self.db = database
-        self.history = History(database)
+        self.history = History(database, checkpoints)
         self.account = Account(database)
         self.bias = Bias(database)
         self.live = read_groups(database, "g.state IN ('in_flight', 'waiting', 'assigned')")

@@ -147,7 +147,7 @@ class RayProcess:
         """Address of its node; empty before it is placed."""
         self._host = host
         self._began, self._end = host.began.remote(), host.wait.remote()
-        self.local = self.lost = False
+        self.local = self.lost = self._host_ended = False
         self._asked, self._placed = time.monotonic(), float("inf")
         self._identity: tuple[int, float] | None = None
         self._code: int | None = None
@@ -174,20 +174,20 @@ class RayProcess:
         if self._code is not None:
             return self._code
         if time.monotonic() > self._kill_at:
-            ray.kill(self._host, no_restart=True)
+            self._end_host()
         if ray.wait([self._end], timeout=0)[0]:
             try:
                 self._code, why = ray.get(self._end)
                 self.killed_for = self.killed_for or why
             except RayActorError:
-                self._code, self.lost = -9, not self.killed_for
+                self._code, self.lost = -9, not self._host_ended  # a kill meant for the role leaves its host
                 self.killed_for = self.killed_for or f"its node ({self.node or 'not yet known'}) is lost"
-            ray.kill(self._host, no_restart=True)
+            self._end_host()
         return self._code
 
     def stop(self) -> None:
         if self.homeless:
-            ray.kill(self._host, no_restart=True)
+            self._end_host()
         elif self._code is None:
             self._host.stop.remote()
 
@@ -197,6 +197,10 @@ class RayProcess:
         self.killed_for = why
         self._host.kill.remote(why)
         self._kill_at = min(self._kill_at, time.monotonic() + (0.0 if self.homeless else KILL_S))
+
+    def _end_host(self) -> None:
+        self._host_ended = True
+        ray.kill(self._host, no_restart=True)
 
     def _look(self) -> None:
         if self.node or self._code is not None or not ray.wait([self._began], timeout=0)[0]:

@@ -70,13 +70,14 @@ class ProcessTable:
         RunError."""
         leader = self._roles[name].leader or name
         ranks = [role.name for role in self._roles.values() if leader in (role.name, role.leader)]
-        for other in (self.processes[rank] for rank in ranks if rank != name):
+        others = [self.processes[rank] for rank in ranks if rank != name]
+        for other in others:
             other.kill(f"{name} died")
-            until = time.monotonic() + KILL_S
-            while other.ended() is None:
-                if time.monotonic() > until:
-                    raise RunError(f"{other.role.name} does not end although it was killed.")
-                time.sleep(0.01)
+        until = time.monotonic() + KILL_S
+        while left := [other.role.name for other in others if other.ended() is None]:
+            if time.monotonic() > until:
+                raise RunError(f"{', '.join(left)}: not ended although killed.")
+            time.sleep(0.01)
         self._run.rendezvous.unlink(missing_ok=True)
         for rank in ranks:
             self._collector.restarted(rank, why if rank == name else f"{name} died")

@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -71,13 +73,13 @@ def reach(rendezvous: Path, size: int, wait: timedelta) -> tuple[Any, str]:
     while time.monotonic() < until:
         with contextlib.suppress(FileNotFoundError):
             host, _, port = rendezvous.read_text().partition(" ")
+            patience = min(CONNECT_S, max(LOOK_S, until - time.monotonic()))
             try:
-                patience = timedelta(seconds=min(CONNECT_S, wait.total_seconds()))
-                store = dist.TCPStore(  # type: ignore[attr-defined]
-                    host, int(port), size, is_master=False, timeout=patience, wait_for_workers=False
-                )
+                store = connect(host, int(port), size, patience)
                 store.set_timeout(wait)
                 return store, host
+            except TimeoutError:
+                problem = f"{host}:{port} does not answer"
             except dist.DistNetworkError as error:
                 problem = f"{host}:{port} does not answer: {error}".partition("\n")[0]
         time.sleep(LOOK_S)
@@ -85,6 +87,26 @@ def reach(rendezvous: Path, size: int, wait: timedelta) -> tuple[Any, str]:
         f"rank 0 of the learner was not reached through {rendezvous} within launch.start_s = "
         f"{wait.total_seconds():g} s ({problem}): its log says why; the nodes must reach each other's ports."
     )
+
+
+def connect(host: str, port: int, size: int, patience: float) -> Any:
+    """The store at this address. Raises TimeoutError after `patience` seconds, and DistNetworkError.
+
+    torch waits without a deadline for the first word of what takes the connection, which may be another program that
+    has the port now: a thread is left to it."""
+    given: Future[Any] = Future()
+
+    def construct() -> None:
+        try:
+            timeout = timedelta(seconds=patience)
+            given.set_result(
+                dist.TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+            )
+        except Exception as error:  # raised by `result`
+            given.set_exception(error)
+
+    threading.Thread(target=construct, name="rendezvous", daemon=True).start()
+    return given.result(patience)
 
 
 def through_store(store: Any, rank: int, size: int) -> Exchange:

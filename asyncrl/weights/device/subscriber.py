@@ -193,7 +193,11 @@ class DeviceSubscriber:
             raise WeightsCorrupt(f"the learner's layout cannot be read: {error!r}") from error
         if digest_of(entries) != id.digest:
             raise WeightsCorrupt(f"the learner's layout has another digest than {id}")
-        return LeasedWeights(self, terms, SnapshotLayout(tuple(sizes), entries))
+        leased = LeasedWeights(self, terms, SnapshotLayout(tuple(sizes), entries))
+        if version is not None and id.order != version:  # published since, and this process has not heard of it
+            leased.close()
+            raise WeightsCorrupt(f"version {version} is no longer on the learner's GPU, which lent {id.order}")
+        return leased
 
     def close(self) -> None:
         self._stop.set()

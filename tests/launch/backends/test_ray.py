@@ -17,7 +17,7 @@ from asyncrl.audit.command import audit
 from asyncrl.config import Config
 from asyncrl.errors import RunError
 from asyncrl.launch.preflight import living
-from asyncrl.launch.processes import kill_all, of_run
+from asyncrl.launch.processes import Role, kill_all, of_run
 from asyncrl.run_folder import RunFolder
 from asyncrl.tracking.sinks.jsonl import by_step
 from tests.launch.backends.ray_nodes import Nodes, ray_nodes
@@ -177,6 +177,48 @@ def test_all_that_share_a_lost_node_go_to_one_place(monkeypatch: pytest.MonkeyPa
     first = backend._place(group)
     backend._processes["learner"] = Ended(first, False)  # type: ignore[assignment]
     assert (backend._place(group), removed) == (first, [old])
+
+
+class FakeMethod:
+    """A method of a host on some node of Ray."""
+
+    def remote(self, *given: object) -> object:
+        return object()
+
+
+class FakeHost:
+    began = wait = stop = kill = FakeMethod()
+
+
+@pytest.mark.parametrize("waits_for_node", [False, True])
+def test_a_host_that_ends_by_itself_is_lost_whatever_was_asked_of_its_role(
+    monkeypatch: pytest.MonkeyPatch, waits_for_node: bool
+) -> None:
+    """Ray's own part is a fake. A rank on another node died of the loss first, and this one was to be killed for it;
+    unless its host was ended because it had no node yet."""
+    from ray.exceptions import RayActorError
+
+    from asyncrl.launch.backends import ray
+
+    ready: list[object] = []
+    ended: list[object] = []
+
+    def get(answer: object) -> object:
+        if answer is process._began:
+            return 1, 0.0, "10.1.0.7"
+        raise RayActorError
+
+    monkeypatch.setattr(ray.ray, "wait", lambda asked, timeout: ([each for each in asked if each in ready], []))
+    monkeypatch.setattr(ray.ray, "get", get)
+    monkeypatch.setattr(ray.ray, "kill", lambda host, no_restart: ended.append(host))
+    host, place = FakeHost(), object()
+    process = ray.RayProcess(Role("learner-2", ("none",), leader="learner"), Path("log"), host, place)  # type: ignore[arg-type]
+    if not waits_for_node:
+        ready.append(process._began)
+    process.kill("learner died")
+    assert until(lambda: process.ended() is None and bool(ended) == waits_for_node)
+    ready.append(process._end)
+    assert (process.ended(), process.killed_for, process.lost) == (-9, "learner died", not waits_for_node)
 
 
 def quickstart(launch: Launch, nodes: Nodes, folder: Path, **fields: object) -> subprocess.Popen[str]:

@@ -118,6 +118,23 @@ def test_a_reader_that_is_too_slow_is_not_waited_for_and_may_not_use_what_it_rea
     assert alike(dict(actor.open().tensors()), model(2))
 
 
+def test_a_version_that_is_asked_for_is_not_replaced_by_a_newer_one(place: Place) -> None:
+    """An evaluation's version; the actor has not heard of the newer one yet."""
+    learner, actor = place.learner(lease_s=50.0), place.actor()
+    id = learner.publish(0, 0, model(0).items())
+    assert until(lambda: actor.latest() == id)
+    assert actor.open(version=id.order).id == id
+    actor._stop.set()
+    actor._watch.end()
+    actor._thread.join()
+    learner.publish(0, 1, model(1).items())
+    assert actor.latest() == id
+    with pytest.raises(WeightsCorrupt, match=r"version \(0, 0\) is no longer on the learner's GPU"):
+        actor.open(version=id.order)
+    assert learner._leases.of("actor-0") is None, "what was lent is given back"
+    assert actor.open().id.version == 1
+
+
 def test_a_chunk_is_exported_once_however_often_it_is_read(place: Place) -> None:
     """Torch keeps something of every export for as long as the memory is there."""
     exported: list[Tensor] = []

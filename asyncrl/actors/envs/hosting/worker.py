@@ -19,10 +19,10 @@ from typing import Any
 
 import msgpack
 
-from asyncrl.actors.daemon_threads import use_daemon_threads
 from asyncrl.actors.envs.protocol import Env, EnvFailed
 from asyncrl.actors.envs.resuming import told, way_of
 from asyncrl.plugins import resolve
+from asyncrl.process.daemon_threads import use_daemon_threads
 from asyncrl.process.parent import end_with_parent
 from asyncrl.user_errors import sendable, user_error
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.audit.ledger import GroupRow, LedgerRows
-from asyncrl.audit.scorer_logs import ScorerLines
+from asyncrl.audit.scorer_logs import ScoredLine, ScorerLines
 from asyncrl.audit.table import Check, apply
 from asyncrl.buffer.ledger.storage.payloads import checksum
 from asyncrl.wire import WireError
@@ -181,13 +181,18 @@ def acknowledged_scores_are_stored(ledger: LedgerRows, told: Told) -> Iterator[s
     """What a scorer was told is stored is in the ledger, or was lost with its host; no line of its log is missing."""
     stored = {(row["grp"], row["attempt"]): row["digest"] for row in ledger.tables["scores"]}
     lost = {(row["grp"], row["attempt"]) for row in ledger.tables["scorings"] if row["ended"] == "lost"}
-    host_lost = ledger.restored_at(-1) is not None
     for log in told.logs.values():
         yield from (f"scores/{log.scorer}.jsonl {what}" for what in log.damaged)
         for line in log.stored:
             key = line.group, line.attempt
-            if stored.get(key) != line.digest and key not in lost and not host_lost:
+            if stored.get(key) != line.digest and key not in lost and not _lost_with_host(ledger, line):
                 yield f"{log.scorer} was told that the scores of group {line.group} are stored, the ledger lacks them"
+
+
+def _lost_with_host(ledger: LedgerRows, line: ScoredLine) -> bool:
+    """Whether the scores were stored before the buffer's host was lost, and by no checkpoint that outlived it."""
+    covered = (line.group, line.attempt, line.digest) in ledger.scores_in_checkpoints
+    return ledger.restored_at(line.branch) is not None and not covered
 
 
 def read_scores(row: Row, read: Callable[[Any], bytes]) -> GroupScores:

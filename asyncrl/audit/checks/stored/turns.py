@@ -133,16 +133,22 @@ def kept_turns_are_as_recorded(ledger: LedgerRows, read: ReadPayload) -> Iterato
 def turns_are_of_their_branch(ledger: LedgerRows, _: ReadPayload) -> Iterator[str]:
     """No recorded turn that went on behind the beginning of a branch has a version that the branch did not have."""
     for key, rows in _by_ticket(ledger).items():
-        stored = ledger.trajectories.get(key)
-        last: dict[str | None, int | None] = {None: max(ledger.branches, default=0)}
-        if stored is not None and not _lost(ledger, key):
-            last["continued"] = stored.branch
         for row in rows:
-            whole = next((r for r in rows if row.ended == "longer" and _is_longer(r, row)), None)
-            until = last.get(row.ended) if whole is None else ledger.lent_on(*key, whole.attempt)
+            until = _last_branch(ledger, row, rows)
             newest, lent = row.newest or 0, ledger.lent_on(*key, row.attempt)
             if lent is not None and until is not None and ledger.left_behind(newest, lent, until) is not None:
                 yield f"{_name(ledger, row)} has a token of version {newest}, and went on on a branch without it"
+
+
+def _last_branch(ledger: LedgerRows, row: TurnRow, rows: Sequence[TurnRow]) -> int | None:
+    """The last branch on which a turn went on; None: on none, or nothing says on which. `rows`: its ticket's turns."""
+    whole = next((r for r in rows if row.ended == "longer" and _is_longer(r, row)), None)
+    if whole is not None:
+        return ledger.lent_on(*row.key, whole.attempt)
+    if row.ended is None:
+        return max(ledger.branches, default=0)
+    stored = None if _lost(ledger, row.key) else ledger.trajectories.get(row.key)
+    return stored.branch if row.ended == "continued" and stored is not None else None
 
 
 def _is_longer(r: TurnRow, row: TurnRow) -> bool:

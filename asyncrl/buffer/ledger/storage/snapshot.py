@@ -2,7 +2,7 @@
 
 A thread writes it, on a connection of its own, in a read transaction that begins when the snapshot is made: later
 commits are not in it and do not wait for it. `restore` reads it back when the ledger's host was lost: what was recorded
-after that checkpoint is gone, so the learner's next start begins a new branch.
+after that checkpoint is gone, so the learner's next start begins a new branch, with a number that was never given.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.buffer.ledger.storage import schema
+from asyncrl.buffer.ledger.storage.branches import GIVEN, noted
 from asyncrl.buffer.ledger.storage.chain import Chain
 from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
 
@@ -103,17 +104,19 @@ def restore(checkpoints: Path, folder: Path) -> Path | None:
     checkpoint.
 
     None if there is a ledger already, or no checkpoint (a new run). Raises LedgerFailed if every checkpoint's ledger is
-    damaged, or none can be copied.
+    damaged, or none can be copied, or it cannot be read which numbers of branches were given.
     """
     if (folder / "ledger.sqlite").exists():
         return None
-    complete = [p for p in checkpoints.glob("step-*") if (p / "state.json").is_file() and (p / "buffer").is_dir()]
+    every = list(checkpoints.glob("step-*"))
+    complete = [p for p in every if (p / "state.json").is_file() and (p / "buffer").is_dir()]
+    given = max([noted(checkpoints), *(_place(p)[0] for p in every)])
     damaged = []
     for checkpoint in sorted(complete, key=lambda p: (_place(p), p.name), reverse=True):
         try:
             damage = _damage(checkpoint)
             if not damage:
-                _copy(checkpoint / "buffer", folder, str(checkpoint))
+                _copy(checkpoint, folder, given)
                 return checkpoint
         except (OSError, sqlite3.Error) as error:
             raise LedgerFailed(
@@ -150,8 +153,8 @@ def _damage(checkpoint: Path) -> str:
     return "" if version == schema.VERSION else schema.refusal(version)
 
 
-def _copy(source: Path, folder: Path, checkpoint: str) -> None:
-    unfinished = folder / ".restoring.sqlite"
+def _copy(checkpoint: Path, folder: Path, given: int) -> None:
+    source, unfinished = checkpoint / "buffer", folder / ".restoring.sqlite"
     shutil.rmtree(folder / "payloads", ignore_errors=True)
     (folder / "payloads").mkdir(parents=True)
     for segment in sorted((source / "payloads").iterdir()):
@@ -163,8 +166,9 @@ def _copy(source: Path, folder: Path, checkpoint: str) -> None:
     with closing(sqlite3.connect(unfinished)) as db, db:
         chain = Chain(db)
         changes: tuple[tuple[str, tuple[object, ...]], ...] = (
-            ("INSERT OR REPLACE INTO kv VALUES (?, ?)", ("restored", checkpoint)),
-            (RECLAIMED, (_place(source.parent)[1],)),
+            ("INSERT OR REPLACE INTO kv VALUES (?, ?)", ("restored", str(checkpoint))),
+            ("INSERT OR REPLACE INTO kv VALUES (?, ?)", (GIVEN, str(given))),
+            (RECLAIMED, (_place(checkpoint)[1],)),
         )
         for change in changes:
             db.execute(*change)

@@ -41,6 +41,7 @@ from asyncrl.learner.backends.hf.lora import Adapters, Weight, check_same_adapte
 from asyncrl.learner.backends.hf.mesh import mesh, sharers
 from asyncrl.learner.backends.hf.scorer import Load, Scorer, check, layers, scorer_of
 from asyncrl.learner.backends.hf.torch import TorchBackend, on_cpu
+from asyncrl.learner.backends.json_exchange import exchanged
 from asyncrl.learner.backends.protocol import Packed, Scores
 
 # Sharded modules look for tensors in their output, whose gradients they wait for.
@@ -72,9 +73,7 @@ class Fsdp2Backend(TorchBackend):
 
     def _identities(self) -> list[str]:
         """The GPU of every rank."""
-        gpus = [""] * self.dp_size
-        dist.all_gather_object(gpus, identity(), group=self._writers)
-        return gpus
+        return exchanged(identity(), self._writers)
 
     def logprobs(self, parts: Sequence[Packed], *, reference: bool = False) -> list[Scores]:
         with self._scoring(reference) as scorer:

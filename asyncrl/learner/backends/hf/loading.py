@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from asyncrl.errors import ConfigError, RunError
+from asyncrl.learner.backends import json_exchange
 from asyncrl.learner.backends.hf.scorer import Load, Scorer, Source
 
 Make = Callable[[Source], Scorer]
@@ -32,36 +33,39 @@ def begun(load: Load, make: Make, check: Callable[[Scorer], None], group: dist.P
     """The scorer without data, the same on all ranks of `group`, and at rank 0 the tensors that belong in it. Rank 0
     calls `load` and `check`, whose ConfigError all ranks raise; the others wait as long as `group` does."""
     if dist.get_rank(group):
-        return _as_told(_told(group), make)
+        return _as_told(json_exchange.told(group), make)
     try:
         source = load()
         scorer = make(source)
         check(scorer)
     except Exception as error:
         refused = "refused" if isinstance(error, ConfigError) else "failed"
-        _tell(group, {refused: str(error) or type(error).__name__})
+        json_exchange.tell({refused: str(error) or type(error).__name__}, group)
         raise
-    _tell(
-        group,
+    ties = _ties(scorer)
+    json_exchange.tell(
         {
             "config": json.loads(source.model.config.to_json_string(use_diff=False)),
             "digest": source.digest,
             "tensors": _described(scorer),
+            "ties": ties,
         },
+        group,
     )
-    return scorer, emptied(scorer)
+    return scorer, emptied(scorer, ties)
 
 
-def emptied(scorer: Scorer) -> Held:
-    """Takes the data out of a scorer: its tensors are on `meta` afterwards, and tied as they were."""
+def emptied(scorer: Scorer, ties: Mapping[str, str]) -> Held:
+    """Takes the data out of a scorer: its tensors are on `meta` afterwards, and tied as in `ties`."""
     held: Held = {}
-    hollow: dict[int, Tensor] = {}
+    hollow: dict[str, Tensor] = {}
     for name, tensor in list(_tensors(scorer)):
-        if id(tensor) not in hollow:
-            held[name] = tensor.detach()
+        first = ties.get(name, name)
+        if first not in hollow:
+            held[first] = tensor.detach()
             empty = torch.empty_like(tensor, device="meta")
-            hollow[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if _trains(tensor) else empty
-        _put(scorer, name, hollow[id(tensor)])
+            hollow[first] = nn.Parameter(empty, tensor.requires_grad) if _trains(tensor) else empty
+        _put(scorer, name, hollow[first])
     return held
 
 
@@ -90,7 +94,8 @@ def _kept(empty: Tensor, whole: Tensor, into: torch.device) -> Tensor:
 
 
 def _as_told(told: Mapping[str, Any], make: Make) -> tuple[Scorer, Held]:
-    """The scorer of rank 0, without data."""
+    """The scorer of rank 0, without data. A config ties tensors which rank 0 does not tie if it has read different
+    values for them."""
     if reason := told.get("refused"):
         raise ConfigError(reason)
     if reason := told.get("failed"):
@@ -99,7 +104,7 @@ def _as_told(told: Mapping[str, Any], make: Make) -> tuple[Scorer, Held]:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(given)
     scorer = make(Source(model, told["digest"]))
-    emptied(scorer)
+    emptied(scorer, told["ties"])
     mine = _described(scorer)
     if mine != told["tensors"]:
         different = next(n for n in [*mine, *told["tensors"]] if mine.get(n) != told["tensors"].get(n))
@@ -115,6 +120,12 @@ def _described(scorer: Scorer) -> dict[str, Any]:
     return {name: [str(x.dtype), *x.shape] for name, x in _tensors(scorer)}
 
 
+def _ties(scorer: Scorer) -> dict[str, str]:
+    """By each name of a tensor the first one."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(x), name) for name, x in _tensors(scorer)}
+
+
 def _tensors(scorer: Scorer) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by name; tied ones under each of their names."""
     yield from scorer.named_parameters(remove_duplicate=False)
@@ -128,18 +139,3 @@ def _put(scorer: Scorer, name: str, tensor: Tensor) -> None:
 
 def _trains(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter)
-
-
-def _tell(group: dist.ProcessGroup, content: Mapping[str, Any]) -> None:
-    data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8)
-    dist.broadcast(torch.tensor([len(data)]), 0, group=group)
-    dist.broadcast(data, 0, group=group)
-
-
-def _told(group: dist.ProcessGroup) -> Mapping[str, Any]:
-    size = torch.zeros(1, dtype=torch.long)
-    dist.broadcast(size, 0, group=group)
-    data = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(data, 0, group=group)
-    told: Mapping[str, Any] = json.loads(bytes(data.numpy()))
-    return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -20,7 +21,11 @@ def mesh(config: Config, device: str, ranks: int) -> DeviceMesh:
     """The mesh of the ranks: [ranks], or [copies, ranks that share one]."""
     if (n := copies(config)) == 1:
         return init_device_mesh(device, (ranks,))
-    return init_device_mesh(device, (n, ranks // n), mesh_dim_names=("replicate", "shard"))
+    each = torch.arange(ranks).view(n, ranks // n)
+    # torch's own groups of a mesh of two dimensions do not take over the time of the ranks' first group.
+    wait = timedelta(seconds=config.learner.collective_s)
+    groups = [dist.new_subgroups_by_enumeration(among.tolist(), timeout=wait)[0] for among in (each.T, each)]  # type: ignore[no-untyped-call]
+    return DeviceMesh.from_group(groups, device, each, mesh_dim_names=("replicate", "shard"))
 
 
 def sharers(config: Config, everyone: dist.ProcessGroup, wait: timedelta) -> dist.ProcessGroup:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from asyncrl.errors import RunError
+from asyncrl.learner.backends.json_exchange import exchanged
 
 _STATE = "megatron"
 _HF_INDEX = "model.safetensors.index.json"
@@ -78,9 +79,7 @@ def write(
             _index(folder, form, weights, state, step)
     except (OSError, SafetensorError) as error:
         problem = f"rank {rank}: {error}"
-    problems: list[Any] = [None] * group.size()
-    dist.all_gather_object(problems, problem, group=group)
-    for message in problems:
+    for message in exchanged(problem, group):
         if message is not None:
             raise OSError(message)
 

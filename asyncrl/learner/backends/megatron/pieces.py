@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from asyncrl.learner.backends.json_exchange import exchanged
 from asyncrl.learner.backends.megatron.groups import Groups
 from asyncrl.learner.backends.megatron.model import Decoder
 from asyncrl.learner.backends.megatron.names import Layout, from_hf, placed, to_hf
@@ -23,14 +24,12 @@ class Pieces:
     def __init__(self, decoder: Decoder, layout: Layout, groups: Groups) -> None:
         self._layout, self._tensor, self._stages = layout, groups.tensor, groups.stages
         self._device = next(decoder.parameters()).device
-        mine = [(name, tuple(parameter.shape)) for name, parameter in decoder.named()]
-        everyone: list[list[tuple[str, tuple[int, ...]]]] = [mine] * groups.stages.size()
-        if len(everyone) > 1:
-            dist.all_gather_object(everyone, mine, group=groups.stages)
+        mine = [(name, list(parameter.shape)) for name, parameter in decoder.named()]
+        everyone = [mine] if groups.stages.size() == 1 else exchanged(mine, groups.stages, self._device)
         self._all: dict[str, tuple[int, tuple[int, ...]]] = {}
         for stage, named in enumerate(everyone):
             for name, shape in named:
-                self._all.setdefault(name, (stage, shape))  # a head that is tied to the embedding occurs twice
+                self._all.setdefault(name, (stage, tuple(shape)))  # a head that is tied to the embedding occurs twice
 
     def full(self, of: Callable[[str], Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """`of(name)`: this rank's piece, of `dtype`; called for each weight of this rank's stage, in the same order on

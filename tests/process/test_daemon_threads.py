@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from asyncrl.actors.daemon_threads import use_daemon_threads
+from asyncrl.process.daemon_threads import use_daemon_threads
 
 
 def test_results_and_exceptions_come_back():
@@ -43,7 +43,7 @@ def test_what_no_future_or_no_event_loop_bears_is_an_exception(error):
 
 STUCK = """
 import asyncio, time
-from asyncrl.actors.daemon_threads import running, use_daemon_threads
+from asyncrl.process.daemon_threads import running, use_daemon_threads
 
 async def main():
     use_daemon_threads()

@@ -1,4 +1,4 @@
-"""Threads for users' plain functions: tools, scores, agents. A function that never returns does not block the exit."""
+"""Threads for what may never return: users' plain functions, requests to a teacher's servers. None blocks the exit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THREAD_NAME = "plain-function"
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """One thread per call; the number of episodes bounds them. The standard library's pool joins its threads before
+    """One thread per call; the caller bounds their number. The standard library's pool joins its threads before
     Python exits, and would wait for a stuck one for ever."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
