@@ -48,8 +48,8 @@ FAR = {"turns.serial": 1000}
 
 
 EVERY_ROW = (
-    "attempts", "attempts.idx", "batches.measures", "batches.since", "checkpoints.batch", "retired.why", "scores.bytes",
-    "scores.checksum", "scorings", "scorings.grp",
+    "attempts", "attempts.idx", "batches.measures", "batches.since", "checkpoints.batch", "retired.grp", "retired.why",
+    "scores.bytes", "scores.checksum", "scorings", "scorings.grp",
 )  # fmt: skip
 """Columns that are changed in every row, and swapped between neighbours, and the tables of which every row is left out
 once: few of their rows bear it, and the list in audit.md must not depend on which ones a sample holds."""
