@@ -42,12 +42,12 @@ def ended_groups_say_when(ledger: LedgerRows, _: Rules) -> Iterator[str]:
 
 def groups_ended_on_a_branch_that_was_there(ledger: LedgerRows, _: Rules) -> Iterator[str]:
     """A group ended on its branch or a later one, at a batch of that, and with the batch that ended it."""
-    last, waited = _last_batch(ledger), {(row["grp"], row["batch"]): row["branch"] for row in ledger.tables["retired"]}
+    last, yielded = _last_batch(ledger), {(row["grp"], row["batch"], row["branch"]) for row in ledger.tables["retired"]}
     for group in (group for group in ledger.groups.values() if group.ended_batch is not None):
         on, at = ledger.branches.get(group.ended_branch or 0), group.ended_batch or 0
         there = on is not None and group.branch <= on.branch == group.ended_branch and _reached(ledger, on, at)
-        batch = last.get(group.number)
-        ended_by = waited.get((group.number, at), None if batch is None else batch.branch)
+        batch = None if (group.number, at, group.ended_branch) in yielded else last.get(group.number)
+        ended_by = None if batch is None else batch.branch
         if not there or group.ended_branch != _ended_on(ledger, group, ended_by):
             yield f"{_name(group)} at batch {at} of branch {group.ended_branch}, which cannot be where it ended"
 

@@ -32,13 +32,15 @@ class Unmeasured:
         self._db.write("UPDATE groups SET measured = ? WHERE number = ?", (serial, group.number))
 
     def forked(self, serial: int, live: Iterable[Group]) -> None:
-        """States after `serial` are void: what they measured of the live groups is measured again."""
+        """States after `serial` are void: what they measured of the live groups is measured again; of one that has been
+        incomplete since, once it is complete."""
         self.groups = [group for group in self.groups if group.reason != "discarded_branch"]
         for group in live:
             if group.measured is not None and group.measured > serial:
                 group.measured = None
                 self._db.write("UPDATE groups SET measured = NULL WHERE number = ?", (group.number,))
-                self.groups.append(group)
+                if group.state != "in_flight":
+                    self.groups.append(group)
 
 
 def _numbers(database: Database) -> list[int]:

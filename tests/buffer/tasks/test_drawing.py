@@ -76,6 +76,16 @@ def test_after_a_crash_the_state_is_that_of_the_last_recorded_batch(tmp_path: Pa
     assert buffer.ledger.unmeasured.groups == []
 
 
+def test_a_group_that_the_disk_took_apart_is_not_told_by_a_branch_before_it_is_complete_again(tmp_path: Path) -> None:
+    buffer, _, _ = trained(tmp_path, 1)
+    buffer.issue(0.0, "actor-0", (0, 1), 1)
+    (group,) = (g for g in buffer.ledger.live.values() if g.state == "in_flight")
+    group.measured = 2  # as of one whose trajectories were stored and told, and were lost since
+    buffer.ledger.unmeasured.forked(1, [group])
+    assert group.measured is None
+    assert group not in buffer.ledger.unmeasured.groups
+
+
 def test_groups_completed_before_a_crash_are_told_after_it(tmp_path: Path) -> None:
     buffer, _, taught = trained(tmp_path, 1)
     played = len(play(buffer, reward=1.0)) // 2
