@@ -43,13 +43,13 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "counters.name": ("duplicate", "late", "lost"),
 }
 """Values of a column, where they are not just any."""
-FAR = {"turns.serial": 1000}
+FAR = {"turns.serial": 1000, "lengths.serial": 1000, "retired.serial": 1000, "scores.grp": 1000}
 """What is added to a number whose neighbours are taken."""
 
 
 EVERY_ROW = (
-    "attempts", "attempts.idx", "batches.measures", "batches.since", "checkpoints.batch", "retired.grp", "retired.why",
-    "scores.bytes", "scores.checksum", "scorings", "scorings.grp",
+    "attempts", "attempts.idx", "batches.measures", "batches.since", "checkpoints.batch", "eval_results", "retired.grp",
+    "retired.why", "scores.bytes", "scores.checksum", "scorings", "scorings.grp",
 )  # fmt: skip
 """Columns that are changed in every row, and swapped between neighbours, and the tables of which every row is left out
 once: few of their rows bear it, and the list in audit.md must not depend on which ones a sample holds."""

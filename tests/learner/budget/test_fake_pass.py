@@ -60,6 +60,7 @@ def config(max_tokens: int, tokens: int, dtype: str = "float32", **learner: Any)
     )
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
