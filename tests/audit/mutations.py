@@ -50,6 +50,7 @@ FAR = {"turns.serial": 1000, "lengths.serial": 1000, "retired.serial": 1000, "sc
 EVERY_ROW = (
     "attempts", "attempts.idx", "batches.measures", "batches.since", "checkpoints.batch", "eval_results", "retired.grp",
     "retired.why", "scores.bytes", "scores.checksum", "scorings", "scorings.grp",
+    "scorings.scorer",
 )  # fmt: skip
 """Columns that are changed in every row, and swapped between neighbours, and the tables of which every row is left out
 once: few of their rows bear it, and the list in audit.md must not depend on which ones a sample holds."""

@@ -85,8 +85,8 @@ def groups_in_batches_are_in_issue_order(ledger: LedgerRows, _: Said) -> Iterato
 
 
 def batches_hold_what_was_there(ledger: LedgerRows, _: Said) -> Iterator[str]:
-    """A batch holds complete groups, none with a trajectory that a later branch issued. Of one that was left, the disk
-    may have lost some since, which then came again or not."""
+    """A batch holds complete groups, none with a trajectory that a later branch issued."""
+    # Of a batch that was left, the disk may have lost some since, which then came again or not.
     lost = _touched_by_losses(ledger)
     for batch in ledger.batches:
         for number in batch.groups:

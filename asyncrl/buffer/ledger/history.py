@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from pathlib import Path
 
 from asyncrl.buffer.client.messages import Outcome
 from asyncrl.buffer.ledger.checkpoints import release_after
 from asyncrl.buffer.ledger.records import Batch, Incarnation, one, read_incarnations, read_line
-from asyncrl.buffer.ledger.storage.branches import GIVEN, NOTHING, next_branch, note, noted
+from asyncrl.buffer.ledger.storage.branches import Branches
 from asyncrl.buffer.ledger.storage.database import Database
 
 
@@ -25,26 +24,17 @@ class IllegalTransition(RuntimeError):
 class History:
     """Loads the history from the database, and changes both together."""
 
-    def __init__(self, database: Database, checkpoints: Path | None = None) -> None:
-        """`checkpoints`: their folder, where the numbers of branches are noted; None: nowhere."""
-        self._db, self._checkpoints = database, checkpoints
-        if not list(database.read("SELECT 1 FROM branches")):
-            database.write("INSERT INTO branches VALUES (0, NULL, 0, 0, 'the start of the run')")
-            if checkpoints is not None and (given := noted(checkpoints)) >= 0:
-                database.set("restored", NOTHING)
-                database.set(GIVEN, str(given))
-        self.branches: list[int] = [n for (n,) in database.read("SELECT branch FROM branches ORDER BY branch")]
+    def __init__(self, database: Database, branches: Branches) -> None:
+        self._db, self.branches = database, branches
         self.line = read_line(database)
         self.incarnations = read_incarnations(database)
-        if self.incarnations:
-            self._note(self.branch)
         self.published: int | None = None
         """Latest version published on this branch."""
         self._load_published()
 
     @property
     def branch(self) -> int:
-        return self.branches[-1]
+        return self.branches.numbers[-1]
 
     @property
     def current(self) -> Incarnation | None:
@@ -85,7 +75,7 @@ class History:
 
     def start(self, next_batch: int, version: int, settings: str) -> Incarnation:
         """Begins an incarnation. Checkpoints at later batches were announced but not completed: they are released."""
-        self._note(self.branch)
+        self.branches.note()
         release_after(self._db, next_batch)
         new = Incarnation(len(self.incarnations) + 1, self.branch, next_batch, version, settings=settings)
         values = (new.incarnation, new.branch, next_batch, version, next_batch, version, settings)
@@ -149,16 +139,9 @@ class History:
                 incarnation.holds = None  # this number names another batch now, which is not suspected
         self._db.write("UPDATE incarnations SET holds = NULL WHERE holds >= ?", (b,))
         release_after(self._db, b)
-        number = next_branch(self.branch, [int(self._db.get(GIVEN) or 0)])
-        self._note(number)
-        self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (number, self.branch, b, version, why))
-        self.branches.append(number)
+        self.branches.begin(b, version, why)
         self.published = None
         return released
-
-    def _note(self, branch: int) -> None:
-        if self._checkpoints is not None:
-            note(self._checkpoints, branch)
 
     def _current(self) -> Incarnation:
         if self.current is None:

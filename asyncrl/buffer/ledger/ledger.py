@@ -24,6 +24,7 @@ from asyncrl.buffer.ledger.drop_bias import Bias
 from asyncrl.buffer.ledger.group import Group, Reason, Received, State
 from asyncrl.buffer.ledger.history import History, IllegalTransition
 from asyncrl.buffer.ledger.records import Batch, insert_group, insert_trajectory, one, read_groups
+from asyncrl.buffer.ledger.storage.branches import Branches
 from asyncrl.buffer.ledger.storage.database import Database
 from asyncrl.buffer.ledger.unmeasured import Unmeasured
 
@@ -34,7 +35,7 @@ class Ledger:
     def __init__(self, database: Database, checkpoints: Path | None = None) -> None:
         """`checkpoints`: their folder, where the numbers of branches are noted; None: nowhere."""
         self.db = database
-        self.history = History(database, checkpoints)
+        self.history = History(database, Branches(database, checkpoints))
         self.account = Account(database)
         self.bias = Bias(database)
         self.live = read_groups(database, "g.state IN ('in_flight', 'waiting', 'assigned')")

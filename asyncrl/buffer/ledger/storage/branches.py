@@ -8,10 +8,10 @@ version of it can exist; a ledger that is restored continues above it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from asyncrl.buffer.ledger.storage.database import LedgerFailed
+from asyncrl.buffer.ledger.storage.database import Database, LedgerFailed
 
 NAME = "branch"
 """The file, in the folder of checkpoints, from the first start of a learner on."""
@@ -19,6 +19,40 @@ GIVEN = "branches_given"
 """In a restored ledger: the highest number of a branch that the run had given before, which this ledger may lack."""
 NOTHING = "nothing: the one before was lost ahead of its first checkpoint"
 """From what a ledger was restored that began anew, in a run in which a learner had started."""
+
+
+class Branches:
+    """The branches of a ledger. A number is noted before anything that carries it can exist."""
+
+    def __init__(self, db: Database, checkpoints: Path | None) -> None:
+        """`checkpoints`: their folder, where numbers are noted; None: nowhere."""
+        self._db, self._checkpoints = db, checkpoints
+        if not list(db.read("SELECT 1 FROM branches")):
+            db.write("INSERT INTO branches VALUES (0, NULL, 0, 0, 'the start of the run')")
+            if checkpoints is not None and (given := noted(checkpoints)) >= 0:
+                db.set("restored", NOTHING)
+                db.set(GIVEN, str(given))
+        self.numbers: list[int] = [n for (n,) in db.read("SELECT branch FROM branches ORDER BY branch")]
+        if list(db.read("SELECT 1 FROM incarnations LIMIT 1")):  # a run of before may have noted none
+            self.note()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+    def note(self) -> None:
+        """Makes the number of the newest branch durable, as `begin` has done for all but the first."""
+        self._note(self.numbers[-1])
+
+    def begin(self, b: int, version: int, why: str) -> None:
+        """A branch begins at batch b, with the weights of `version`."""
+        number = next_branch(self.numbers[-1], [int(self._db.get(GIVEN) or 0)])
+        self._note(number)
+        self._db.write("INSERT INTO branches VALUES (?, ?, ?, ?, ?)", (number, self.numbers[-1], b, version, why))
+        self.numbers.append(number)
+
+    def _note(self, number: int) -> None:
+        if self._checkpoints is not None:
+            note(self._checkpoints, number)
 
 
 def next_branch(current: int, named: Iterable[int]) -> int:
