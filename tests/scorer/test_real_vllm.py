@@ -56,7 +56,7 @@ def test_the_scores_are_those_of_the_models_own_forward_pass(url: str, tmp_path:
 
 
 def test_more_words_than_it_gives_and_a_longer_context_are_refused(url: str, tmp_path: Path) -> None:
-    many = pytest.raises(TeacherUnusable, match=f"refused a request: 400.*--max-logprobs {MOST + 1}")
+    many = pytest.raises(TeacherUnusable, match=rf"refused a row of \d+ tokens: 400.*--max-logprobs {MOST + 1}")
     with asked([url], tmp_path / "teacher.json", k=MOST + 1, server_s=120.0) as servers, many:
         servers.look(0.0)
     long = pytest.raises(ConfigError, match=rf"env\.max_tokens is {CONTEXT}, and the teacher at .* {CONTEXT - 1} ")
