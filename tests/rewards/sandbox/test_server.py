@@ -74,6 +74,14 @@ def test_a_request_has_a_deadline(served: Served, first: bytes) -> None:
     peer.close()
 
 
+@pytest.mark.parametrize("seconds", ["1" + "0" * 400, "1" + "0" * 5000, "1e400", "NaN", "0", "[]"])
+def test_a_time_that_is_none_is_refused_with_an_answer(served: Served, seconds: str) -> None:
+    """Before, 10**400 dropped the connection."""
+    body = f'{{"code": "1", "language": "python", "run_timeout": {seconds}}}'
+    with pytest.raises(urllib.error.HTTPError, match="422"):
+        urllib.request.urlopen(f"{served.url}/run_code", body.encode(), timeout=20)
+
+
 def peers(served: Served, count: int, length: int, says: bytes) -> list[socket.socket]:
     """Peers that announce a body of this length and send these bytes."""
     made = [socket.create_connection(("127.0.0.1", served.port), timeout=20.0) for _ in range(count)]
