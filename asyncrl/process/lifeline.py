@@ -30,12 +30,19 @@ def bind_to_launcher() -> None:
     if inherited is None:
         return
     lifeline = int(inherited)
+    arm(lifeline)
+    at_end(lifeline, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
+
+
+def arm(lifeline: int) -> None:
+    """Lets the kernel, where it has F_SETSIG, kill this process's group once the writing end is closed; at once, if it
+    is closed already."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    # The thread also covers a launcher that ended before the pipe was armed.
-    at_end(lifeline, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
+        if select.select([lifeline], [], [], 0)[0]:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def at_end(lifeline: int, act: Callable[[], None]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import random
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 _MOST_BYTES = 64 << 20
@@ -52,11 +56,10 @@ async def _ask(
     for attempt in range(retries + 1):
         try:
             return await asyncio.to_thread(_answer, url, data, dict(headers or {}), timeout_s)
-        except urllib.error.HTTPError as error:
-            problem = f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}"
-            if error.code not in _BUSY:
-                raise ServiceFailed(f"{url} refused: {problem}") from error
-            pause = _retry_after(error.headers.get("Retry-After"))
+        except _Refused as refused:
+            problem, pause = str(refused), refused.retry_after
+            if refused.code not in _BUSY:
+                raise ServiceFailed(f"{url} refused: {problem}") from refused
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem, pause = f"{type(error).__name__}: {error}", None
         if attempt < retries:
@@ -64,13 +67,75 @@ async def _ask(
     raise ServiceFailed(f"{url} gave no answer in {retries + 1} attempts: {problem}")
 
 
+class _Refused(Exception):
+    """An answer with the status of an error; says which, and what it says."""
+
+    def __init__(self, error: urllib.error.HTTPError) -> None:
+        with error:
+            super().__init__(f"{error.code} {error.reason}: {error.read(300).decode(errors='replace')}")
+        self.code, self.retry_after = error.code, _retry_after(error.headers.get("Retry-After"))
+
+
 def _answer(url: str, data: bytes | None, headers: dict[str, str], timeout_s: float) -> Any:
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        body = answer.read(_MOST_BYTES + 1)
+    with _Deadline(timeout_s) as deadline:
+        try:
+            with deadline.opener.open(request, timeout=timeout_s) as answer:
+                body = answer.read(_MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            raise _Refused(error) from error
     if len(body) > _MOST_BYTES:
         raise ServiceFailed(f"{url} answered with more than {_MOST_BYTES} bytes")
     return json.loads(body)
+
+
+class _Deadline:
+    """The time for a whole answer: what urllib takes is that of each read. Raises TimeoutError when it was over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._over = seconds, threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self.opener = urllib.request.build_opener(_Http(self._sockets), _Https(self._sockets))
+
+    def _end(self) -> None:
+        """Wakes the thread that reads."""
+        self._over.set()
+        for each in self._sockets:
+            with contextlib.suppress(OSError):  # it is closed already
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._timer.cancel()
+        if self._over.is_set():
+            raise TimeoutError(f"no whole answer within {self._seconds:g} s") from error
+
+
+class _Http(urllib.request.HTTPHandler):
+    """Notes the sockets that it opens."""
+
+    def __init__(self, opened: list[socket.socket]) -> None:
+        super().__init__()
+        self._opened = opened
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
+        opened = self._opened
+
+        class Noting(http_class):  # type: ignore[misc]
+            def connect(self) -> None:
+                super().connect()
+                opened.append(self.sock)
+
+        return super().do_open(Noting, req, **options)
+
+
+class _Https(_Http, urllib.request.HTTPSHandler):
+    """The same for HTTPS."""
 
 
 def _retry_after(header: str | None) -> float | None:

@@ -14,13 +14,14 @@ import re
 import secrets
 from base64 import b64encode
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from asyncrl.acceptor.http_server import BoundedServer
 from asyncrl.errors import ConfigError, RunError
 from asyncrl.view.index import Index
 from asyncrl.view.run import ViewedRun
@@ -49,8 +50,7 @@ def policy(page: str, connect: str) -> str:
     )
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
+class Server(BoundedServer):
     allow_reuse_address = False
 
     def __init__(self, runs: Sequence[ViewedRun], port: int) -> None:
@@ -88,6 +88,7 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "asyncrl", ""
 
     def do_GET(self) -> None:
+        self.server.asked(self.connection)
         url = urlsplit(self.path[:_MOST_CHARS])
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         if self.headers.get("Host") not in (

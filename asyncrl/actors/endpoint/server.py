@@ -72,7 +72,12 @@ class EndpointServer:
                 Route("/r/{episode}/v1/models", self._models, methods=["GET"]),
                 Route("/r/{episode}/inference/v1/generate", self._tokens, methods=["POST"]),
             ],
-            exception_handlers={BadRequest: _bad_request, HTTPException: _http_error, Exception: _failed},
+            exception_handlers={
+                BadRequest: _bad_request,
+                HTTPException: _http_error,
+                ClientDisconnect: _left,
+                Exception: _failed,
+            },
         )
         self._model, self._max_tokens, self._constraints = model, max_tokens, constraints
         self._sessions: dict[str, Session] = {}
@@ -269,7 +274,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return _error(request, error.status_code, text, code="unknown_route")
 
 
+async def _left(request: Request, error: Exception) -> Response:
+    """Of its own, since the one for Exception says a traceback too."""
+    return Response(status_code=GONE)
+
+
 async def _failed(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=GONE)
     return _error(request, 500, f"{type(error).__name__}: {error}")

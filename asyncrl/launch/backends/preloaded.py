@@ -1,6 +1,6 @@
 """Imports the model libraries once for the learner and the actors, while the launcher makes its checks.
 
-    launcher ── before its checks ──> python -m asyncrl.launch.backends.preloaded FD: imports torch and the roles
+    launcher ── before its checks ──> python -m asyncrl.launch.backends.preloading: imports torch and the roles
         │                                  │
         └── role, log, lifeline ── FD ────>│ forks twice, so that the role is the launcher's child; ── pid ──> launcher
                                            │ the fork runs the role's module as `python -m` would
@@ -66,16 +66,19 @@ class Preloaded:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(TURN_S)
         self._socket = ours
+        self._lifeline: int | None
+        reading, self._lifeline = os.pipe()
         with theirs:
             self._process = subprocess.Popen(
-                python(__name__, str(theirs.fileno()), *modules),
+                python(f"{__package__}.preloading", str(theirs.fileno()), str(reading), *modules),
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **threads(1), RUN_MARKER: self.run_id},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), reading],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # a role that is then started otherwise says the same in its log
                 start_new_session=True,
             )
+        os.close(reading)
 
     def fork(
         self, role: Role, environment: Mapping[str, str], output: int, pipe: int, *, interrupted: Callable[[], bool]
@@ -113,6 +116,9 @@ class Preloaded:
         self._socket.close()
         self._process.kill()
         self._process.wait()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
 
 @contextlib.contextmanager
@@ -139,11 +145,12 @@ def forkable(config: Config) -> bool:
     )
 
 
-def serve(fd: int, modules: Sequence[str]) -> None:
+def serve(fd: int, pipe: int, modules: Sequence[str]) -> None:
     """Imports, then forks a role for each request; returns when the launcher has closed its end, and in a fork when
-    the role has ended."""
+    the role has ended. `pipe`: the lifeline of this process, which is none of its forks'."""
     launcher = socket.socket(fileno=fd)
-    os.set_inheritable(fd, False)
+    for file in (fd, pipe):
+        os.set_inheritable(file, False)
     gc.disable()  # what is imported stays: looking for garbage among it takes a seventh of the time
     for module in modules:
         importlib.import_module(module)
@@ -158,6 +165,7 @@ def serve(fd: int, modules: Sequence[str]) -> None:
             launcher.send(json.dumps({"pid": None}).encode())
         elif (pid := _fork_for_launcher()) == 0:
             launcher.close()
+            os.close(pipe)
             _become(json.loads(request), *files)
         else:
             launcher.send(json.dumps({"pid": pid}).encode())
@@ -203,7 +211,3 @@ def _become(request: dict[str, Any], output: int, pipe: int) -> NoReturn:
     sys.modules.pop(f"{package}.__main__")
     runpy.run_module(package, run_name="__main__", alter_sys=True)
     sys.exit(0)
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2:])

@@ -12,8 +12,8 @@ import threading
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from asyncrl.acceptor.http_server import BoundedServer
 from asyncrl.errors import RunError
-from asyncrl.rewards.sandbox.bounded_server import BoundedServer
 from asyncrl.rewards.sandbox.contract import Result, Run, request_from_json, result_to_json
 from asyncrl.rewards.sandbox.local import LocalSandbox
 
@@ -51,15 +51,13 @@ class _Handler(BaseHTTPRequestHandler):
                 raise ValueError(f"{length} bytes; expected at most {_MOST_BYTES}")
         except ValueError as error:
             return self._answer(422, {"detail": str(error)})
-        with self.server.room(length) as given:
-            if not given:
+        with self.server.body(self.connection, self.rfile, length) as body:
+            if body is None:
                 return self._answer(503, {"detail": "too many large requests at once: send it again later"})
-            self._run(length)
+            self._run(body)
 
-    def _run(self, length: int) -> None:
+    def _run(self, body: bytearray) -> None:
         try:
-            body = self.rfile.read(length)
-            self.server.asked(self.connection)
             run = request_from_json(json.loads(body))
             if not 0 < run.run_timeout <= MOST_SECONDS:
                 raise ValueError(f"run_timeout is {run.run_timeout}: expected 0 to {MOST_SECONDS} s")

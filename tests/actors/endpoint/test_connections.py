@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 import psutil
@@ -21,10 +23,10 @@ HEAD = b"POST %s/chat/completions HTTP/1.1\r\nHost: x\r\n"
 
 
 class Served:
-    def __init__(self) -> None:
+    def __init__(self, log: IO[bytes] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.actors.endpoint.served", str(HEAD_S), str(BODY_S)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         url = urlsplit(self.process.stdout.readline().strip())
@@ -119,3 +121,16 @@ def test_an_agent_whose_answer_is_under_way_is_not_closed_for_others(served: Ser
         peer.sendall(b"[]")
         assert b"HTTP/1.1 400" in peer.recv(4096)
     peer.close()
+
+
+def test_an_agent_that_leaves_while_it_asks_writes_nothing_into_the_log(tmp_path: Path) -> None:
+    """Before, each wrote a traceback of some 40 lines."""
+    with (tmp_path / "log").open("wb") as log:
+        served = Served(log)
+    peer = served.connect()
+    peer.sendall(HEAD % served.path.encode() + b"Content-Length: 1000\r\n\r\nx")
+    assert served.answered()
+    peer.close()
+    assert served.answered()
+    served.process.communicate("", timeout=20.0)
+    assert (tmp_path / "log").read_text() == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -154,3 +155,28 @@ def test_what_was_not_needed_is_ended(folder: Path) -> None:
     with forking() as preloaded:
         assert [process.pid for process in of_run(preloaded.run_id)] == [preloaded._process.pid]
     assert of_run(preloaded.run_id) == []
+
+
+LAUNCHER = f"""
+import time
+from asyncrl.launch.backends.preloaded import Preloaded
+preloaded = Preloaded(2, 60.0, ({PACKAGE!r},), ({PACKAGE + ".slow"!r},))
+print(preloaded._process.pid, flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.0, 2.0])
+def test_a_process_that_still_imports_ends_with_its_launcher(folder: Path, after_s: float) -> None:
+    """Before, it noticed at the end of its imports: half a minute on a busy machine."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    importing = psutil.Process(int(launcher.stdout.readline()))
+    time.sleep(after_s)
+    launcher.kill()
+    launcher.communicate()
+    try:
+        assert until(lambda: not importing.is_running() or importing.status() == psutil.STATUS_ZOMBIE, 20.0)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            importing.kill()

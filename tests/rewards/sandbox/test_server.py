@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -15,14 +16,17 @@ import psutil
 import pytest
 
 from tests.strangers import strangers
+from tests.waiting import until
 
 ASKED_S = 3.0
+BODIES = 16 << 20
+"""Bytes of all bodies together, here."""
 
 
 class Served:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rewards.sandbox.served", str(ASKED_S)],
+            [sys.executable, "-m", "tests.rewards.sandbox.served", str(ASKED_S), str(BODIES)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -70,24 +74,49 @@ def test_a_request_has_a_deadline(served: Served, first: bytes) -> None:
     peer.close()
 
 
-def test_bodies_beyond_the_limit_together_are_refused(served: Served) -> None:
-    """Each may have 32 MiB: before, a few hundred that never ended took all memory."""
-    head = b"POST /run_code HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (32 << 20)
-    peers = [socket.create_connection(("127.0.0.1", served.port), timeout=20.0) for _ in range(9)]
-    for peer in peers:
-        peer.sendall(head)
-        time.sleep(0.05)
-    assert b"503" in peers[-1].recv(4096).split(b"\r\n")[0]
-    for peer in peers:
+@pytest.mark.parametrize("seconds", ["1" + "0" * 400, "1" + "0" * 5000, "1e400", "NaN", "0", "[]"])
+def test_a_time_that_is_none_is_refused_with_an_answer(served: Served, seconds: str) -> None:
+    """Before, 10**400 dropped the connection."""
+    body = f'{{"code": "1", "language": "python", "run_timeout": {seconds}}}'
+    with pytest.raises(urllib.error.HTTPError, match="422"):
+        urllib.request.urlopen(f"{served.url}/run_code", body.encode(), timeout=20)
+
+
+def peers(served: Served, count: int, length: int, says: bytes) -> list[socket.socket]:
+    """Peers that announce a body of this length and send these bytes."""
+    made = [socket.create_connection(("127.0.0.1", served.port), timeout=20.0) for _ in range(count)]
+    for peer in made:
+        with contextlib.suppress(OSError):  # it was closed for others
+            peer.sendall(b"POST /run_code HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % length + says)
+    return made
+
+
+@pytest.mark.parametrize("sent", [0, (8 << 20) - 1])
+def test_bodies_that_do_not_end_keep_nobody_away_and_take_bounded_memory(served: Served, sent: int) -> None:
+    """Before, eight that had only been announced took all room, and all others were refused for a minute."""
+    before = psutil.Process(served.process.pid).memory_info().rss
+    strangers = peers(served, 6, 8 << 20, b" " * sent)
+    assert [run(served) for _ in range(2)] == [200] * 2
+    assert psutil.Process(served.process.pid).memory_info().rss - before < 3 * BODIES
+    for peer in strangers:
         peer.close()
-    deadline = time.monotonic() + 20.0
-    while (code := run(served)) == 503 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert code == 200, "what they held is free again"
+
+
+@pytest.mark.system
+def test_bodies_beyond_the_limit_together_are_refused(served: Served) -> None:
+    """Those that wait for their answer are not closed for others."""
+    body = json.dumps({"code": "import time; time.sleep(4)", "language": "python"}).encode()
+    body += b" " * (BODIES // 3 - len(body))
+    waiting = peers(served, 3, len(body), body)  # one byte is left
+    assert until(lambda: run(served) == 503)
+    assert [peer.recv(100).split(b"\r\n")[0] for peer in waiting] == [b"HTTP/1.0 200 OK"] * 3
+    for peer in waiting:
+        peer.close()
+    assert until(lambda: run(served) == 200), "what they held is free again"
 
 
 def run(served: Served) -> int:
-    body = json.dumps({"code": "print('" + "x" * (8 << 20) + "'[:3])", "language": "python"}).encode()
+    body = json.dumps({"code": "print('" + "x" * (1 << 20) + "'[:3])", "language": "python"}).encode()
     try:
         with urllib.request.urlopen(f"{served.url}/run_code", body, timeout=30) as answer:
             return int(answer.status)

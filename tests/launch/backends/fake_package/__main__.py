@@ -17,7 +17,7 @@ if __name__ == "__main__":
     said = {
         "parent": os.getppid(), "leads": os.getsid(0) == os.getpid() == os.getpgrp(), "words": sys.argv[2:],
         "mine": os.environ.get("MINE"), "lifeline": lifeline.ENVIRONMENT in os.environ,
-        "drawn": float(random.random()), "forked": "preloaded" in Path("/proc/self/cmdline").read_text(),
+        "drawn": float(random.random()), "forked": "preloading" in Path("/proc/self/cmdline").read_text(),
     }  # fmt: skip
     with open(sys.argv[1] + ".part", "w") as file:
         json.dump(said, file)

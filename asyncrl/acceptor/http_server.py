@@ -1,5 +1,5 @@
 """An HTTP server with one thread per connection, which bounds their number, how long each may take to ask, and the
-bytes of all bodies together. Connections that ask for nothing keep away nobody that asks."""
+bytes of all bodies together. Connections that ask for nothing, or never end what they ask, keep away nobody."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 
 ASKED_S = 60.0
 """Seconds from the connection to the last byte of its request."""
+MOST_BODIES = 256 << 20
 _MOST = 2048
-_MOST_BODIES = 256 << 20
+_PART = 64 << 10
+"""Bytes of a body that are read at once."""
 _END_S = 1.0
 """Longest wait for the thread of a connection that was closed."""
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Its handlers call `asked` once a request has arrived, and hold `room` for its body."""
+    """Its handlers take a body from `body`, or call `asked` once a request without one has arrived."""
 
     daemon_threads = True
     request_queue_size = 512
@@ -31,12 +34,13 @@ class BoundedServer(ThreadingHTTPServer):
         """Raises OSError if the address cannot be bound."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = _MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft // 2)
-        """Connections; the other half of the files is for the runs."""
+        """Connections; the other half of the files is for what the answers need."""
         self._open: dict[socket.socket, None] = {}
         self._asking: dict[socket.socket, float] = {}
         """Those whose request has not arrived, oldest first, and since when."""
+        self._bodies: dict[socket.socket, int] = {}
+        """Bytes that are held, or about to be read, of each."""
         self._changed = threading.Condition()
-        self._bodies = 0
         super().__init__(address, handler)
 
     def asked(self, connection: socket.socket) -> None:
@@ -44,17 +48,41 @@ class BoundedServer(ThreadingHTTPServer):
             self._asking.pop(connection, None)
 
     @contextlib.contextmanager
-    def room(self, length: int) -> Iterator[bool]:
-        """Whether there is room for so many bytes more; if so, they count until the context ends."""
-        with self._changed:
-            if given := self._bodies + length <= _MOST_BODIES:
-                self._bodies += length
+    def body(self, connection: socket.socket, file: BufferedIOBase, length: int) -> Iterator[bytearray | None]:
+        """The request's body, whose bytes count from their arrival until the context ends; None: there is no room.
+
+        For want of room the connection with the longest body that has not ended is closed, so that its bytes are freed
+        in a moment. What a peer only announces takes none, and a body that was cut off is shorter.
+        """
         try:
-            yield given
+            yield self._read(connection, file, length)
         finally:
-            if given:
-                with self._changed:
-                    self._bodies -= length
+            with self._changed:
+                self._bodies.pop(connection, None)
+
+    def _read(self, connection: socket.socket, file: BufferedIOBase, length: int) -> bytearray | None:
+        body = bytearray()
+        while missing := length - len(body):
+            if not self._given(connection, part := min(missing, _PART)):
+                return None
+            if not (read := file.read(part)):
+                break
+            body += read
+        self.asked(connection)
+        return body
+
+    def _given(self, connection: socket.socket, size: int) -> bool:
+        """Whether there is room for so many bytes more of this connection's body. One that was closed gets none."""
+        with self._changed:
+            while connection in self._asking and sum(self._bodies.values()) + size > MOST_BODIES:
+                longest = max(self._asking, key=lambda each: self._bodies.get(each, 0))
+                if longest is connection or longest not in self._bodies:
+                    return False
+                del self._asking[longest], self._bodies[longest]
+                _end(longest)
+            if given := connection in self._asking:
+                self._bodies[connection] = self._bodies.get(connection, 0) + size
+        return given
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changed:
