@@ -97,12 +97,18 @@ class _Deadline:
         self._sockets: list[socket.socket] = []
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
-        self.opener = urllib.request.build_opener(_Http(self._sockets), _Https(self._sockets))
+        self.opener = urllib.request.build_opener(_Http(self), _Https(self))
+
+    def opened(self, connection: socket.socket) -> None:
+        """Takes a connection into account; one that was made when the time was over already is ended."""
+        self._sockets.append(connection)
+        if self._over.is_set():
+            self._end()
 
     def _end(self) -> None:
         """Wakes the thread that reads."""
         self._over.set()
-        for each in self._sockets:
+        for each in list(self._sockets):
             with contextlib.suppress(OSError):  # it is closed already
                 socket.socket.shutdown(each, socket.SHUT_RDWR)
 
@@ -117,21 +123,21 @@ class _Deadline:
 
 
 class _Http(urllib.request.HTTPHandler):
-    """Notes the sockets that it opens."""
+    """Tells a deadline of the sockets that it opens."""
 
-    def __init__(self, opened: list[socket.socket]) -> None:
+    def __init__(self, deadline: _Deadline) -> None:
         super().__init__()
-        self._opened = opened
+        self._deadline = deadline
 
     def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
-        opened = self._opened
+        deadline = self._deadline
 
-        class Noting(http_class):  # type: ignore[misc]
+        class Telling(http_class):  # type: ignore[misc]
             def connect(self) -> None:
                 super().connect()
-                opened.append(self.sock)
+                deadline.opened(self.sock)
 
-        return super().do_open(Noting, req, **options)
+        return super().do_open(Telling, req, **options)
 
 
 class _Https(_Http, urllib.request.HTTPSHandler):
