@@ -193,6 +193,11 @@ _TABLE: list[Series] = [
     *_total("buffer/recorded/records", "records", "samples and answers of episodes that were recorded (buffer.turns)"),
     *_total("buffer/recorded/revoked", "records", "those of attempts that did not hold their ticket: not recorded"),
     *_total(
+        "buffer/recorded/full",
+        "records",
+        "those that found no room on the disk: their episodes went on without records",
+    ),
+    *_total(
         "buffer/recorded/resumed", "tickets", "tickets issued with recorded turns, behind which the episode goes on"
     ),
     *_total("buffer/recorded/carried_tokens", "tokens", "sampled tokens that these carried, not sampled again"),
