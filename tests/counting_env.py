@@ -1,4 +1,4 @@
-"""Environments that count the actions on their state, and tell of every step that they make, in whichever process."""
+"""Environments, and an agent, that count what they do, and tell of every step, in whichever process."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ class Counting(asyncrl.Environment):
 
     async def step(self, message: Any) -> asyncrl.Turn:
         self._count += 1
-        said = hashlib.blake2b((message["content"] or "").encode(), digest_size=8).hexdigest()
-        line = f"{self._key} {self._count} {message['tokens']} {said} {os.getpid()}\n"
-        file = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(file, line.encode())
-        os.close(file)
+        note(self._log, f"{self._key} {self._count} {message['tokens']}", message["content"])
         await asyncio.sleep(self._sleep_s)
         done = self._count == TURNS
         messages = [] if done else [{"role": "tool", "content": str(self._count)}]
@@ -50,6 +46,34 @@ class WithSnapshots(Counting):
 
 class Again(Counting):
     replayable = True
+
+
+async def agent(task: Any, client: Any, *, log: str, sleep_s: float = 0.1) -> float:
+    """Counts its requests, with a tool that sleeps behind each."""
+    messages = [{"role": "user", "content": "count"}]
+    for n in range(1, TURNS + 1):
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        content = reply.choices[0].message.content
+        note(log, f"{task['id']}/{task['episode']} {n} {reply.usage.completion_tokens}", content)
+        await asyncio.sleep(sleep_s)
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": str(n)}]
+    return float(TURNS)
+
+
+agent.replayable = True  # type: ignore[attr-defined]
+
+
+def compare(task: Any, answers: Sequence[Any]) -> list[float]:
+    """A group score: the place of each answer among all of its group."""
+    return [float(place) for place, _ in enumerate(answers)]
+
+
+def note(log: str, about: str, content: str | None) -> None:
+    """Adds a line to the log of what was carried out."""
+    said = hashlib.blake2b((content or "").encode(), digest_size=8).hexdigest()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(file, f"{about} {said} {os.getpid()}\n".encode())
+    os.close(file)
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,18 @@ START_S = 240.0
 class LongRun:
     """A run whose episodes have twenty turns, and the environment's log of them."""
 
-    def __init__(self, folder: Path, env: str, turns: str, steps: int) -> None:
+    def __init__(self, folder: Path, env: str, turns: str, steps: int, score: str = "") -> None:
+        """`score`: a group score."""
         tokenizer = build_tokenizer()
         for part in (build_model(tokenizer, positions=512), tokenizer):
             part.save_pretrained(folder / "model")
+        self.env = env
         self.folder, self.log, self.run = folder, folder / "steps.log", RunFolder(folder / "run")
         config = {
             "model": {"path": str(folder / "model")},
             "env": {
                 "name": f"tests.counting_env:{env}", "options": {"log": str(self.log)},
-                "max_turns": TURNS, "max_tokens": 512,
+                "max_turns": TURNS, "max_tokens": 512, "group_score": score,
             },
             "actors": {"count": 1, "slots": 4, "max_new_tokens": 8, "drain_s": 1.0},
             "buffer": {"turns": turns, "max_staleness": 50, "capacity": 64, "keep": "all", "lease_s": 10.0},
@@ -121,8 +123,8 @@ class LongRun:
 def long_run(tmp_path: Path) -> Iterator[Any]:
     begun: list[LongRun] = []
 
-    def begin(env: str, turns: str, steps: int) -> LongRun:
-        begun.append(LongRun(tmp_path, env, turns, steps))
+    def begin(*about: Any, **options: Any) -> LongRun:
+        begun.append(LongRun(tmp_path, *about, **options))
         return begun[-1]
 
     yield begin
@@ -131,10 +133,15 @@ def long_run(tmp_path: Path) -> Iterator[Any]:
 
 
 def exact(run: LongRun) -> list[Trajectory]:
-    """Each action was carried out exactly once in the history of every stored trajectory."""
+    """Each action was carried out exactly once in the history of every stored trajectory. An agent's reward comes with
+    its last turn."""
     trajectories = run.stored()
+    earned = [float(n) for n in range(1, TURNS + 1)]
+    if run.env == "agent":
+        earned = [0.0] * (TURNS - 1) + earned[-1:]
     for t in trajectories:
-        assert [turn.reward for turn in t.turn_rewards] == [float(n) for n in range(1, TURNS + 1)], t.id
+        compared = t.rewards.get("group", 0.0)  # it comes with the last turn too
+        assert [turn.reward for turn in t.turn_rewards] == [*earned[:-1], earned[-1] + compared], t.id
         assert t.turns == TURNS
     assert run.audited() == []
     return trajectories
@@ -143,15 +150,20 @@ def exact(run: LongRun) -> list[Trajectory]:
 @pytest.mark.system
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("env", "turns"),
+    ("env", "turns", "score"),
     [
-        pytest.param("WithSnapshots", "on"),
-        pytest.param("Again", "on", marks=pytest.mark.slow),
-        pytest.param("WithSnapshots", "off", marks=pytest.mark.slow),
+        pytest.param("WithSnapshots", "on", ""),
+        pytest.param("agent", "on", ""),
+        pytest.param("WithSnapshots", "on", "tests.counting_env:compare", marks=pytest.mark.slow),
+        pytest.param("Again", "on", "", marks=pytest.mark.slow),
+        pytest.param("WithSnapshots", "off", "", marks=pytest.mark.slow),
+        pytest.param("agent", "off", "", marks=pytest.mark.slow),
     ],
 )
-def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(long_run: Any, env: str, turns: str) -> None:
-    run = long_run(env, turns, steps=2)
+def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(
+    long_run: Any, env: str, turns: str, score: str
+) -> None:
+    run = long_run(env, turns, steps=2, score=score)
     for kill in range(2):
         # Twelve turns of four episodes: the middle, wherever each of them is.
         enough = (4 * 12, 4 * 12 + 4 * TURNS)[kill]
@@ -161,7 +173,9 @@ def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(long_run: A
     trajectories = exact(run)
     assert len(trajectories) >= 8
     again = sampled_again(run.steps())
-    print(f"{env}, turns {turns}: {again} tokens sampled again after 2 kills, {again / 2:.0f} a kill")
+    if score:
+        assert [t.rewards["group"] for t in trajectories] == [float(t.id.index) for t in trajectories]
+    print(f"{env}, turns {turns} {score}: {again} tokens sampled again after 2 kills, {again / 2:.0f} a kill")
     if turns == "off":
         assert again > 0, "the measure notices what is sampled again"
         return
@@ -177,7 +191,7 @@ KILLED = ("actor-0", "buffer", "actor-0", "launcher")
 
 @pytest.mark.slow
 @pytest.mark.timeout(14400)
-@pytest.mark.parametrize("env", ["WithSnapshots", "Again"])
+@pytest.mark.parametrize("env", ["WithSnapshots", "Again", "agent"])
 def test_kills_at_random_turns_lose_none(long_run: Any, env: str) -> None:
     """`ASYNCRL_TEST_KILLS` (200) kills of actors, the buffer, and the launcher, which is resumed."""
     kills = int(os.environ.get("ASYNCRL_TEST_KILLS", "200"))

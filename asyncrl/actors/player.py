@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 from asyncrl.actors.engines.protocol import Engine
 from asyncrl.actors.envs import ENVIRONMENTS
-from asyncrl.actors.envs.agent import is_agent, provided_by_actor
+from asyncrl.actors.envs.agent import is_agent, is_replayable, provided_by_actor
 from asyncrl.actors.envs.hosting.pool import EnvWorkers
 from asyncrl.actors.envs.protocol import Env
 from asyncrl.actors.episodes.chat import ChatResult, ServedModel, chat
@@ -29,6 +30,7 @@ from asyncrl.rendering.template import Renderer
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, open_group_score
 from asyncrl.trajectory import Ticket, Trajectory
 
+log = logging.getLogger(__name__)
 R = TypeVar("R")
 Play = Callable[[Ticket, Progress], Awaitable[Trajectory]]
 """Plays one episode. Raises EpisodeFailed, and what the engine raises (EngineDied)."""
@@ -69,17 +71,13 @@ async def player(config: Config, engine: Engine, renderer: Renderer, *, actor: s
             f"env.compact is {config.env.compact:g} and env.name {name!r}, an agent: it keeps its own conversation, "
             "and is the one that can sum it up. Remove env.compact."
         )
-    if config.buffer.turns != "off":
-        raise ConfigError(
-            f'buffer.turns is "{config.buffer.turns}" and env.name {name!r}, an agent: the state of a function cannot '
-            "be taken over by another actor, so that its turns are of no use there. Set buffer.turns off."
-        )
     if config.env.workers != "async":
         raise ConfigError(
             f"env.workers is {config.env.workers} and env.name {name!r}, an agent: a plain function is played in a "
             "thread anyway, a coroutine function on the event loop. Set env.workers async."
         )
 
+    _check_replayable(config, make)
     # uvicorn, and openai, which take a second to import, are for agents only.
     from asyncrl.actors.endpoint.agent import AgentPlayer
     from asyncrl.actors.endpoint.clients import Clients
@@ -132,6 +130,20 @@ def _of_readable(play: Callable[[Ticket, Progress], Awaitable[R]]) -> Callable[[
         return await play(ticket, progress)
 
     return play_readable
+
+
+def _check_replayable(config: Config, agent: Callable[..., Any]) -> None:
+    """Says whether `buffer.turns` does nothing for the agent. Raises ConfigError."""
+    try:
+        replayable = is_replayable(agent)
+    except ValueError as error:
+        raise ConfigError(f"env.name {config.env.name!r}: {error}") from error
+    if config.buffer.turns != "off" and not replayable:
+        log.warning(
+            "buffer.turns is %s and the agent %s does not declare `replayable`: its turns are not recorded, and an "
+            "interrupted episode begins again (docs/how-to/long-episodes.md)",
+            config.buffer.turns, config.env.name,
+        )  # fmt: skip
 
 
 def _group_scores(config: Config, score: GroupScore) -> GroupScores:

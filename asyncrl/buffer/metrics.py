@@ -67,6 +67,7 @@ def recorded(turns: Turns, counts: Mapping[str, int]) -> dict[str, float]:
     return {
         "buffer/recorded/records": turns.recorded,
         "buffer/recorded/revoked": counts.get("turns_revoked", 0),
+        "buffer/recorded/full": counts.get("turns_full", 0),
         "buffer/recorded/resumed": turns.resumed,
         "buffer/recorded/carried_tokens": turns.carried_tokens,
         **{f"buffer/recorded/{how}": turns.counts[how] for how in RECORD_ENDS},

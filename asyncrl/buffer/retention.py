@@ -15,6 +15,9 @@ from asyncrl.buffer.rules import Rules
 
 ALMOST_FULL = 0.8
 """Share of `buffer.max_disk_gb` from which on the learner writes a checkpoint after every step, to release payloads."""
+ROOM_FOR_TURNS = 0.75
+"""Share of `buffer.max_disk_gb` up to which recorded turns are stored: below ALMOST_FULL, so that they alone bring
+neither early checkpoints nor an end of new groups."""
 _SKIPPED = "('guard', 'poison')"
 
 

@@ -237,7 +237,8 @@ class BufferConfig(Section):
     commit_ms: float = Field(5.0, ge=0)
     """Milliseconds within which puts share one commit."""
     max_disk_gb: float = Field(20.0, gt=0)
-    """Bound on the size of payloads; near it the learner is asked for checkpoints, at it no new group is issued."""
+    """Bound on the size of payloads; from 75% on no turns are recorded, from 80% on the learner is asked for
+    checkpoints, at 100% no new group is issued."""
     turns: Literal["off", "on", "auto"] = "off"
     """on: the turns of an episode are recorded as they are played, so that another actor continues at the turn where
     one has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`. auto: on

@@ -193,6 +193,9 @@ _TABLE: list[Series] = [
     *_total("buffer/recorded/records", "records", "samples and answers of episodes that were recorded (buffer.turns)"),
     *_total("buffer/recorded/revoked", "records", "turns of attempts that no longer held their ticket: not recorded"),
     *_total(
+        "buffer/recorded/full", "records", "turns that found no room on the disk: their episode is recorded no further"
+    ),
+    *_total(
         "buffer/recorded/resumed", "tickets", "tickets issued with recorded turns, after which the episode continues"
     ),
     *_total("buffer/recorded/carried_tokens", "tokens", "sampled tokens that these carried, not sampled again"),

@@ -24,6 +24,8 @@ from asyncrl.trajectory.kept_ids import KeptIds
 
 DIVERGED = "env_diverged"
 """Reason of the failure of an episode whose environment, played again, answers otherwise than was recorded."""
+NOT_SCORED = "group_score"
+"""Reason of the failure of an episode whose `env.group_score` failed, or had not all of its group in time."""
 Snapshot = bytes | str
 """The state of an environment, or a reference to it; immutable."""
 RecordKind = Literal["intent", "answer"]
@@ -104,6 +106,8 @@ class RecordedSample(Recorded):
     summary: bool = False
     """The environment gives no answer to it, so another sample follows: a summary of the conversation
     (`env.compact`), or a reply to an agent behind the endpoint."""
+    beside: int = 0
+    """Requests of the same agent that ran when this one was answered."""
 
     @property
     def place(self) -> Place:

@@ -74,6 +74,8 @@ class _Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     generate_s: Seconds
     prefilled: _Tokens | None
     summary: bool
+    beside: _Number = 0
+    """Not in records of an earlier state of the code."""
 
 
 class _Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
@@ -222,6 +224,7 @@ def _body(record: Recorded) -> _Reset | _Sample | _Answer:
             _finite(record.generate_s, "generate_s"),
             record.prefilled,
             record.summary,
+            record.beside,
         )
     if not isinstance(record, RecordedAnswer):
         raise TypeError(f"{type(record).__name__} is no recorded turn")
@@ -257,7 +260,7 @@ def _sample(read: _Sample) -> RecordedSample:
     # NaN makes the comparison false.
     if len(logprobs) and not (logprobs.max() <= 1e-3 and logprobs.min() >= _LEAST):
         raise WireError(f"{where}: logprobs holds a value that is not a log-probability")
-    about = (_kept(read, token_ids, where), read.queue_s, read.generate_s, read.prefilled, read.summary)
+    about = (_kept(read, token_ids, where), read.queue_s, read.generate_s, read.prefilled, read.summary, read.beside)
     return RecordedSample(read.number, token_ids, logprobs, versions, read.stop_reason, read.prompt, *about)
 
 

@@ -98,6 +98,25 @@ def test_told_to_stop_it_hands_over_any_turn(tmp_path: Path) -> None:
     act(scenario)
 
 
+def test_told_to_stop_without_room_on_the_disk_it_hands_over_what_is_recorded(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        engine = CutLater(2)
+        s = Stage(tmp_path, [durable()], engine=engine, drain_s=0.4, env=lambda: Snapshots(3))  # type: ignore[arg-type]
+        running = asyncio.create_task(s.actor.run(s.stop))
+        await until(lambda: bool(engine.running))
+        s.buffer.turn_outcome = "full"
+        s.stop.set()
+        await running
+        assert [lease[0].index for lease in s.buffer.released] == [0]
+        assert (s.buffer.failed, s.buffer.prefixes) == ([], [None])
+        assert s.buffer.turns[-1][2].place == (0, True)
+        assert "1 tickets, 0 with sampled tokens" in caplog.text
+
+    act(scenario)
+
+
 def test_told_to_stop_during_a_step_it_hands_over_the_turn_before_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         class Slow(FakeEnv):

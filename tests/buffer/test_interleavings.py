@@ -210,15 +210,24 @@ class Interleavings(Promises):
             assert put(self.buffer, again) == "duplicate"
             self.commit()
 
-    @rule(data=st.data(), times=st.integers(1, 5), partial=st.booleans(), restart=st.sampled_from([False] * 5 + [True]))
-    def record(self, data: Any, times: int, partial: bool, restart: bool) -> None:
-        """The next turns of an episode: stored of the attempt that holds the ticket, of others revoked."""
+    @rule(
+        data=st.data(),
+        times=st.integers(1, 5),
+        partial=st.booleans(),
+        restart=st.sampled_from([False] * 5 + [True]),
+        full=st.sampled_from([False] * 5 + [True]),
+    )
+    def record(self, data: Any, times: int, partial: bool, restart: bool, full: bool) -> None:
+        """The next turns of an episode: stored of the attempt that holds the ticket, unless the disk is `full`; of
+        others revoked."""
         if not self.tickets:
             return
         ticket = data.draw(st.sampled_from(self.tickets[-8:]))
         said = self.said[ticket.id, ticket.attempt]
         if restart and len(said) == len(ticket.turns):  # an attempt that has recorded nothing begins again
             said.clear()
+        kept = self.buffer.tickets.carried.turns
+        most, kept.most_bytes = kept.most_bytes, 0.0 if full else kept.most_bytes
         for _ in range(times):
             record = self.next_record(said, ticket, partial and data.draw(st.booleans()))
             for actor in ACTORS:
@@ -234,16 +243,23 @@ class Interleavings(Promises):
                     mine = bool(said) and said[-1].form == "partial"
                     assert (holds, refused) == (True, "bad_turn" if ticket.durable and mine else "not_durable")
                 else:
-                    assert outcome == ("stored" if holds else "revoked")
-                    said += [record] if holds else []
+                    assert outcome == (("full" if full else "stored") if holds else "revoked")
+                    said += [record] if outcome == "stored" else []
+        kept.most_bytes = most
         self.commit()
 
     def next_record(self, said: list[Recorded], ticket: Ticket, partial: bool) -> Recorded:
-        """Behind what the attempt has of its episode. An interrupted sample is whole then, with the same beginning."""
-        version = self.buffer.ledger.history.recorded_version
-        if not said:
+        """Behind what the attempt has of its episode. An interrupted sample is whole then, with the same beginning. In
+        groups with an odd number an agent plays: it has replies alone, and a reset only where it begins again."""
+        version, agent = self.buffer.ledger.history.recorded_version, bool(ticket.id.group % 2)
+        if not said and not (agent and not ticket.turns):
             return recorded_turns.RESET
-        number, answer = next(iter(successors((said[-1].place[0], said[-1].form))))
+        number, answer = 0, False
+        if said:
+            number, answer = next(iter(successors((said[-1].place[0], said[-1].form))))
+        if agent:
+            newest = max(version, ticket.min_version[1])
+            return recorded_turns.sample(number, newest, summary=True, beside=number % 2)
         if answer:
             return recorded_turns.answer(number)
         if isinstance(said[-1], RecordedSample) and said[-1].partial:

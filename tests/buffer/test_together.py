@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from asyncrl.buffer.core import Buffer
 from asyncrl.trajectory import Ticket
+from asyncrl.trajectory.turns import NOT_SCORED
 from tests.buffer.fakes import equation, learner, open_buffer, put, reopen, trajectory
+from tests.buffer.tickets.test_turns import counts, episode, played, record, sample, violations
 
 
-def opened(folder: Path) -> Buffer:
-    buffer = open_buffer(folder, group_scored=True, group_size=4)
+def opened(folder: Path, **changes: Any) -> Buffer:
+    buffer = open_buffer(folder, group_scored=True, group_size=4, **changes)
     learner(buffer)
     return buffer
 
@@ -63,3 +68,41 @@ def test_one_lost_between_two_puts_has_its_group_drawn_again(tmp_path: Path) -> 
     for ticket in again:
         assert put(buffer, trajectory(ticket)) == "stored"
     assert equation(buffer) == {"issued": 2, "dropped: env_error": 1, "waiting": 1}
+
+
+@pytest.mark.parametrize("lost", ["killed", "left", "not scored"])
+def test_a_group_moves_to_one_actor_with_the_turns_of_its_episodes(tmp_path: Path, lost: str) -> None:
+    buffer = opened(tmp_path, durable=True)
+    first = issue(buffer, "a", 4)
+    said = [[*episode(2), sample(2)], [*episode(2), sample(2)], episode(1), []]  # the first two were over
+    for ticket, records in zip(first, said, strict=True):
+        record(buffer, ticket, records, "a")
+    buffer.commit(0.0)
+    if lost == "killed":
+        buffer.joined("a")
+    elif lost == "left":
+        buffer.release("a", [(ticket.id, ticket.attempt) for ticket in first])
+    else:
+        for ticket in first:
+            buffer.fail("a", ticket.id, 0, NOT_SCORED, "the judge is away")
+    begun = issue(buffer, "b", 2)
+    assert places(begun) == [(0, 0), (0, 1)]
+    assert places(issue(buffer, "c", 1)) == [(1, 0)], "the rest of the group is for the same actor"
+    begun += issue(buffer, "b", 2)
+    assert [len(ticket.turns) for ticket in begun] == [6, 6, 3, 0]
+    for ticket in begun:
+        assert put(buffer, played(ticket, [sample(n) for n in range(3)], "b")) == "stored"
+    assert counts(buffer) == {"continued": 15}
+    assert violations(buffer, tmp_path) == []
+
+
+def test_one_lost_between_two_puts_takes_the_turns_of_its_group_along(tmp_path: Path) -> None:
+    buffer = opened(tmp_path, durable=True)
+    tickets = issue(buffer, "a", 4)
+    for ticket in tickets:
+        record(buffer, ticket, episode(1), "a")
+    assert put(buffer, played(tickets[0], [sample(0)], "a")) == "stored"
+    buffer.joined("a")
+    assert equation(buffer) == {"issued": 1, "dropped: env_error": 1}
+    assert counts(buffer) == {"continued": 3, "dropped": 9}
+    assert violations(buffer, tmp_path) == []

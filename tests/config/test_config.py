@@ -36,14 +36,6 @@ def test_a_config_is_frozen() -> None:
         ({"learner": {"corrections": [], "loss": "gspo"}}, "learner.corrections"),
         ({"learner": {"proximal": "behaviour"}}, "learner.proximal"),
         ({"learner": {"ess_lr_base": 0.0}}, "ess_lr_base"),
-        (
-            {"buffer": {"turns": "on"}, "env": {"group_score": "listwise_judge"}},
-            r'buffer\.turns is "on" and env\.group_score',
-        ),
-        (
-            {"buffer": {"turns": "auto"}, "env": {"group_score": "listwise_judge"}},
-            r'buffer\.turns is "auto" and env\.group_score',
-        ),
         ({"actors": {"top_p": 0.9, "max_kept": 0}}, r"actors\.max_kept is 0 while actors\.top_p is 0\.9"),
         ({"actors": {"top_k": 5, "max_kept": 0}}, "learner.unsafe: true"),
         ({"actors": {"min_p": 0.1, "max_kept": 0}}, "min_p 0.1"),

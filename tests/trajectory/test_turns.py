@@ -59,7 +59,8 @@ ANSWER = RecordedAnswer(
     0.5,
     "/snapshots/abc",
 )
-ALL: list[Recorded] = [RESET, INTENT, ANSWER, sample(1, [], stop_reason="length", queue_s=0.5, prefilled=3)]
+REPLY = sample(2, [], stop_reason="length", queue_s=0.5, prefilled=3, summary=True, beside=2)
+ALL: list[Recorded] = [RESET, INTENT, ANSWER, REPLY]
 
 
 def same(a: Recorded, b: Recorded) -> None:
@@ -84,6 +85,12 @@ def test_a_record_comes_back(record: Recorded) -> None:
     same(decode_carried(encode_carried(record)), record)
     assert stored.size == len(stored.body) + len(getattr(record, "snapshot", None) or b"")
     assert stored.body == encode_body(record)
+
+
+def test_a_record_of_an_earlier_state_of_the_code_is_read() -> None:
+    *before, beside = msgpack.unpackb(encode_body(REPLY))
+    assert beside == 2
+    same(decode_body(msgpack.packb(before)), replace(REPLY, beside=0))
 
 
 def test_an_episode_has_one_order() -> None:

@@ -11,7 +11,7 @@ from asyncrl.actors.endpoint.clients import Clients
 from asyncrl.actors.endpoint.server import EndpointServer
 from asyncrl.actors.endpoint.session import Session
 from asyncrl.actors.engines.protocol import Engine
-from asyncrl.actors.envs.agent import is_async, rewards_of
+from asyncrl.actors.envs.agent import is_async, is_replayable, rewards_of
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed, check_reward, contained, failed, failing
 from asyncrl.actors.episodes.progress import EpisodeLimits, Progress
 from asyncrl.actors.episodes.result import EpisodeResult
@@ -38,7 +38,7 @@ class AgentPlayer:
     ) -> None:
         self._agent, self._endpoint, self._clients = agent, endpoint, clients
         self._engine, self._renderer, self._limits = engine, renderer, limits
-        self._actor, self._env_name = actor, env_name
+        self._actor, self._env_name, self._replayable = actor, env_name, is_replayable(agent)
 
     async def __call__(self, ticket: Ticket, progress: Progress) -> Trajectory:
         """Raises EpisodeFailed, and what the engine raises.
@@ -47,7 +47,9 @@ class AgentPlayer:
         a failure of the agent, never a reward.
         """
         progress.env = self._env_name
-        session = Session(ticket, self._engine, self._renderer, self._limits, progress, self._clients.receipts.was_read)
+        was_read, replayable = self._clients.receipts.was_read, self._replayable
+        parts = (self._engine, self._renderer, self._limits, progress)
+        session = Session(ticket, *parts, was_read, replayable=replayable)
         task = {**ticket.task, "episode": ticket.id.index}
         asynchronous = is_async(self._agent)
         with self._endpoint.open(session) as base_url:
@@ -60,6 +62,8 @@ class AgentPlayer:
                 if session.broken.done():
                     session.broken.result()
                 reward, rewards = self._rewards(playing, session)
+                if session.limit is None:
+                    session.recorded.check_all_given()
                 for _ in range(2):  # so that the event loop handles the last events of connections
                     await asyncio.sleep(0)
                 rows, choices, records, places = session.received()

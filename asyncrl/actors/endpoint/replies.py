@@ -12,6 +12,7 @@ from asyncrl.actors.endpoint.requests import ChatBody, TokenBody
 from asyncrl.actors.engines.protocol import Generation
 from asyncrl.data.base import Message
 from asyncrl.trajectory import TurnRecord
+from asyncrl.trajectory.turns import MAX_RECORDS
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,8 @@ class Reply:
 
     prompt: list[int]
     choices: list[Choice]
+    number: int = MAX_RECORDS
+    """Of the recorded turn (recorded.py); the same for all that are not recorded."""
 
 
 def message_json(message: Message) -> dict[str, Any]:

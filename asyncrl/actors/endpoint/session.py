@@ -20,6 +20,7 @@ from asyncrl.actors.endpoint.constraints import constraints
 from asyncrl.actors.endpoint.conversations import Conversations
 from asyncrl.actors.endpoint.deduplication import DistinctRequest, DistinctRequests
 from asyncrl.actors.endpoint.delivery import WasRead
+from asyncrl.actors.endpoint.recorded import RecordedReplies, request_digest
 from asyncrl.actors.endpoint.replies import Choice, Reply, TurnCost, of_one_turn
 from asyncrl.actors.endpoint.requests import BadRequest, ChatBody, RequestedSampling, TokenBody
 from asyncrl.actors.engines.kept import generate
@@ -47,8 +48,11 @@ class Session:
         limits: EpisodeLimits,
         progress: Progress,
         was_read: WasRead = lambda id: False,
+        *,
+        replayable: bool = False,
     ) -> None:
-        """`was_read`: whether asyncrl's own client read a transmission; without one, every client is foreign."""
+        """`was_read`: whether asyncrl's own client read a transmission; without one, every client is foreign.
+        `replayable`: what the agent declares."""
         self.requests = DistinctRequests(was_read)
         self.limit: StopReason | None = None
         """The limit of the episode that a request exceeded."""
@@ -59,15 +63,20 @@ class Session:
         self.renderer, self.limits, self.temperature = renderer, limits, ticket.temperature
         self._ticket, self._engine, self._progress = ticket, engine, progress
         self._conversations = Conversations(renderer)
+        sampling = limits.sampling(ticket, 0, renderer.stop_token_ids)
+        self.recorded = RecordedReplies(ticket, progress, sampling, replayable=replayable)
+        self._given_breaks = 0
+        """Those of prompts whose replies were recorded."""
         self._off_loop = OffLoop(renderer, limits)
-        self._turns = self._sampled = self._running = self._named = 0
+        self._turns = self._sampled = self._running = self._recording = self._named = 0
         self._answered: list[tuple[DistinctRequest, Reply]] = []
         self._idle: tuple[float, TurnCost | None] = (0.0, None)
         """Since when no request runs, and the turn that ended then."""
 
     async def chat(self, body: ChatBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
-        self._progress.ignored_constraints += bool(constraints(body))
+        again = self.recorded.left > 0  # the actor that sampled the reply has counted it
+        self._progress.ignored_constraints += bool(constraints(body)) and not again
         said = (body.messages, body.tools)
         try:
             prompt = await self._off_loop.run(said, lambda: self._conversations.prompt(body.messages, _tools(body)))
@@ -75,17 +84,20 @@ class Session:
             raise self._too_long(error) from error
         except TimeoutError as error:
             raise BadRequest(str(error), param="messages", code="context_length_exceeded") from error
+        if again:
+            self._given_breaks = self._conversations.breaks
         asked = body.sampling()
-        return Reply(prompt, [self._choice(cost, asked.stop) for cost in await self._sample(prompt, asked)])
+        number, costs = await self._sample(prompt, asked)
+        return Reply(prompt, [self._choice(cost, asked.stop) for cost in costs], number)
 
     async def tokens(self, body: TokenBody) -> Reply:
         """Raises BadRequest, and what the engine raises."""
         for request, reply in self._answered:
             if any(_begins(body.token_ids, [*reply.prompt, *choice.token_ids]) for choice in reply.choices):
                 request.contained = True
-        costs = await self._sample(body.token_ids, body.sampling())
+        number, costs = await self._sample(body.token_ids, body.sampling())
         choices = [Choice(cost.generation, {}, _finish_reason(cost.generation), cost) for cost in costs]
-        return Reply(body.token_ids, choices)
+        return Reply(body.token_ids, choices, number)
 
     def deliver(self, request: DistinctRequest, body: ChatBody | TokenBody) -> Reply:
         """The reply to a finished request, before it is sent. Raises what the request raised."""
@@ -96,15 +108,16 @@ class Session:
         if isinstance(body, ChatBody):
             for choice in reply.choices:
                 self._conversations.record(body.messages, _tools(body), reply.prompt, choice, request)
-        self._progress.prefix_breaks = self._conversations.breaks
+        self._progress.prefix_breaks = self._conversations.breaks - self._given_breaks
         return reply
 
     def received(self) -> tuple[BranchingRows, list[Choice], list[TurnRecord], list[Spans]]:
-        """The choices that the agent, which has ended, has received: as rows, in the order in which they were sent,
-        what each turn took and where its tokens are: a request is a turn, however many choices it has."""
+        """The choices that the agent, which has ended, has received: as rows, in the order in which they were recorded
+        or else sent, what each turn took and where its tokens are: a request is a turn, however many choices it has."""
         self._agent_worked(self._progress.clock())
         rows, choices, records, places = BranchingRows(), [], [], []
-        for reply in [reply for request, reply in self._answered if request.received]:
+        received = (reply for request, reply in self._answered if request.received)
+        for reply in sorted(received, key=lambda reply: reply.number):
             costs = [choice.cost.record(rows.add(reply.prompt, choice.generation)) for choice in reply.choices]
             records.append(of_one_turn(costs))
             places.append(tuple(chain.from_iterable(rows.spans[len(rows.spans) - len(costs) :])))
@@ -121,7 +134,8 @@ class Session:
             return self.limit or "done"
         return "done" if choices[-1].finish_reason == "stop" else "length"
 
-    async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> list[TurnCost]:
+    async def _sample(self, prompt: Sequence[int], asked: RequestedSampling) -> tuple[int, list[TurnCost]]:
+        """The number of a turn and its choices."""
         if self._turns == self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
@@ -133,8 +147,12 @@ class Session:
         self._count_running(+1)
         costs: list[TurnCost] = []
         try:
+            digest = request_digest(prompt, asked)
+            if (given := self.recorded.given(digest)) is not None:
+                number, costs = given[0], [given[1]]
+                return number, costs
             costs = await _gather([self._one(prompt, asked, first + k, k) for k in range(asked.n)])
-            return costs
+            return await self._recorded(digest, costs, asked), costs
         except PromptTooLong as error:
             raise self._too_long(error) from error
         except (EngineDied, EpisodeFailed) as error:
@@ -143,6 +161,16 @@ class Session:
             raise
         finally:
             self._count_running(-1, costs[-1] if costs else None)
+
+    async def _recorded(self, digest: str, costs: Sequence[TurnCost], asked: RequestedSampling) -> int:
+        """The number of a new turn, once it is stored."""
+        self._recording += 1
+        self._progress.enter(self._phase)
+        try:
+            kept = [_cut(cost.generation, asked.stop, self.renderer)[0] for cost in costs]
+            return await self.recorded.add(digest, costs, kept, self._running - 1)
+        finally:
+            self._recording -= 1
 
     def _too_long(self, error: PromptTooLong) -> BadRequest:
         self.limit = "max_tokens"
@@ -180,9 +208,15 @@ class Session:
 
     def _count_running(self, by: int, ended: TurnCost | None = None) -> None:
         self._running += by
-        self._progress.enter("generate" if self._running else "environment")
+        self._progress.enter(self._phase)
         self._agent_worked(self._progress.at)
         self._idle = (self._progress.at, None if self._running else ended)
+
+    @property
+    def _phase(self) -> str:
+        if self._recording:
+            return "record"
+        return "generate" if self._running else "environment"
 
     def _agent_worked(self, until: float) -> None:
         """What the agent did while no request ran ends; its time counts with the turn before it."""

@@ -34,7 +34,22 @@ def provided_by_actor(named: Any) -> tuple[str, ...]:
 
 def is_async(agent: Any) -> bool:
     """Whether an agent, possibly with its options bound, is a coroutine function."""
-    return inspect.iscoroutinefunction(agent.func if isinstance(agent, functools.partial) else agent)
+    return inspect.iscoroutinefunction(_unbound(agent))
+
+
+def is_replayable(agent: Any) -> bool:
+    """Whether an agent, possibly with its options bound, declares that it can be called again from its start: it has
+    `replayable = True`. Raises ValueError for what is no answer.
+
+    >>> async def agent(task, client): ...
+    >>> agent.replayable = True
+    >>> is_replayable(agent)
+    True
+    """
+    declared = getattr(_unbound(agent), "replayable", False)
+    if not isinstance(declared, bool):
+        raise ValueError(f"its replayable is {declared!r}, expected True or False")
+    return declared
 
 
 def rewards_of(result: Any) -> tuple[float, dict[str, float]]:
@@ -48,6 +63,10 @@ def rewards_of(result: Any) -> tuple[float, dict[str, float]]:
     if not numbers or not all(isinstance(n, bool | int | float) and math.isfinite(n) for n in numbers):
         raise TypeError(f"it returned {result!r}; expected the reward: a finite number, or a dict of them by name")
     return float(sum(numbers)), {str(name): float(value) for name, value in parts.items()}
+
+
+def _unbound(agent: Any) -> Any:
+    return agent.func if isinstance(agent, functools.partial) else agent
 
 
 def _first_two(function: Any) -> tuple[str, ...]:

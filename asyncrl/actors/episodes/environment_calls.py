@@ -26,7 +26,8 @@ _DETAIL_CHARS = 4000
 
 
 class EpisodeFailed(Exception):
-    """The episode has no trajectory. `reason`: env_error, endpoint, or aborted (lease revoked, actor stops)."""
+    """The episode has no trajectory. `reason`: env_error, env_diverged, group_score, endpoint, or aborted (lease
+    revoked, actor stops)."""
 
     def __init__(self, reason: str, detail: str, cause: Cause | None = None) -> None:
         """`cause` None: of an `env_error`, its text."""

@@ -5,7 +5,8 @@
                                                   episode 2 ──┘
 
 A trajectory is put only with its full reward, so that what the buffer acknowledged is final. A waiting episode takes
-up no slot. The buffer leases all tickets of a group to one actor, and restarts the group when that actor is lost.
+up no slot. The buffer leases all tickets of a group to one actor. When that actor is lost, the whole group goes to
+another one, with the recorded turns of its episodes (`buffer.turns`); those that were over wait there again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from asyncrl.actors.episodes.turn_rewards import with_more
 from asyncrl.rewards.group_score import GroupAnswer, GroupScore, checked
 from asyncrl.rewards.score import name_of
 from asyncrl.trajectory import Ticket, Trajectory
+from asyncrl.trajectory.turns import NOT_SCORED
 from asyncrl.user_errors import Cause
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class GroupScores:
         self._scoring: set[asyncio.Task[None]] = set()
 
     async def compared(self, ticket: Ticket, trajectory: Trajectory, answer: GroupAnswer) -> Trajectory:
-        """The trajectory with its group score added. Raises EpisodeFailed (`env_error`, never a reward) when the group
+        """The trajectory with its group score added. Raises EpisodeFailed (NOT_SCORED, never a reward) when the group
         is not complete in time, or the score fails."""
         key = ticket.id.branch, ticket.id.group
         group = self._groups.setdefault(key, _WaitingGroup())
@@ -60,13 +62,16 @@ class GroupScores:
                 scores = await asyncio.shield(group.scored)
         except TimeoutError as error:
             late = f"{ticket.id}: its group was not complete within {self._wait_s:g} s (actors.episode_s)"
-            raise EpisodeFailed("env_error", late) from error
+            raise EpisodeFailed(NOT_SCORED, late) from error
         finally:
             self._leave(key, group, ticket.id.index)
         value = scores[ticket.id.index]
         reward, rewards = trajectory.reward + self._weight * value, {**trajectory.rewards, PART: value}
-        for number in (value, reward):
-            check_reward(number, f"group score {name_of(self._score)}", self._max_reward)
+        try:
+            for number in (value, reward):
+                check_reward(number, f"group score {name_of(self._score)}", self._max_reward)
+        except EpisodeFailed as failure:
+            raise _not_scored(failure) from failure
         turn_rewards = with_more(trajectory.turn_rewards, self._weight * value, {PART: value})
         return dataclasses.replace(trajectory, reward=reward, rewards=rewards, turn_rewards=turn_rewards)
 
@@ -90,6 +95,11 @@ class GroupScores:
             late = isinstance(error, TimeoutError) and deadline.expired()
             what = f"group score {name}"
             slow = f"{what}: did not return within {self._call_s:g} s (env.call_s)"
-            failure = EpisodeFailed("env_error", slow, Cause(what, outage=True)) if late else failed(what, error)
-            group.scored.set_exception(failure)
+            failure = EpisodeFailed("", slow, Cause(what, outage=True)) if late else failed(what, error)
+            group.scored.set_exception(_not_scored(failure))
             group.scored.exception()  # mark as retrieved, even if no episode waits any more
+
+
+def _not_scored(failure: EpisodeFailed) -> EpisodeFailed:
+    """The same failure, after which the episodes go on at their last turn."""
+    return EpisodeFailed(NOT_SCORED, failure.detail, failure.cause)

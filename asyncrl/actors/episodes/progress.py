@@ -14,8 +14,9 @@ from asyncrl.config import Config
 from asyncrl.trajectory import Row, Ticket
 from asyncrl.trajectory.turns import Recorded
 
-Keep = Callable[[Recorded], Awaitable[None]]
-"""Returns when the buffer has stored the record. Raises EpisodeFailed: it is revoked, or refused."""
+Keep = Callable[[Recorded], Awaitable[bool]]
+"""Returns when the buffer has answered: whether it has stored the record; if not, its disk has no room, and the episode
+records nothing more. Raises EpisodeFailed: it is revoked, or refused."""
 
 
 _BESIDE_A_SNAPSHOT = 1024

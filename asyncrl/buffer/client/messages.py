@@ -42,8 +42,9 @@ PutOutcome = Literal["stored", "duplicate", "late"]
 ScoreOutcome = PutOutcome
 MAX_SCORED = 256
 """Groups that one scorer may hold."""
-TurnOutcome = Literal["stored", "revoked"]
-"""revoked: the attempt does not hold the ticket: nothing is stored, and its episode ends before it steps."""
+TurnOutcome = Literal["stored", "revoked", "full"]
+"""revoked: the attempt does not hold the ticket: nothing is stored, and its episode ends before it steps. full: the
+disk has no room for it: nothing is stored, and the episode goes on without further records."""
 Outcome = Literal["applied", "guard", "poison"]
 BatchState = Literal["ready", "waiting", "skipped", "ended"]
 

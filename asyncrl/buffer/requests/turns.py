@@ -7,6 +7,7 @@ from collections import Counter
 
 from asyncrl.buffer.client.messages import Refusal, TurnOutcome
 from asyncrl.buffer.core import Buffer
+from asyncrl.buffer.retention import ROOM_FOR_TURNS
 from asyncrl.buffer.rules import Refused
 from asyncrl.wire import Frame, WireError
 from asyncrl.wire.turns import decode_turn
@@ -27,5 +28,12 @@ def record_turn(buffer: Buffer, actor: str, frame: Frame, counts: Counter[str]) 
     except Refused as error:
         log.warning("refused a recorded turn: %s", error)
         return Refusal(error.code, str(error))
-    counts["turns" if outcome == "stored" else "turns_revoked"] += 1
+    if outcome == "full" and not counts["turns_full"]:
+        log.warning(
+            "recorded turns find no room on the disk: the payloads have reached %g of buffer.max_disk_gb. Episodes go "
+            "on without recording; one that is interrupted goes on behind its last recorded turn. Raise "
+            "buffer.max_disk_gb, or give smaller snapshots (this warning comes once)",
+            ROOM_FOR_TURNS,
+        )  # fmt: skip
+    counts["turns" if outcome == "stored" else f"turns_{outcome}"] += 1
     return outcome

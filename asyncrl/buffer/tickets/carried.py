@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 from asyncrl.buffer.ledger.group import Group
 from asyncrl.buffer.ledger.storage.database import Database
+from asyncrl.buffer.retention import ROOM_FOR_TURNS
 from asyncrl.buffer.rules import Rules
 from asyncrl.buffer.tickets.leases import Leases, TicketKey
 from asyncrl.buffer.tickets.lengths import Lengths
 from asyncrl.buffer.tickets.prefixes import Prefixes
 from asyncrl.buffer.tickets.turns import Turns
 from asyncrl.trajectory import Row, Ticket, Trajectory
-from asyncrl.trajectory.turns import DIVERGED, Recorded
+from asyncrl.trajectory.turns import DIVERGED, NOT_SCORED, Recorded
 
-GIVEN_UP = ("aborted", "timeout")
-"""Reasons of failures after which the episode goes on at its turn: neither is said by the environment."""
+GIVEN_UP = ("aborted", "timeout", NOT_SCORED)
+"""Reasons of failures after which the episode goes on at its turn: none is said by the environment."""
 CARRIED_AT_ONCE = 32 << 20
 """Bytes of recorded turns from which no further ticket is issued in the same reply."""
 
@@ -33,7 +34,7 @@ class Beginning:
 
 class Carried:
     def __init__(self, db: Database, rules: Rules) -> None:
-        self.prefixes, self.turns = Prefixes(db), Turns(db)
+        self.prefixes, self.turns = Prefixes(db), Turns(db, ROOM_FOR_TURNS * rules.max_disk_bytes)
         self._before = 0
         """`carried_bytes` when the latest reply was begun."""
         self._db, self._durable, auto_s = db, rules.durable, rules.turns_auto_s

@@ -26,8 +26,7 @@ class Recording:
         if lease.eval or group is None or not group.durable:
             raise Refused("not_durable", f"turns of ticket {id} are not recorded: its `durable` is false")
         self._check_versions(lease, turn.record)
-        self._turns.record(lease.key, attempt, turn)
-        return "stored"
+        return "stored" if self._turns.record(lease.key, attempt, turn) else "full"
 
     def _check_versions(self, lease: ActiveLease, record: Recorded) -> None:
         """Raises Refused as `Validity.check_versions` does for the trajectory."""

@@ -72,8 +72,9 @@ class _Kept:
 class Turns:
     """Changes go through the ledger's open transaction."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
+    def __init__(self, db: Database, most_bytes: float) -> None:
+        """`most_bytes`: of all payloads, up to which turns are stored."""
+        self._db, self.most_bytes = db, most_bytes
         self._kept: dict[TicketKey, list[_Kept]] = {}
         rows = db.read(f"SELECT grp, idx, {_COLUMNS} FROM turns WHERE ended IS NULL ORDER BY serial")
         for group, index, attempt, number, form, sampled, oldest, newest, tokens, *at, serial in rows:
@@ -99,21 +100,24 @@ class Turns:
     def recorded(self) -> int:
         return sum(self.counts.values())
 
-    def record(self, key: TicketKey, attempt: int, turn: StoredTurn) -> None:
-        """Keeps a turn of the attempt that holds the ticket. A repeat changes nothing. Raises Refused for one that
-        cannot come behind what is kept."""
+    def record(self, key: TicketKey, attempt: int, turn: StoredTurn) -> bool:
+        """Keeps a turn of the attempt that holds the ticket; False: the disk has no room for it, and nothing has
+        changed. Nor does a repeat change anything. Raises Refused for one that cannot come behind what is kept."""
         chain, record = self._kept.get(key, []), turn.record
         frame = kept_bytes(turn)
         if any((k.attempt, k.place, k.at.checksum) == (attempt, record.place, checksum(frame)) for k in chain):
-            return
+            return True
         begins = bool(chain) and chain[-1].attempt != attempt and isinstance(record, RecordedReset)
         last = None if begins or not chain else chain[-1]
         _check_place(record, key, attempt, last)
+        if self._db.payloads.bytes + len(frame) > self.most_bytes:
+            return False
         if begins:
             self.end(key, "anew")
         elif last is not None and last.form == "partial":
             self._end_from(key, len(chain) - 1, "longer" if self._begins(last, record) else "anew")
         self._keep(key, attempt, record, frame)
+        return True
 
     def _keep(self, key: TicketKey, attempt: int, record: Recorded, frame: bytes) -> None:
         sampled, oldest, newest, tokens = 0, None, None, None

@@ -26,12 +26,6 @@ def of_episodes(c: Tree) -> list[str]:
         )
     if c.env.compact:
         problems += _by_turn_number(c)
-    if c.buffer.turns != "off" and c.env.group_score:
-        problems.append(
-            f'buffer.turns is "{c.buffer.turns}" and env.group_score {c.env.group_score!r}: a group score compares '
-            "episodes that wait for each other on one actor, and an episode with durable turns may move to another. "
-            "Set buffer.turns off, or score each episode by itself (env.options.score)."
-        )
     if 0 < c.actors.episode_max_s < c.actors.episode_s:
         problems.append(
             f"actors.episode_max_s is {c.actors.episode_max_s:g} but actors.episode_s {c.actors.episode_s:g}: the "

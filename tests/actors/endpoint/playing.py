@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from asyncrl.actors.endpoint.agent import AgentPlayer
@@ -44,6 +45,7 @@ def played(agent: Any, engine: FakeEngine, limits: EpisodeLimits = LIMITS, **opt
         async with server as endpoint, Clients(20.0) as clients:
             play = AgentPlayer(agent, endpoint, clients, engine, RENDERER, limits, actor="a", env_name="agent")
             asked = ticket(2, group=5, kind=options.get("kind", "train"))
+            asked = replace(asked, durable="turns" in options, turns=tuple(options.get("turns", ())))
             return await play(asked, options.get("progress", Progress(0.0)))
 
     # Within it an agent may import its SDK, which takes seconds of CPU the first time.

@@ -1,4 +1,4 @@
-"""Episodes of a group are compared before any of them is put; what goes wrong there is env_error for all."""
+"""Episodes of a group are compared before any of them is put; what goes wrong there fails all of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from asyncrl.actors.player import player
 from asyncrl.config import Config
 from asyncrl.rewards.group_score import GroupAnswer
 from asyncrl.trajectory import Trajectory
+from asyncrl.trajectory.turns import NOT_SCORED
 from tests.actors.actor_stage import Stage, act, until
+from tests.actors.episodes.recorded.recordings import Recorder
 from tests.actors.fakes import STOP, FakeEngine, FakeEnv, FakeRenderer, ticket, tool_says
 
 SIZE = 4
@@ -138,8 +141,48 @@ def test_an_episode_that_is_given_up_while_it_waits_comes_back_as_another_attemp
 )
 def test_a_score_that_fails_is_an_outage_for_the_whole_group(score: str, said: str) -> None:
     ends = played(score, *[ticket(i) for i in range(SIZE)])
-    assert all(isinstance(end, EpisodeFailed) and end.reason == "env_error" for end in ends)
+    assert all(isinstance(end, EpisodeFailed) and end.reason == NOT_SCORED and end.cause for end in ends)
     assert all(said in str(end) for end in ends)
+
+
+class Again(TwoTurns):
+    replayable = True
+
+
+def test_a_group_whose_actor_is_lost_goes_on_at_its_turns_and_is_compared_on_another() -> None:
+    """Two of its episodes were over, one had begun, one had not."""
+    config = Config.model_validate({
+        "env": {"name": f"{__name__}:Again", "group_score": f"{__name__}:longest"}, "buffer": {"turns": "on"},
+    })  # fmt: skip
+    recorders = [Recorder() for _ in range(SIZE)]
+
+    def says(request: str, *_: Any) -> list[int]:
+        return [65 + int(request[-1])] * (int(request.split("-")[0].split(".")[2]) + 1) + [STOP]
+
+    async def playing(carried: Sequence[int], count: int) -> tuple[list[Any], FakeEngine]:
+        """`carried`: records of each episode. Ends of the first `count`; those that wait for others are cancelled."""
+        engine: Any = FakeEngine(says)
+        async with player(config, engine, FakeRenderer(), actor="actor-0") as play:
+            tickets = [replace(ticket(i), durable=True, turns=recorders[i].carried(n)) for i, n in enumerate(carried)]
+            progress = [Progress(time.monotonic(), keep=recorder.keep) for recorder in recorders]
+            tasks = [asyncio.ensure_future(play(*each)) for each in zip(tickets[:count], progress, strict=False)]
+            if count < SIZE:
+                await until(lambda: all(each.phase == "put" for each in progress[:count]))
+                for task in tasks:
+                    task.cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True), engine
+
+    async def scenario() -> None:
+        ends, _ = await playing([0] * SIZE, 3)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        forms = ["reset", "sample", "answer", "sample"]
+        assert [[record.form for record in each.records] for each in recorders] == [forms] * 3 + [[]]
+        ends, engine = await playing([4, 4, 2, 0], SIZE)
+        assert rewards(ends) == [0.5, 0.5, 0.5, 1.5]
+        assert [end.turns for end in ends] == [2] * SIZE
+        assert len(engine.calls) == 1 + 2, "the rest of the third episode, and the fourth"
+
+    act(scenario)
 
 
 def test_an_episode_that_waits_for_its_group_takes_up_no_slot(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from asyncrl.audit.reading import read_ledger
 from asyncrl.buffer.client import BufferClient, BufferRefused
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.in_process import InProcessBuffer
+from asyncrl.buffer.retention import ROOM_FOR_TURNS
 from asyncrl.buffer.rules import Refused
 from asyncrl.trajectory import CONTEXT, Row, Span, Ticket, Trajectory, TurnReward
 from asyncrl.trajectory.turns import Recorded, RecordedAnswer, RecordedReset, RecordedSample, ids_digest
@@ -430,3 +431,49 @@ def test_the_whole_way_with_the_buffer_process_killed_between_its_parts(tmp_path
     assert list(checked(ledger, files.read)) == []
     assert [a.ended for a in ledger.attempts[0, 0]] == ["lapsed", "released", "stored"]
     files.close()
+
+
+def with_large_snapshots(records: Sequence[Recorded]) -> list[Recorded]:
+    return [replace(each, snapshot=bytes(20_000)) if isinstance(each, RecordedAnswer) else each for each in records]
+
+
+def test_recorded_turns_leave_room_on_the_disk(tmp_path: Path) -> None:
+    """They stop before early checkpoints are wanted and new groups refused; what is stored goes on."""
+    most = 400_000
+    buffer = opened(tmp_path, max_disk_bytes=most)
+    first, second = issue(buffer, credits=2)
+    large = with_large_snapshots(episode(30))
+    said = []
+    for each in large:
+        said += record(buffer, first, [each])
+        buffer.commit(0.0)
+        if said[-1] == "full":
+            break
+    assert said.count("full") == 1
+    assert 0.7 * most < buffer.database.payloads.disk_bytes <= ROOM_FOR_TURNS * most
+    kept = len(said) - 1
+    assert record(buffer, first, large[kept - 1 : kept]) == ["stored"], "a repeat of what is stored"
+    assert record(buffer, second, [replace(RESET, snapshot=bytes(20_000))]) == ["full"]
+    assert issue(buffer), "new groups are issued"
+    # The attempts go on without, and what was stored is where the next one of the first goes on.
+    assert put(buffer, played(second, [sample(n) for n in range(4)])) == "stored"
+    buffer.joined("actor-0")
+    (again, *_) = issue(buffer)
+    assert (again.id, len(again.turns)) == (first.id, kept)
+    assert put(buffer, played(again, [sample(n) for n in range(30)])) == "stored"
+    assert counts(buffer) == {"continued": kept}
+    assert violations(buffer, tmp_path) == []
+
+
+def test_at_the_bound_of_the_disk_turns_that_wait_to_be_written_count(tmp_path: Path) -> None:
+    buffer = opened(tmp_path, max_disk_bytes=400_000)
+    (ticket,) = issue(buffer)
+    large = with_large_snapshots(episode(30))
+    said = record(buffer, ticket, [RESET])
+    for each in large[1:]:  # all in one commit
+        if said[-1] == "full":
+            break
+        said += record(buffer, ticket, [each])
+    assert said[-1] == "full"
+    buffer.commit(0.0)
+    assert buffer.database.payloads.disk_bytes <= ROOM_FOR_TURNS * 400_000

@@ -23,7 +23,7 @@ def keeping(ticket: Ticket, buffer: Buffer, calls: Calls, stored: Callable[[Leas
     if not ticket.durable:
         return None
 
-    async def keep(record: Recorded) -> None:
+    async def keep(record: Recorded) -> bool:
         try:
             outcome = await calls.until_answered("turn", lambda: buffer.turn(ticket.id, ticket.attempt, record))
         except Unrecordable as error:
@@ -33,6 +33,8 @@ def keeping(ticket: Ticket, buffer: Buffer, calls: Calls, stored: Callable[[Leas
             raise EpisodeFailed("" if refused.code in OVER else "env_error", str(refused)) from refused
         if outcome == "revoked":
             raise Revoked(f"{record.named} of {ticket.id}, attempt {ticket.attempt},")
-        stored((ticket.id, ticket.attempt), record)
+        if outcome == "stored":
+            stored((ticket.id, ticket.attempt), record)
+        return outcome == "stored"
 
     return keep

@@ -1,7 +1,9 @@
 """The recording of one episode: what came with its ticket, and what is added to it.
 
     ticket.turns ──> carried: given again, in the places where they were recorded
-    what is new ──keep──> the buffer: stored, or revoked: the attempt is not the ticket's latest, and ends
+    what is new ──keep──> the buffer: stored
+                                      revoked: the attempt is not the ticket's latest, and ends
+                                      no room: the episode goes on, and nothing more of it is recorded
 
 Without durability nothing is carried and nothing is kept.
 """
@@ -42,7 +44,9 @@ class Recording:
         self.goes_on = self.recorded = False
         """Whether the environment can go on behind what is recorded, and whether all turns are recorded; if not, an
         interrupted first sample is. Known once the environment was reset."""
-        self._sending: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[bool] | None = None
+        self._full = False
+        """The buffer has no room for what the episode records."""
         for record in carried if self.durable else ():
             if isinstance(record, RecordedReset):
                 self.reset = record
@@ -93,20 +97,20 @@ class Recording:
         self.progress.tokens = self.progress.prefix_tokens = 0
         self.reset, self.samples, self.answers = None, {}, {}
 
-    async def add(self, record: Recorded) -> None:
-        """Returns when the record and those before it are stored. Raises EpisodeFailed."""
-        if self._keep is None:
-            return
+    async def add(self, record: Recorded) -> bool:
+        """Returns whether the record and those before it are stored, once they are. Raises EpisodeFailed."""
+        if self._keep is None or self._full:
+            return False
         self.progress.enter("record")
         try:
             await self.sent()
-            await self._keep(record)
+            return await self._kept(self._keep, record)
         finally:
             self.progress.enter("environment")
 
     def add_soon(self, record: Recorded) -> None:
         """Send the record; the next `add` waits until it is stored. At most one is under way."""
-        if self._keep is not None:
+        if self._keep is not None and not self._full:
             self._sending = asyncio.ensure_future(self._after(self._sending, self._keep, record))
 
     async def played(self, episode: Callable[[], Awaitable[T]]) -> T:
@@ -132,8 +136,13 @@ class Recording:
         if sending is not None:
             await sending
 
-    @staticmethod
-    async def _after(before: asyncio.Task[None] | None, keep: Keep, record: Recorded) -> None:
+    async def _after(self, before: asyncio.Task[bool] | None, keep: Keep, record: Recorded) -> bool:
         if before is not None:
             await before
-        await keep(record)
+        return await self._kept(keep, record)
+
+    async def _kept(self, keep: Keep, record: Recorded) -> bool:
+        """Whether the record is stored. Behind one that is not, none can be."""
+        if not self._full and not await keep(record):
+            self._full, self.recorded = True, False
+        return not self._full

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncrl.actors.engines.protocol import Engine, Generation
+from asyncrl.actors.engines.protocol import Engine, Generation, Sampling
 from asyncrl.actors.episodes.environment_calls import EpisodeFailed
 from asyncrl.actors.episodes.progress import EpisodeLimits
 from asyncrl.actors.episodes.recorded.recording import PlaysOtherwise, Recording
@@ -49,15 +49,17 @@ class Samples:
             return self._given(recorded)
         progress, request = self._progress, f"{self._ticket.id}-{self._ticket.attempt}/{number}"
         if progress.interrupted and self._recording.goes_on:
-            progress.handed_over = True  # the turn before this one ended while the actor was leaving
+            # The turn before this one ended while the actor was leaving.
+            progress.handed_over = self._recording.recorded
             await self._recording.sent()
             raise Interrupted
         continued = number == 0 or self._recording.goes_on
         progress.interruptible = request if continued else ""
         try:
-            turn = await self._sampled(request, row, number, recorded)
+            turn, stored = await self._sampled(request, row, number, recorded), False
             if self._is_kept(turn.generation, continued=continued):
-                await self._recording.add(_record_of(turn, number, digest, summary=summary))
+                stored = await self._recording.add(_record_of(turn, number, digest, summary=summary))
+            if stored:
                 progress.prefix_tokens = progress.tokens + len(turn.generation.token_ids)
         finally:
             progress.interruptible = ""
@@ -67,7 +69,7 @@ class Samples:
             raise EpisodeFailed("aborted", f"{self._ticket.id} in turn {number}")
         if not self._recording.durable:
             progress.prefix = row_of(row.ids, turn.generation)
-        progress.handed_over = bool(len(turn.generation.token_ids))
+        progress.handed_over = stored or progress.prefix is not None
         raise Interrupted
 
     def _recorded(self, number: int, digest: str, summary: bool) -> RecordedSample | None:
@@ -84,24 +86,21 @@ class Samples:
         return self._recording.recorded
 
     def _given(self, recorded: RecordedSample) -> SampledTurn:
-        sampling = self._limits.sampling(self._ticket, recorded.number, self._stop_token_ids)
         tokens = len(recorded.token_ids)
-        if tokens and (recorded.kept is None) != (sampling.max_kept == 0):
-            raise PlaysOtherwise(f"turn {recorded.number} was sampled under other actors.top_p, top_k or min_p")
-        if recorded.kept is not None and recorded.kept.counts.max(initial=0) > sampling.max_kept:
-            raise PlaysOtherwise(f"turn {recorded.number} was sampled under a larger actors.max_kept")
+        if why := misfit(recorded, self._limits.sampling(self._ticket, recorded.number, self._stop_token_ids)):
+            raise PlaysOtherwise(why)
         self._progress.given = True
         self._progress.prefix_tokens += tokens
         self._progress.enter("environment")
         prefilled = recorded.prefilled or 0
         cost = TurnRecord(recorded.queue_s, recorded.generate_s, None, prefilled, tokens)
-        return SampledTurn(_generation(recorded), cost)
+        return SampledTurn(generation_of(recorded), cost)
 
     async def _sampled(self, request: str, row: OpenRow, number: int, recorded: RecordedSample | None) -> SampledTurn:
         """A turn of the engine, behind what `recorded` holds of it."""
         ticket, progress = self._ticket, self._progress
         sampling = self._limits.sampling(ticket, number, self._stop_token_ids)
-        begun = None if recorded is None else _generation(recorded)
+        begun = None if recorded is None else generation_of(recorded)
         if begun is not None and not continues(begun, sampling):
             raise PlaysOtherwise(f"turn {number} cannot be continued under the limits of now")
         if begun is None and number == 0:
@@ -123,7 +122,16 @@ class Samples:
         return SampledTurn(generation, TurnRecord(generation.queue_s, seconds, None, prefilled, sampled))
 
 
-def _generation(recorded: RecordedSample) -> Generation:
+def misfit(recorded: RecordedSample, sampling: Sampling) -> str:
+    """Why a whole recorded turn cannot be given where `sampling` is wanted; empty: it can."""
+    if len(recorded.token_ids) and (recorded.kept is None) != (sampling.max_kept == 0):
+        return f"turn {recorded.number} was sampled under other actors.top_p, top_k or min_p"
+    if recorded.kept is not None and recorded.kept.counts.max(initial=0) > sampling.max_kept:
+        return f"turn {recorded.number} was sampled under a larger actors.max_kept"
+    return ""
+
+
+def generation_of(recorded: RecordedSample) -> Generation:
     return Generation(
         recorded.token_ids, recorded.logprobs, recorded.versions, recorded.stop_reason, recorded.queue_s,
         recorded.prefilled, recorded.kept,

@@ -72,6 +72,11 @@ class Payloads:
         return sum(self._sizes.values())
 
     @property
+    def bytes(self) -> int:
+        """Those on the disk, and those that the next `write` brings."""
+        return self.disk_bytes + self._end - self._sizes[self._current]
+
+    @property
     def segments(self) -> set[int]:
         return set(self._sizes)
 

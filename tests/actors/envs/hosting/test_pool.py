@@ -191,9 +191,17 @@ def test_what_cannot_be_hosted_is_refused() -> None:
         stage(config("threads", name=f"{__name__}:agent"), scenario)
     with pytest.raises(ConfigError, match=r"env.compact is 0.4 and env.name .* an agent: it keeps its own"):
         stage(Config(env=EnvConfig(name=f"{__name__}:agent", compact=0.4)), scenario)
-    durable = Config.model_validate({"env": {"name": f"{__name__}:agent"}, "buffer": {"turns": "on"}})
-    with pytest.raises(ConfigError, match=r'buffer.turns is "on" and env.name .* an agent'):
-        stage(durable, scenario)
+    with pytest.raises(ConfigError, match=r"odd_agent': its replayable is 'yes', expected True or False"):
+        stage(Config(env=EnvConfig(name=f"{__name__}:odd_agent")), scenario)
+
+
+@pytest.mark.parametrize(("name", "said"), [("agent", True), ("called_again", False)])
+def test_an_agent_whose_turns_are_not_recorded_is_named(name: str, said: bool, caplog: Any) -> None:
+    async def scenario(play: Play) -> None:
+        pass
+
+    stage(Config.model_validate({"env": {"name": f"{__name__}:{name}"}, "buffer": {"turns": "on"}}), scenario)
+    assert ("does not declare `replayable`" in caplog.text) == said
 
 
 def test_a_held_out_set_with_an_agent_of_its_own_is_played_in_a_run_with_compaction_and_workers() -> None:
@@ -223,3 +231,17 @@ class HeldOut(Environment):
 
 async def agent(task: Any, client: Any) -> float:
     return 0.0
+
+
+async def odd_agent(task: Any, client: Any) -> float:
+    return 0.0
+
+
+odd_agent.replayable = "yes"  # type: ignore[attr-defined]
+
+
+async def called_again(task: Any, client: Any) -> float:
+    return 0.0
+
+
+called_again.replayable = True  # type: ignore[attr-defined]

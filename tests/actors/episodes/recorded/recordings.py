@@ -46,12 +46,20 @@ class Recorder:
     records: list[Recorded] = field(default_factory=list)
     error: Exception | None = None
     after: int = 1 << 30
+    room: int = 1 << 30
+    """Records that find room."""
+    full: int = 0
+    """Records that found none."""
 
-    async def keep(self, record: Recorded) -> None:
+    async def keep(self, record: Recorded) -> bool:
         await asyncio.sleep(0)
+        if len(self.records) >= self.room:
+            self.full += 1
+            return False
         if self.error is not None and len(self.records) >= self.after:
             raise self.error
         self.records.append(record)
+        return True
 
     def carried(self, n: int) -> tuple[Recorded, ...]:
         """The first n records, as they come with a ticket."""

@@ -291,9 +291,9 @@ def test_an_actor_that_leaves_begins_no_further_turn() -> None:
             return await super().step(message)
 
     class Slow(Recorder):
-        async def keep(self, record: Recorded) -> None:
+        async def keep(self, record: Recorded) -> bool:
             await asyncio.sleep(0.05)
-            await super().keep(record)
+            return await super().keep(record)
 
     progress, recorder = Progress(0.0), Slow()
     with pytest.raises(Interrupted):
@@ -390,3 +390,33 @@ def test_an_interrupted_first_sample_goes_on_where_the_environment_would_be_told
     assert resumed.digest() == undisturbed.digest()
     assert sampled + len(engine.said) == whole, "no token is sampled twice"
     assert rest.records[0].place == (0, False)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 4, 5])
+@pytest.mark.parametrize("env", [Replayable, Snapshots], ids=lambda env: env.__name__)
+def test_without_room_on_the_disk_an_episode_goes_on_and_records_nothing_more(env: type[Counter], room: int) -> None:
+    undisturbed, _, _ = played(env, Recorder())
+    recorder = Recorder(room=room)
+    trajectory, _, progress = played(env, recorder)
+    same(undisturbed, trajectory)
+    assert (len(recorder.records), recorder.full) == (room, 1)
+    stored = [record for record in recorder.records if isinstance(record, RecordedSample)]
+    assert progress.prefix_tokens == sum(len(record.token_ids) for record in stored)
+    # The next attempt goes on where the records end, and records the rest.
+    more = Recorder()
+    resumed, engine, _ = played(env, more, recorder.carried(room))
+    same(undisturbed, resumed)
+    assert len(engine.calls) == undisturbed.turns - len(stored)
+    assert len(more.records) == 2 * undisturbed.turns - room
+
+
+def test_without_room_no_snapshot_is_made() -> None:
+    class Noting(Snapshots):
+        made = 0
+
+        async def snapshot(self) -> bytes | None:
+            type(self).made += 1
+            return await super().snapshot()
+
+    played(Noting, Recorder(room=2))
+    assert Noting.made == 2, "of the reset, and of the answer that found no room"
