@@ -35,7 +35,7 @@ from asyncrl.weights.device.transports import Broadcast
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 16 << 20
 WAIT_S = 120.0
 _BYTES_ACKED = 120
 """Offset in struct tcp_info of linux/tcp.h."""
@@ -43,7 +43,7 @@ _BYTES_ACKED = 120
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--megabytes", type=int, default=256, help="in multiples of 16")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--engines", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "weights_broadcast.json")
@@ -70,7 +70,8 @@ def measured(engines: int, how: str, size: int, repeats: int) -> dict[str, Any]:
     tensors = [(f"w{i}", torch.zeros(CHUNK_BYTES, dtype=torch.uint8)) for i in range(size // CHUNK_BYTES)]
     with tempfile.TemporaryDirectory() as folder:
         address = f"ipc://{folder}/w"
-        learner = DevicePublisher(address, Alone(folder) if how == "alone" else Together(folder), CPU, slots=1)
+        transport = Alone(folder) if how == "alone" else Together(folder)
+        learner = DevicePublisher(address, transport, CPU, slots=1, chunk_bytes=CHUNK_BYTES)
         pipes, processes = [], []
         for i in range(engines):
             here, there = multiprocessing.Pipe()

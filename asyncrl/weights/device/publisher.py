@@ -9,7 +9,8 @@
                a held `send`: those of the other engines, or the end of GATHER_S (gathering.py)
 
 Training continues in its own memory and waits for no engine: only a publication waits, until a slot is not leased, at
-most `LEASE_S`. A thread of the learner's process answers requests; the bytes travel by the transport.
+most `LEASE_S` after the last `lease` or `send`. A thread of the learner's process answers requests; the bytes travel by
+the transport.
 """
 
 from __future__ import annotations
