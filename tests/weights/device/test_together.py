@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,12 +293,13 @@ def test_an_engine_lost_in_the_middle_of_a_broadcast(
 
 def test_a_group_whose_connecting_never_returns_is_left_behind() -> None:
     """As NCCL's does when a member has died; its fake here."""
-    called = threading.Event()
+    called, returns = threading.Event(), threading.Event()
 
     class Hanging:
         def broadcast(self, tensors: Any, options: Any) -> Any:
             called.set()
-            threading.Event().wait(20.0)
+            returns.wait(60.0)
+            return SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
 
         def abort(self) -> None:
             raise AssertionError("a call that does not return has it")
@@ -308,6 +310,7 @@ def test_a_group_whose_connecting_never_returns_is_left_behind() -> None:
         group.send([torch.zeros(4, dtype=torch.uint8)])
     assert called.is_set()
     group.close()
+    returns.set()
 
 
 def test_a_lease_is_prolonged_by_who_is_heard_and_curtailed_of_who_is_not() -> None:
