@@ -1,13 +1,15 @@
-"""A process group of the learner (rank 0) and the processes of one engine: NCCL between GPUs, gloo between CPUs.
+"""A process group of the learner (rank 0) and the processes of engines: NCCL between GPUs, gloo between CPUs.
 
-One group per engine, so that engines come and go, and each takes a version when it is ready. The members meet at a file
-that all of them see. Every wait has a deadline: past it the group is closed, and the next version makes a new one.
+Each engine has one with the learner alone, so that engines come and go; engines that ask for a version at the same time
+have one together (transports.py). The members meet at a file that all of them see. Every wait has a deadline: past it
+the group is closed, and another one is made when it is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -29,6 +31,7 @@ class ProcessGroup:
     def __init__(self, kind: str, meet: Path, rank: int, size: int, wait_s: float) -> None:
         self._rank, self._wait_s = rank, wait_s
         self._stream: torch.cuda.Stream | None = None
+        self._connected = self._stuck = False
         store = dist.FileStore(str(meet), size)  # type: ignore[attr-defined]
         wait = timedelta(seconds=wait_s)
         store.set_timeout(wait)
@@ -45,6 +48,7 @@ class ProcessGroup:
         """Sends complete chunks. On a GPU from a stream of its own: NCCL waits for the stream that it is called on, and
         the thread's default is the one on which training computes, so that each would wait for the other."""
         for chunk in chunks:
+            self._connect(chunk.device)
             with torch.cuda.stream(self._own(chunk.device)) if chunk.is_cuda else contextlib.nullcontext():
                 self._broadcast(chunk)
 
@@ -56,9 +60,35 @@ class ProcessGroup:
     def receive(self, sizes: Sequence[int], device: torch.device) -> Iterator[Tensor]:
         """Yields chunks, each in memory of its own: an engine may hold tensors until a layer is complete."""
         for size in sizes:
+            self._connect(device)
             chunk = torch.empty(size, dtype=torch.uint8, device=device)
             self._broadcast(chunk)
             yield chunk
+
+    def _connect(self, device: torch.device) -> None:
+        """Broadcast a byte before the first chunk. NCCL connects the members in its first call, and returns from it
+        only when all of them are there, whatever the deadline: the call is made in a thread that can be left behind."""
+        if self._connected:
+            return
+        failed: list[RunError] = []
+
+        def call() -> None:
+            byte = torch.zeros(1, dtype=torch.uint8, device=device)
+            try:
+                with torch.cuda.stream(self._own(device)) if byte.is_cuda else contextlib.nullcontext():
+                    self._broadcast(byte)
+            except RunError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=call, name="weights' first byte", daemon=True)
+        thread.start()
+        thread.join(self._wait_s + 1.0)
+        self._stuck = thread.is_alive()
+        if self._stuck:
+            raise RunError(f"the processes of a group for weights did not connect within {self._wait_s + 1.0:g} s")
+        if failed:
+            raise failed[0]
+        self._connected = True
 
     def _broadcast(self, data: Tensor) -> None:
         options = dist.BroadcastOptions()
@@ -79,8 +109,12 @@ class ProcessGroup:
             torch.cuda.current_stream(data.device).synchronize()
 
     def close(self) -> None:
+        """The others notice when they use it, over gloo at once."""
+        if self._stuck or self._group is None:
+            return  # a call that does not return has it, or it is closed
+        group, self._group = self._group, None
         with contextlib.suppress(RuntimeError):  # running operations have failed already
-            self._group.abort()
+            group.abort()
 
 
 def _gloo(store: Any, rank: int, size: int, wait: timedelta) -> Any:

@@ -4,11 +4,13 @@
                              one is the newest, the other may still be read (slot_leases.py); `nccl` has slot 0 alone
 
     takes      `latest`: is there a newer version; `lease`, `release` of the newest; `join`, `send`: a process group
-    gives      names, shapes, checksums and places of the tensors; how their memory is mapped, or where the group meets
+    gives      names, shapes, checksums and places of the tensors; how their memory is mapped, or where a group meets
     unblocks   a held `latest`: a publication, or the end of its wait_s
+               a held `send`: those of the other engines, or the end of GATHER_S (gathering.py)
 
 Training continues in its own memory and waits for no engine: only a publication waits, until a slot is not leased, at
-most `LEASE_S`. A thread of the learner's process answers requests; the bytes travel by the transport.
+most `LEASE_S` after the last `lease` or `send`. A thread of the learner's process answers requests; the bytes travel by
+the transport.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -28,6 +31,7 @@ from torch import Tensor
 
 from asyncrl.errors import RunError
 from asyncrl.sockets import Endpoint, Listener
+from asyncrl.weights.device.gathering import Asked, Gathering, Party
 from asyncrl.weights.device.slot_leases import SlotLease, SlotLeases
 from asyncrl.weights.device.snapshot import CHUNK_BYTES, DeviceSnapshot, all_views
 from asyncrl.weights.device.transports import Transport
@@ -43,6 +47,10 @@ LEASE_S = 60.0
 """A reader that takes longer may have died: its slot is written again, and it must not use what it read."""
 FORGET_S = 120.0
 """A reader without a request for so long has ended; actors ask for newer versions every few seconds."""
+GATHER_S = 1.0
+"""An engine that stands still waits so long for others that get the version by the same broadcast."""
+FALL_BACK_S = 15.0
+"""After a broadcast to several engines has failed: those that live ask again within this, the others have no lease."""
 LOOK_MS = 20
 MAX_REQUEST_BYTES = 64 << 10
 
@@ -67,6 +75,9 @@ class DevicePublisher:
         """Guards the attributes above."""
         self._start = uuid.uuid4().hex
         self._held: dict[bytes, HeldLatest] = {}
+        self._gathering = Gathering(GATHER_S)
+        self._sends: dict[str, tuple[bytes, dict[str, Any], SlotLease]] = {}
+        """(peer, request, what it has leased) of each reader whose `send` is held."""
         self._heard: dict[str, float] = {}
         """Time of the last request of each reader."""
         self._listener = Listener(zmq.ROUTER, where, MAX_REQUEST_BYTES, {})
@@ -132,9 +143,14 @@ class DevicePublisher:
                 self._handle(frames)
             now = time.monotonic()
             self._answer_held(now)
+            for party in self._gathering.due(now):
+                for some in [party] if self._transport.free else [(asked,) for asked in party]:
+                    self._send(some)
             for reader in [reader for reader, at in self._heard.items() if now - at > self._forget_s]:
                 del self._heard[reader]
                 self._transport.forget(reader)
+                self._gathering.forget(reader)
+                self._sends.pop(reader, None)
 
     def _arrived(self) -> Iterator[list[bytes]]:
         """Yields the requests that have arrived, after at most `LOOK_MS`."""
@@ -205,12 +221,44 @@ class DevicePublisher:
         self._answer(peer, request, dict(self._transport.join(reader, ranks)))
 
     def _op_send(self, peer: bytes, request: dict[str, Any], reader: str) -> None:
+        self._transport.require_joined(reader)
+        group = request.get("group", "")
+        if not isinstance(group, str):
+            raise WireError("group is not the place where a group met")
+        now = time.monotonic()
         with self._changed:
+            self._leases.prolong(reader, now)
             lease = self._leases.of(reader)
         if lease is None:
             raise WireError(f"{reader} has nothing leased, or it was written over")
-        self._transport.send(reader, self._slots[lease.slot], lambda: self._drop(reader, lease))
-        self._answer(peer, request, {})
+        self._sends[reader] = peer, request, lease
+        self._gathering.ask(Asked(reader, group), lease.generation, now)
+
+    def _send(self, party: Party) -> None:
+        """Send to those of the party whose lease is still good, and answer all of them."""
+        held = [(asked, *self._sends.pop(asked.reader)) for asked in party if asked.reader in self._sends]
+        with self._changed:
+            lost = {asked.reader for asked, _, _, lease in held if self._leases.of(asked.reader) is not lease}
+        good = {asked.reader: lease for asked, _, _, lease in held if asked.reader not in lost}
+        meetings: Mapping[str, Any] = {}
+        if len(good) > 1:
+            snapshot = self._slots[next(iter(good.values())).slot]
+            together = tuple(asked for asked in party if asked.reader in good)
+            meetings = self._transport.send_together(together, snapshot, lambda: self._curtail(good))
+        for asked, peer, request, lease in held:
+            if asked.reader in lost:
+                fields = {"ok": False, "message": f"what {asked.reader} had leased was written over, or given back"}
+                self._answer(peer, request, fields)
+                continue
+            if asked.reader not in meetings:
+                self._transport.send(asked.reader, self._slots[lease.slot], partial(self._drop, asked.reader, lease))
+            self._answer(peer, request, {"together": meetings.get(asked.reader)})
+
+    def _curtail(self, leases: Mapping[str, SlotLease]) -> None:
+        """A version did not reach all of several readers: those that live ask for it again."""
+        with self._changed:
+            for reader, lease in leases.items():
+                self._leases.curtail(reader, lease, time.monotonic() + FALL_BACK_S)
 
     def _drop(self, reader: str, lease: SlotLease) -> None:
         """The version did not reach the reader, for which a publication would wait in vain."""

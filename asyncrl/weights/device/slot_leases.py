@@ -9,14 +9,14 @@ it is written in place once nobody reads it, and while its writer waits nobody n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLease:
     slot: int
     generation: int
-    """How often the slot had been written."""
+    """Number of the publication in it."""
     until: float
 
 
@@ -37,6 +37,7 @@ class SlotLeases:
 
     def __init__(self, slots: int, lease_s: float) -> None:
         self._generation = [0] * slots
+        self._written = 0
         self._lease_s = lease_s
         self._leases: dict[str, SlotLease] = {}
         self._awaited = False
@@ -49,7 +50,8 @@ class SlotLeases:
         only = len(self._generation) == 1
         for slot in range(len(self._generation)):
             if slot not in leased and (only or slot != self.newest):
-                self._generation[slot] += 1
+                self._written += 1
+                self._generation[slot] = self._written
                 self.newest = None if only else self.newest
                 return slot
         self._awaited = only
@@ -79,6 +81,16 @@ class SlotLeases:
         intact = self.of(reader) is not None
         self._leases.pop(reader, None)
         return intact
+
+    def prolong(self, reader: str, now: float) -> None:
+        """Let its lease last for another `lease_s`: it has been heard."""
+        if (lease := self.of(reader)) is not None:
+            self._leases[reader] = replace(lease, until=now + self._lease_s)
+
+    def curtail(self, reader: str, lease: SlotLease, until: float) -> None:
+        """Let this lease end at `until` at the latest, unless it has been prolonged or replaced since."""
+        if self._leases.get(reader) is lease:
+            self._leases[reader] = replace(lease, until=min(lease.until, until))
 
     def drop(self, reader: str, lease: SlotLease) -> None:
         """End this lease, whose reader will not read; not another one that the reader has got since."""

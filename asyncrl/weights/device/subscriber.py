@@ -7,83 +7,33 @@ the version was not written over while it was read.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import torch
-import zmq
 from torch import Tensor
 
 from asyncrl.errors import RunError
-from asyncrl.sockets import Endpoint, Link
+from asyncrl.sockets import Endpoint
 from asyncrl.weights.device.cuda_ipc import mapped
+from asyncrl.weights.device.learner_client import ANSWER_S, LearnerClient
 from asyncrl.weights.device.process_group import ProcessGroup
 from asyncrl.weights.device.snapshot import SnapshotLayout, all_views
 from asyncrl.weights.local.file import checked_entries, digest_of
 from asyncrl.weights.protocol import WeightsCorrupt, WeightsVersion
-from asyncrl.wire import WireError, pack, unpack
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0
 WAIT_S = 2.0
-LOOK_MS = 50
-MAX_LAYOUT_BYTES = 64 << 20
+HELD_S = 2.0
+"""The learner answers `send` so much later at the most: it waits for other engines."""
 Map = Callable[[dict[str, Any], torch.device], Tensor]
-
-
-class LearnerClient:
-    """Sends requests to the learner, one after another."""
-
-    def __init__(self, server: Endpoint | str, reader: str, answer_s: float = ANSWER_S) -> None:
-        self._link: Link[zmq.Socket[bytes]] = Link(zmq.Context.instance(), zmq.DEALER, server, identity=reader)
-        self._reader, self._answer_s = reader, answer_s
-        self._numbers = itertools.count(1)
-        self._lock, self._closing = threading.Lock(), threading.Event()
-
-    def ask(self, op: str, patience_s: float = 0.0, **fields: Any) -> tuple[dict[str, Any], bytes]:
-        """The answer's header and its second frame. Raises WeightsCorrupt if it is refused or not answered in time."""
-        with self._lock:
-            n = next(self._numbers)
-            try:
-                self._link.socket.send(pack({"op": op, "n": n, "reader": self._reader, **fields}), zmq.NOBLOCK)
-            except zmq.Again:
-                self._link.follow()
-                raise WeightsCorrupt(f"the learner is not there ({self._link}): {op} cannot be sent") from None
-            deadline = time.monotonic() + patience_s + self._answer_s
-            while time.monotonic() < deadline and not self._closing.is_set():
-                if not self._link.socket.poll(LOOK_MS):
-                    continue
-                frames = self._link.socket.recv_multipart()
-                if len(frames) != 2 or len(frames[1]) > MAX_LAYOUT_BYTES:
-                    continue
-                try:
-                    header = unpack(frames[0])
-                except WireError as error:
-                    raise WeightsCorrupt(f"the learner's answer to {op}: {error}") from error
-                if header.get("n") != n:
-                    continue  # the answer to an abandoned request
-                if not header.get("ok"):
-                    raise WeightsCorrupt(f"the learner refused {op}: {header.get('message')}")
-                return header, frames[1]
-            self._link.follow()
-            raise WeightsCorrupt(f"the learner did not answer {op} within {patience_s + self._answer_s:g} s")
-
-    def end(self) -> None:
-        """Abandon a request that waits for its answer."""
-        self._closing.set()
-
-    def close(self) -> None:
-        self.end()
-        with self._lock:
-            self._link.close()
 
 
 class LeasedWeights:
@@ -100,12 +50,16 @@ class LeasedWeights:
         """The tensors, copied into this process once, with checksums compared. Raises WeightsCorrupt."""
         if self._copied is None:
             chunks = self._subscriber.chunks(self._terms, self.layout)
-            self._copied = [(name, tensor.clone()) for name, tensor in all_views(self.layout, chunks)]
+            try:
+                self._copied = [(name, tensor.clone()) for name, tensor in all_views(self.layout, chunks)]
+            except WeightsCorrupt:
+                self._subscriber.leave_groups()  # the rest of the chunks is in them
+                raise
             self.settle()
         yield from self._copied
 
     def transfer(self) -> dict[str, Any]:
-        """What the engine's own processes need to get the tensors."""
+        """What the engine's own processes need to get the tensors, from the learner's memory or a group."""
         entries = [[e.name, e.dtype, list(e.shape), e.offset, e.digest] for e in self.layout.entries]
         return {"sizes": list(self.layout.sizes), "entries": entries, "handles": self._terms["handles"]}
 
@@ -113,10 +67,16 @@ class LeasedWeights:
         """Where `ranks` processes of the engine must join the learner now; None if they need not, or have joined."""
         return self._subscriber.group(self._terms, ranks)
 
-    def send(self) -> None:
-        """Let the learner broadcast it to the group now. Raises WeightsCorrupt."""
-        if not self._terms["handles"]:
-            self._subscriber.send()
+    def send(self) -> Mapping[str, Any] | None:
+        """Let the learner broadcast it now, to other engines too if they ask within a second: then returns where their
+        group met or meets, and `join`: whether this engine's processes have to. None: to the group of `group`. Raises
+        WeightsCorrupt."""
+        return None if self._terms["handles"] else self._subscriber.send()
+
+    def fall_back(self) -> None:
+        """Let the learner broadcast all of it to the group of `group`, after the other one has failed. Raises
+        WeightsCorrupt."""
+        self._subscriber.fall_back()
 
     def settle(self) -> None:
         """Release the lease after reading. Raises WeightsCorrupt if it was written over and must not be used."""
@@ -162,6 +122,10 @@ class DeviceSubscriber:
         self._watch = LearnerClient(server, reader, answer_s)
         self._newest: WeightsVersion | None = None
         self._group: _Joined | None = None
+        self._together = ""
+        """Where the group of several engines met that the processes of this engine are in."""
+        self._together_group: ProcessGroup | None = None
+        """None as well if processes of the engine are in it, and not this one."""
         self._stop = threading.Event()
         self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
@@ -203,7 +167,7 @@ class DeviceSubscriber:
         self._stop.set()
         self._watch.end()
         self._thread.join(ANSWER_S)
-        self.leave_group()
+        self.leave_groups()
         for client in (self.client, self._watch):
             client.close()
 
@@ -216,10 +180,19 @@ class DeviceSubscriber:
             if (meeting := self.group(terms, 1)) is not None:
                 self._group = _Joined(terms["start"], 1, join_group(meeting, 1))
             group = self._group.group if self._group is not None else None
-            self.send()
-            yield from chunks_of((), layout, group, self._device(), self._map)
+            taken = 0
+            if (together := self.send()) is not None:
+                try:
+                    for chunk in self._join_together(together).receive(layout.sizes, self._device()):
+                        yield chunk
+                        taken += 1
+                except RunError as error:
+                    log.warning("the broadcast to several engines failed, now to this one alone: %s", error)
+                    self.fall_back()
+            if taken < len(layout.sizes):
+                yield from islice(chunks_of((), layout, group, self._device(), self._map), taken, None)
         except RunError as error:
-            self.leave_group()
+            self.leave_groups()
             raise WeightsCorrupt(f"weights were not received: {error}") from error
 
     def group(self, terms: Mapping[str, Any], ranks: int) -> dict[str, Any] | None:
@@ -231,19 +204,44 @@ class DeviceSubscriber:
         self._group = _Joined(terms["start"], ranks)
         return {name: answer[name] for name in ("kind", "meet", "size", "wait_s")}
 
-    def send(self) -> None:
+    def send(self) -> dict[str, Any] | None:
         """See LeasedWeights.send."""
         try:
-            self.client.ask("send")
+            answer, _ = self.client.ask("send", HELD_S, group=self._together)
         except WeightsCorrupt:
-            self.leave_group()  # the learner may have closed the group
+            self.leave_groups()  # the learner may have closed them
             raise
+        if (together := answer.get("together")) is None:
+            return None
+        meeting = {name: together[name] for name in ("kind", "meet", "size", "wait_s", "first")}
+        join, self._together = meeting["meet"] != self._together, meeting["meet"]
+        return meeting | {"join": join}
 
-    def leave_group(self) -> None:
-        """Close the group; the next version is sent to a new one."""
+    def fall_back(self) -> None:
+        """See LeasedWeights.fall_back."""
+        self._leave_together()
+        if self.send() is not None:
+            self.leave_groups()
+            raise WeightsCorrupt("the learner sends to several engines again what did not arrive so")
+
+    def leave_groups(self) -> None:
+        """Close the groups; the next version is sent to new ones."""
+        self._leave_together()
         if self._group is not None and self._group.group is not None:
             self._group.group.close()
         self._group = None
+
+    def _leave_together(self) -> None:
+        if self._together_group is not None:
+            self._together_group.close()
+        self._together, self._together_group = "", None
+
+    def _join_together(self, meeting: Mapping[str, Any]) -> ProcessGroup:
+        if meeting["join"] or self._together_group is None:
+            if self._together_group is not None:
+                self._together_group.close()
+            self._together_group = join_group(meeting, meeting["first"])
+        return self._together_group
 
     def _follow(self) -> None:
         try:

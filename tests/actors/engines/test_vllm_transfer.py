@@ -23,7 +23,7 @@ from asyncrl.actors.engines.vllm.engine import VLLMEngine, _generation
 from asyncrl.actors.engines.vllm.requests import EngineCounts, Request, Requests
 from asyncrl.actors.engines.vllm.settings import VLLMSettings, require_versions
 from asyncrl.actors.weight_updates import WeightUpdates
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, RunError
 from asyncrl.weights.device.host_copy import PinnedSubscriber, PinningPublisher
 from asyncrl.weights.device.publisher import DevicePublisher
 from asyncrl.weights.device.subscriber import DeviceSubscriber
@@ -46,9 +46,15 @@ def tiny(seed: int) -> Any:
     return Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)).eval()
 
 
-def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
-    """In one test, because vLLM takes seconds to start: versions between two tokens of running requests; weights that
-    do not fit, refused; a chunk with a wrong checksum, which ends the engine rather than being served."""
+def two(chunks: list[torch.Tensor]) -> Any:
+    yield from chunks[:2]
+    raise RunError("an engine is lost")
+
+
+def test_weights_by_vllms_own_transfer_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one test, because vLLM takes seconds to start: versions between two tokens of running requests, the second by
+    one broadcast to another reader too; a broadcast to both that fails after two chunks; weights that do not fit,
+    refused; a chunk with a wrong checksum, which ends the engine rather than being served."""
     tiny(0).save_pretrained(tmp_path / "model")
     settings = VLLMSettings(
         tmp_path / "model", "float32", slots=64, max_tokens=MAX_TOKENS, kv_gb=0.25, transfer=True, record=False
@@ -56,7 +62,18 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
     engine = VLLMEngine(settings)
     models = [tiny(seed) for seed in range(3)]
     subject = Subject(lambda: engine, models[0], models[1], VOCAB, MAX_TOKENS)
-    device = DevicePublisher(f"ipc://{tmp_path}/w", Broadcast("gloo", tmp_path, wait_s=20.0), CPU, chunk_bytes=30_000)
+    transport = Broadcast("gloo", tmp_path, wait_s=20.0, together_s=8.0)
+    monkeypatch.setattr("asyncrl.weights.device.publisher.GATHER_S", 5.0)
+    device = DevicePublisher(f"ipc://{tmp_path}/w", transport, CPU, chunk_bytes=30_000)
+    peer = DeviceSubscriber(f"ipc://{tmp_path}/w", "peer", lambda: CPU)
+    together: list[int] = []
+    send_all = transport._all.send
+
+    def counted(chunks: list[torch.Tensor], failed: Any) -> None:
+        together.append(len(chunks))
+        send_all(chunks, failed)
+
+    transport._all.send = counted  # type: ignore[method-assign]
     learner = PinningPublisher(device, tmp_path / "shm")
     on_device = DeviceSubscriber(f"ipc://{tmp_path}/w", "actor-0", lambda: CPU)
     subscriber = PinnedSubscriber(on_device, ShmSubscriber(tmp_path / "shm"))
@@ -68,6 +85,14 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
         return await updates.look()
 
+    def read(version: int) -> bool:
+        """By the other reader."""
+        leased = peer.open()
+        assert leased.id.version == version
+        names = dict(leased.tensors()).keys()
+        leased.close()
+        return len(names) > 10
+
     async def scenario(_: Engine) -> list[Generation]:
         updates = WeightUpdates(engine, subscriber, recompute_kv=True)
         running = [asyncio.ensure_future(engine.generate(f"r{i}", p, sampling(i, n=200))) for i, p in enumerate(asked)]
@@ -75,8 +100,10 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
             while engine.load_stats()["generated"] < 200 * version:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             learner.publish(0, version, models[version].named_parameters())
+            reading = asyncio.ensure_future(asyncio.to_thread(read, version))
             assert await taken(updates, version)
             assert engine.held_version == (0, version)
+            assert await reading
             assert version == 2 or learner.pin((0, 1))
         outs = await asyncio.gather(*running)
         assert await updates.look(version=(0, 1)), "pinned for an evaluation: from host memory"
@@ -86,24 +113,36 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
         assert engine.held_version == (0, 2)
         outs.append(await engine.generate("fresh", asked[0], sampling(9)))
 
-        learner.publish(0, 3, [("model.norm.weight", torch.ones(64))])
+        assert len(together) >= 1
+        transport._all.send = lambda chunks, failed: send_all(two(chunks), failed)  # type: ignore[method-assign]
+        learner.publish(0, 3, models[1].named_parameters())
+        assert len(device._slots[0].chunks) > 3
+        reading = asyncio.ensure_future(asyncio.to_thread(read, 3))
+        assert await taken(updates, 3)
+        assert engine.held_version == (0, 3)
+        assert await reading
+        assert transport._all.lost
+        outs.append(await engine.generate("rest", asked[0], sampling(9)))
+
+        learner.publish(0, 4, [("model.norm.weight", torch.ones(64))])
         with pytest.raises(WeightsMismatch, match="missing"):
-            await taken(updates, 3)
-        assert engine.held_version == (0, 2)
+            await taken(updates, 4)
+        assert engine.held_version == (0, 3)
         outs.append(await engine.generate("still", asked[0], sampling(9)))
 
-        learner.publish(0, 4, models[1].named_parameters())
+        learner.publish(0, 5, models[1].named_parameters())
         slot = device._leases.newest
         assert slot is not None
         device._slots[slot].chunks[-1][200] ^= 1
         with pytest.raises(EngineDied):
-            await taken(updates, 4)
-        assert engine.held_version == (0, 2)
+            await taken(updates, 5)
+        assert engine.held_version == (0, 3)
         return outs
 
     try:
-        *begun, pinned, fresh, still = play(subject, scenario)
+        *begun, pinned, fresh, rest, still = play(subject, scenario)
     finally:
+        peer.close()
         subscriber.close()
         learner.close()
     met_versions = set()
@@ -114,9 +153,9 @@ def test_weights_by_vllms_own_transfer_api(tmp_path: Path) -> None:
             expected = judge(models[version], prompt, out.token_ids, 1.0)
             np.testing.assert_allclose(out.logprobs[mine], expected[mine], atol=1e-4)
     assert met_versions == {0, 1, 2}
-    for out, version in ((pinned, 1), (fresh, 2), (still, 2)):
+    for out, version, seed in ((pinned, 1, 1), (fresh, 2, 2), (rest, 3, 1), (still, 3, 1)):
         assert set(out.versions.tolist()) == {version}
-        np.testing.assert_allclose(out.logprobs, judge(models[version], asked[0], out.token_ids, 1.0), atol=1e-4)
+        np.testing.assert_allclose(out.logprobs, judge(models[seed], asked[0], out.token_ids, 1.0), atol=1e-4)
 
 
 def test_a_vllm_that_names_no_versions_is_drained_before_new_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ def test_weights_are_sent_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(process_group.torch, "cuda", cuda)
     monkeypatch.setattr(process_group.dist, "BroadcastOptions", SimpleNamespace)
     group: Any = ProcessGroup.__new__(ProcessGroup)
-    group._group, group._wait_s, group._stream = FakeNccl(cuda), 1.0, None
+    group._group, group._wait_s, group._stream, group._connected = FakeNccl(cuda), 1.0, None, True
     chunks: Any = [FakeChunk(), FakeChunk(), FakeChunk()]
     group.send(chunks)
     assert len(cuda.sent_on) == 3

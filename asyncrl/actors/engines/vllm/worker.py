@@ -47,6 +47,11 @@ class WorkerExtension:
             torch.accelerator.synchronize(device)
         return True
 
+    def asyncrl_received(self) -> bool:
+        """Whether all chunks of this update have arrived (transfer.py)."""
+        received: bool = self.weight_transfer_engine.received  # type: ignore[attr-defined]
+        return received
+
     def asyncrl_record(self, path: str, rows: int, room: int) -> bool:
         """Record the logprobs of sampled tokens on the board at `path`. False: this worker keeps vLLM's sampler, and
         vLLM reports them."""
