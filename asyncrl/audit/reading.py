@@ -38,6 +38,9 @@ TABLES = (
 )  # fmt: skip
 """Tables that are also read as they are."""
 
+UNREADABLE = (sqlite3.Error, struct.error, ValueError, TypeError)
+"""What reading a damaged ledger raises."""
+
 
 def read_ledger(folder: Path) -> LedgerRows:
     """The ledger of a finished, a killed or a live run. Raises RunError if it is missing or cannot be read."""
@@ -50,15 +53,17 @@ def read_ledger(folder: Path) -> LedgerRows:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{immutable}", uri=True)) as db:
             db.row_factory = sqlite3.Row
             db.execute("BEGIN")
-            return _rows(db)
-    except (sqlite3.Error, struct.error, ValueError, TypeError) as error:
+            return rows_in(db)
+    except UNREADABLE as error:
         raise RunError(
             f"{path} cannot be read: {error}. If its folder is read-only, audit a copy of the run folder; a damaged "
             "ledger is restored from the newest checkpoint's buffer/."
         ) from error
 
 
-def _rows(db: sqlite3.Connection) -> LedgerRows:
+def rows_in(db: sqlite3.Connection) -> LedgerRows:
+    """The ledger as the transaction of `db` sees it, which gives rows by name. Raises UNREADABLE, and RunError for
+    tables of another version."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version != schema.VERSION:
         raise RunError(f"the ledger of this run cannot be read: {schema.refusal(version)}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,7 @@ class Mutation:
     statements: tuple[tuple[str, tuple[Any, ...]], ...]
 
 
+@cache
 def columns() -> list[Column]:
     """Every column of every table, from the schema."""
     with closing(sqlite3.connect(":memory:")) as db:
@@ -91,25 +92,23 @@ def columns() -> list[Column]:
         ]
 
 
-def mutations(ledger: Path) -> Iterator[Mutation]:
+def mutations(db: sqlite3.Connection) -> Iterator[Mutation]:
     """Those of the rows in this ledger; rows are chosen at random, the same at every call."""
     rng = random.Random(0)
     by_table: dict[str, list[Column]] = {}
     for column in columns():
         by_table.setdefault(column.table, []).append(column)
-    with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-        db.row_factory = sqlite3.Row
-        for table, of_it in by_table.items():
-            rows = [dict(row) for row in db.execute(f"SELECT * FROM {table}")]
-            for column in of_it:
-                for row in rng.sample(rows, min(PER_COLUMN, len(rows))):
-                    yield from _changed(column, row, rows, of_it, rng)
-                if not column.key:
-                    yield from _swapped(column, rows, of_it, rng)
+    for table, of_it in by_table.items():
+        rows = [dict(row) for row in db.execute(f"SELECT * FROM {table}")]
+        for column in of_it:
             for row in rng.sample(rows, min(PER_COLUMN, len(rows))):
-                yield _left_out(table, row, of_it)
-                yield _again(table, row, rows, of_it)
-            yield from _of_every_row(table, rows, of_it)
+                yield from _changed(column, row, rows, of_it, rng)
+            if not column.key:
+                yield from _swapped(column, rows, of_it, rng)
+        for row in rng.sample(rows, min(PER_COLUMN, len(rows))):
+            yield _left_out(table, row, of_it)
+            yield _again(table, row, rows, of_it)
+        yield from _of_every_row(table, rows, of_it)
 
 
 def _of_every_row(table: str, rows: list[dict[str, Any]], of_it: list[Column]) -> Iterator[Mutation]:
@@ -129,29 +128,45 @@ def _left_out(table: str, row: dict[str, Any], of_it: list[Column]) -> Mutation:
     return Mutation(f"{table}: a row less", _named(row, of_it), ((f"DELETE FROM {table} {where}", key),))
 
 
-def apply(mutation: Mutation, ledger: Path, folder: Path) -> bool:
-    """Leaves the changed copy of the ledger in `folder`; False: the tables do not allow the change."""
-    folder.mkdir(exist_ok=True)
-    copy = folder / "ledger.sqlite"
-    shutil.copyfile(ledger, copy)
-    with closing(sqlite3.connect(copy)) as db, suppress(sqlite3.IntegrityError), db:
-        db.execute("PRAGMA synchronous = OFF")
+def copied(ledger: Path) -> sqlite3.Connection:
+    """A copy in memory, to be changed."""
+    copy = sqlite3.connect(":memory:", isolation_level=None)
+    copy.row_factory = sqlite3.Row
+    with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        db.backup(copy)
+    return copy
+
+
+@contextmanager
+def applied(mutation: Mutation, db: sqlite3.Connection) -> Iterator[bool]:
+    """Within it the ledger is changed, and behind it as it was. False: the tables do not allow the change."""
+    db.execute("BEGIN")
+    try:
         for statement, values in mutation.statements:
             assert db.execute(statement, values).rowcount == 1, mutation
-        return True
-    return False
+        allowed = True
+    except sqlite3.IntegrityError:
+        allowed = False
+    try:
+        yield allowed
+    finally:
+        db.execute("ROLLBACK")
 
 
 def mend(folder: Path) -> None:
     """Writes the chain of commits anew, so that it gives the tables as they are now."""
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
         db.execute("PRAGMA synchronous = OFF")
-        db.execute("DELETE FROM commits")
-        chain = Chain(db)
-        for table in dict.fromkeys(column.table for column in columns()):
-            for row in db.execute(f"SELECT * FROM {table}").fetchall() if table != CHAIN else ():
-                chain.note(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-        chain.seal()
+        mend_in(db)
+
+
+def mend_in(db: sqlite3.Connection) -> None:
+    db.execute("DELETE FROM commits")
+    chain = Chain(db)
+    for table in dict.fromkeys(column.table for column in columns()):
+        for row in db.execute(f"SELECT * FROM {table}").fetchall() if table != CHAIN else ():
+            chain.note(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", tuple(row))
+    chain.seal()
 
 
 def _changed(
