@@ -41,7 +41,7 @@ _AT_ONCE = 4
 """Most requests handled between two looks at the clock, and the number of replies that triggers a commit. With more,
 the clients and the buffer would wait for each other in turn instead of working at the same time."""
 _TICK_S = 0.25
-"""Seconds between two calls of `Buffer.tick`, and so the longest wait for a message."""
+"""Seconds between two calls of `Buffer.tick`; the wait for a message while nothing is held and no reply is due."""
 
 
 class Service:

@@ -86,7 +86,7 @@ class Report:
     def child(self, command: Sequence[str], log: Path, *, limit_s: float | None = None) -> int | None:
         """Runs a process until it ends, and returns its exit code; None: it outlived `limit_s` or the part's time. It
         and its children are killed; their output is appended to `log`."""
-        # 8 s of the part's time are kept for ending the child and writing the report.
+        # 8 s of the part's time are kept back, for what follows the child.
         limit = self.left() - 8.0 if limit_s is None else min(limit_s, self.left() - 8.0)
         with log.open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT)
