@@ -18,29 +18,30 @@ from asyncrl.acceptor.__main__ import FRAME_BYTES, TAKEN
 log = logging.getLogger(__name__)
 
 _END_S = 4.0
-"""Longest wait for the process when its role ends; it hands over what the role said last."""
+"""Longest wait for the process when its role ends: it still hands over the role's last replies."""
 _AGAIN_S = 0.1
+"""Seconds between the end of the process and its next start, and between two tries to start it."""
 _SEALED_BYTES = 33
 """What CURVE adds to a frame."""
 _TOLD = 8
-"""The role says what it has received of a peer each time it is such a part of what that may have sent."""
+"""The role reports what it received from a peer once that is this fraction (1/8) of `most`."""
 _BACKLOG = 512
 _NAME_BYTES = 6
-"""Bytes of a name that the system chose: 0, and five digits."""
+"""Bytes of an address that Linux assigned to a unix socket: NUL and five hexadecimal digits."""
 
 
 class AcceptorProcess:
     """`path` is the socket that the role binds, `address` what its peers connect to."""
 
     def __init__(self, name: str, host: str, folder: Path | None, most: int) -> None:
-        """`folder`: of the launch's sockets, which its end removes; on other hosts there is none. `most`: bytes that a
-        peer may have sent and the role not received; the largest message has fewer.
+        """`folder`: holds the launch's sockets and is removed with it; None on other hosts. `most`: bytes that a peer
+        may send ahead of what the role has received; more than the largest message.
 
         Raises OSError if this host has no such address.
         """
         self._name, self._closing, self._most = name, threading.Event(), most
         self._taken: dict[int, int] = {}
-        """By the role's file of a connection: what the role has received and not said yet."""
+        """Bytes received and not yet reported, by the connection's file descriptor in the role."""
         self._listening = socket.create_server((host, 0), backlog=_BACKLOG)
         there = folder if folder is not None and folder.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="asyncrl-", dir=there or _short_folder()))
@@ -59,7 +60,7 @@ class AcceptorProcess:
         self._thread.start()
 
     def received(self, file: int, sizes: Iterable[int]) -> None:
-        """Called by the role for each message: its file of the connection (SRCFD), and the bytes of each frame."""
+        """Counts a message. `file`: the descriptor of its connection (zmq.SRCFD); `sizes`: the bytes of each frame."""
         taken = self._taken.pop(file, 0)
         for size in sizes:
             sealed = size + _SEALED_BYTES
@@ -68,16 +69,16 @@ class AcceptorProcess:
             self._taken[file] = taken
 
     def _say(self, file: int, taken: int) -> bool:
-        """False if it has to be said later."""
+        """Reports `taken` to the process; False if its pipe is full."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            connection = socket.socket(fileno=file)
+            connection = socket.socket(fileno=file)  # ZeroMQ's: borrowed to read the address, and not closed
             try:
                 name = connection.getpeername()
             finally:
                 connection.detach()
-            if isinstance(name, bytes) and len(name) == _NAME_BYTES:
+            if isinstance(name, bytes) and len(name) == _NAME_BYTES:  # only the acceptor's ends have such an address
                 os.write(self._process.stdin.fileno(), TAKEN.pack(name, taken))
         except BlockingIOError:
             return False
@@ -127,7 +128,7 @@ class AcceptorProcess:
                 return
 
     def _start_again(self) -> bool:
-        """Starts another process as soon as this host can; False if the role closes before."""
+        """Starts another process as soon as this host can; False if the role closes first."""
         process, told = None, ""
         while process is None:
             try:
@@ -136,8 +137,8 @@ class AcceptorProcess:
                 if told != str(error):
                     told = str(error)
                     log.error(
-                        "%s: the process that takes connections cannot be started: %s; nobody can connect until it "
-                        "can, which is tried every %s s",
+                        "%s: the process that takes connections cannot be started: %s; nobody can connect, and a "
+                        "start is tried every %s s",
                         self._name, told, _AGAIN_S,
                     )  # fmt: skip
                 if self._closing.wait(_AGAIN_S):
@@ -150,6 +151,6 @@ class AcceptorProcess:
 
 
 def _short_folder() -> str:
-    """The folder for temporary files, or /tmp where its path is long: that of a socket has at most 107 bytes."""
+    """The folder for temporary files, or /tmp where its path is long: a socket's path has at most 107 bytes."""
     folder = tempfile.gettempdir()
     return folder if len(os.fsencode(folder)) < 60 else "/tmp"

@@ -1,4 +1,4 @@
-"""A process before a listening tcp socket: it takes the connections, and passes on those of peers that show the keys.
+"""A process in front of the role: it accepts tcp connections, and passes on those of peers that show the keys.
 
     peer ──tcp──> acceptor ──ipc──> socket of ZeroMQ, which decides about the keys (CURVE) ──> role
 
@@ -7,9 +7,10 @@ disk. This process takes them instead, and has no files to lose. It keeps at mos
 not been admitted yet: with one more, the one that has been silent for longest is closed.
 
 ZeroMQ gathers the parts of a message until its last one, and neither their number nor their sum has a bound. So this
-process counts what an admitted peer has sent, and the role says what it has received (`Listener.receive`): a peer of
-which the role has not yet received `most` bytes is not read from, and closed if that lasts. It does not interpret what
-it carries, beyond the first byte of a peer, the word with which ZeroMQ admits it, and the length of each frame.
+process counts what an admitted peer has sent, and the role reports what it has received (`Listener.receive`): a peer
+that is more than `most` bytes ahead of the role is not read from, and is closed if that lasts. The process does not
+interpret what it carries, beyond the first byte of a peer, the word with which ZeroMQ admits it, and the length of each
+frame.
 
 `AcceptorProcess` starts this file by its path: it uses the standard library alone, so that it starts at once.
 """
@@ -35,28 +36,28 @@ ADMITTED_S = 10.0
 """... and until it has shown its keys."""
 REPORT_S = 10.0
 DRAIN_S = 2.0
-"""Seconds in which replies are handed over when the role has ended."""
+"""Seconds for which replies are still handed over when the role has ended."""
 SPARE_FILES = 32
 CHUNK_BYTES = 1 << 18
 AT_ONCE = 64
 SIGNATURE = 0xFF
 """The first byte of every peer that speaks ZMTP."""
 READY = b"\x05READY"
-"""The command with which the socket admits a peer; the 234 bytes before it are a greeting and random."""
+"""The command with which the socket admits a peer; the 234 bytes before it are a greeting and random bytes."""
 HEAD_BYTES = 320
 GREETING_BYTES = 64
 LARGE = 0x02
 """Flag of a frame whose length has eight bytes."""
 FRAME_BYTES = 2048
-"""What a frame counts beside its bytes on the wire: ZeroMQ and the role need memory and time for each."""
+"""Bytes that each frame counts beside those on the wire, since ZeroMQ and the role need memory and time for it."""
 LEAK_BYTES = 1024
-"""What is forgotten each second: heartbeats, of which the role receives nothing, count less than that."""
+"""Bytes taken off each peer's count per second: more than its heartbeats, which the role never reports."""
 STUCK_S = 15.0
-"""A peer is closed when for so long the role has received nothing of too much."""
+"""Seconds for which a peer may stay more than `most` bytes ahead of the role; then it is closed."""
 TOTAL = 4
-"""All peers together may have sent so many times what one may; beyond that, the one with most is closed."""
+"""All peers together may be this many times `most` ahead; beyond that, the peer that is furthest ahead is closed."""
 TAKEN = struct.Struct("<6sQ")
-"""What the role says on the standard input: the name of a connection, and how much it has received from it."""
+"""A report of the role on standard input: the address of a connection, and the bytes newly received from it."""
 
 
 @dataclass(slots=True)
@@ -90,44 +91,44 @@ class End:
     pair: Pair
     unsent: bytes | memoryview = b""
     mask: int = 0
-    """The events that are waited for."""
+    """The epoll events that it waits for."""
 
 
 @dataclass(eq=False, slots=True)
 class Pair:
-    """A connection: the peer's end, and once the peer has said something the role's end."""
+    """A connection: the peer's end and, once the peer has sent its first byte, the role's end."""
 
     address: str
     since: float
     peer: End | None = None
     role: End | None = None
     head: bytearray | None = field(default_factory=bytearray)
-    """What the role said first; None once the peer is admitted."""
+    """The first bytes that the role sent; None once the peer is admitted."""
     name: bytes = b""
-    """Name of the role's end of the connection, by which the role knows it."""
+    """Address of the role's end, by which the role's reports name the connection."""
     frames: Frames = field(default_factory=Frames)
     held: int = 0
-    """What an admitted peer has sent and the role has not received: bytes, and FRAME_BYTES for each frame."""
+    """How far an admitted peer is ahead of the role: bytes, and FRAME_BYTES for each frame."""
     stuck: float = 0.0
-    """Since when it is not read from because of that; 0: it is."""
+    """When reading from the peer stopped because of `held`, by time.monotonic(); 0: it is read from."""
 
 
 class Acceptor:
     def __init__(self, listening: socket.socket, path: str, alive: int, most: int) -> None:
-        """`path`: the role's own socket. `alive`: a pipe that ends with the role's process, on which the role says what
-        it has received. `most`: what a peer may have sent beyond that."""
+        """`path`: the role's own socket. `alive`: a pipe that ends with the role's process, on which the role reports
+        what it has received. `most`: bytes that a peer may be ahead of that."""
         self._listening, self._path, self._alive, self._most_held = listening, path, alive, most
         self._named: dict[bytes, Pair] = {}
-        """Connections to the role."""
+        """Connections to the role, by the address of the role's end."""
         self._held, self._said, self._leaked_at = 0, b"", 0.0
         self._endless: Counter[str] = Counter()
         self._epoll = select.epoll()
         self._ends: dict[int, End] = {}
         self._pending: dict[Pair, None] = {}
-        """Those that are not admitted, oldest first."""
+        """Connections that are not admitted yet, oldest first."""
         self._pairs = 0
         self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES) // 2
-        """Connections: each has two files here, and one in the role's process."""
+        """Most connections: each takes two files here, and one in the role's process."""
         self._closed: Counter[str] = Counter()
         self._full = 0
         self._report_at = 0.0
@@ -165,7 +166,7 @@ class Acceptor:
                 self._close(end.pair)
 
     def _leave(self) -> None:
-        """The role's process has ended: takes no more, and hands over what it said last."""
+        """Accepts no more, since the role's process has ended, and still hands over its last replies."""
         if self._until == float("inf"):
             self._until = time.monotonic() + DRAIN_S
             self._epoll.unregister(self._listening)
@@ -176,7 +177,7 @@ class Acceptor:
                 self._close(pair)
 
     def _listen(self) -> None:
-        """Takes what the role has received off what its peers have sent."""
+        """Reads the role's reports, and subtracts what it received from the count of each peer."""
         said = os.read(self._alive, TAKEN.size << 10)
         if not said:
             self._leave()
@@ -215,7 +216,7 @@ class Acceptor:
                 taken, address = self._listening.accept()
             except BlockingIOError:
                 return
-            except OSError:  # the peer has left already; or no file is free, so that one has to be
+            except OSError:  # the peer has left already, or no file is free: one is made free
                 self._make_room()
                 return
             taken.setblocking(False)
@@ -232,7 +233,7 @@ class Acceptor:
             self._pairs += 1
 
     def _make_room(self) -> None:
-        """Closes the oldest connection that said nothing, or else the oldest of the address that has the most."""
+        """Closes the oldest connection without a first byte, or else the oldest of the address that has the most."""
         silent = next((pair for pair in self._pending if pair.role is None), None)
         if silent is None and self._pending:
             ((busiest, _),) = Counter(pair.address for pair in self._pending).most_common(1)
@@ -256,7 +257,7 @@ class Acceptor:
     def _read(self, end: End) -> None:
         pair = end.pair
         data = end.socket.recv(CHUNK_BYTES)
-        # An end is read only while the other has all: with its end nothing is left to hand over.
+        # An end is read only while the other has taken all: when it ends, nothing is left to hand over.
         if not data or (pair.role is None and not self._open(pair, data[0])):
             self._close(pair)
             return
@@ -280,7 +281,7 @@ class Acceptor:
             self._hold(pair, len(data) + FRAME_BYTES * frames)
 
     def _open(self, pair: Pair, first: int) -> bool:
-        """Connects a peer that has spoken to the role; False if it is none, or the role has no room now."""
+        """Connects a peer to the role; False if its first byte is not ZMTP's, or the role has no room now."""
         if first != SIGNATURE:
             self._closed[pair.address] += 1
             return False
@@ -310,7 +311,7 @@ class Acceptor:
             self._settle(end.pair)
 
     def _settle(self, pair: Pair) -> None:
-        """Reads from an end only while the other takes all."""
+        """Reads from each end only while nothing is left to write to the other."""
         peer, role = pair.peer, pair.role
         assert peer is not None
         assert role is not None
@@ -340,7 +341,7 @@ class Acceptor:
         self._named.pop(pair.name, None)
 
     def _report(self, now: float) -> None:
-        """Says what was closed, to the role's log."""
+        """Reports what was closed, to the role's log."""
         if now < self._report_at or not (self._closed or self._full or self._endless):
             return
         self._report_at = now + REPORT_S
@@ -382,7 +383,7 @@ def _send(to: socket.socket, data: bytes | memoryview) -> int:
 
 
 if __name__ == "__main__":
-    # It ends with the role's process, which may have something to say until then.
+    # Signals are ignored: this process ends after the role's, which may send replies until its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     listening, most, path = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), sys.argv[3]

@@ -14,7 +14,7 @@ from asyncrl.config import Config
 FIRST, STEP = 16, 8
 """Slots at the start; slots added at one adjustment."""
 FULL = 0.9
-"""Share of the KV cache in use above which no slots are added: running requests grow by themselves."""
+"""Share of the KV cache in use above which no slots are added: running requests still need room to grow."""
 BACK_OFF = 2 / 3
 CALM = 20
 """Adjustments after a preemption before slots are added again."""

@@ -2,8 +2,8 @@
 
 drain_s: episodes finish ──> INTERRUPT_S: turns end early ──> release the rest ──> LEAVE_S: the last puts
 
-Of a durable ticket any turn, whose tokens are recorded in the buffer; of others the first, whose tokens are released
-with the ticket, if `actors.resume_episodes` is set.
+Any turn of a durable ticket ends early, its tokens recorded in the buffer; of another ticket the first turn only, its
+tokens released with the ticket, if `actors.resume_episodes` is set.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ async def drain(
     `first_turns`: whether those of tickets without durable turns are handed over too (`actors.resume_episodes`).
     """
 
-    def handed_over(held: HeldTicket) -> bool:
+    def may_hand_over(held: HeldTicket) -> bool:
         return held.ticket.kind == "train" and (first_turns or held.ticket.durable)
 
-    some = any(map(handed_over, tickets.playing.values()))
-    interrupting_s = min(INTERRUPT_S, seconds / 2) if some else 0.0
+    any_may = any(map(may_hand_over, tickets.playing.values()))
+    interrupting_s = min(INTERRUPT_S, seconds / 2) if any_may else 0.0
     if playing := [held.task for held in tickets.playing.values() if held.task]:
-        log.info("stops: %d episodes have %.1f s to finish", len(playing), seconds)
+        log.info("stopping: %d episodes have %.1f s to finish", len(playing), seconds)
         await asyncio.wait(playing, timeout=seconds - interrupting_s)
     unfinished = list(tickets.playing.values())
-    if some:
-        await _interrupt([held.progress for held in unfinished if handed_over(held)], engine, interrupting_s)
+    if any_may:
+        await _interrupt([held.progress for held in unfinished if may_hand_over(held)], engine, interrupting_s)
     for held in unfinished:
-        if held.task and not held.progress.handed_over:  # else it ends by itself, and closes its environment
+        if held.task and not held.progress.handed_over:  # else it ends by itself and closes its env
             held.task.cancel()
+    # Without those that finished meanwhile.
     released = [held for held in unfinished if held.interrupted or held.lease in tickets.playing]
     await _release(name, buffer, acks, released)
     if putting := [held.task for held in tickets.putting.values() if held.task]:
@@ -75,7 +76,7 @@ async def _release(name: str, buffer: Buffer, acks: AckLog, unfinished: list[Hel
         return
     leases, prefixes = [held.lease for held in unfinished], [held.progress.prefix for held in unfinished]
     sampled = sum(held.progress.handed_over for held in unfinished)
-    log.info("releases %d tickets, %d with sampled tokens", len(leases), sampled)
+    log.info("releasing %d tickets, %d with sampled tokens", len(leases), sampled)
     for lease, prefix in zip(leases, prefixes, strict=True):
         if prefix is not None:
             acks.hand_back(lease, prefix)

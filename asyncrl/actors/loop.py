@@ -6,7 +6,7 @@
 
     loop       takes                       gives                         unblocked by
     tickets    tickets, when slots free    an episode task per ticket    a free slot, a ticket, new weights
-    episode    one ticket (tickets.py)     put, or fail; the slot        tokens, the environment, the acknowledgement
+    episode    one ticket (tickets.py)     a put or a fail; its slot     tokens, the environment, the acknowledgement
     weights    the newest version          pause, load, resume           a publication
     beat       counts                      metrics, a sign of life       the clock
     leases     (leases.py, a thread)       renewals, cancellations       the clock
@@ -52,8 +52,8 @@ class Actor:
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Returns after `stop` is set and every ticket is put or released. Raises what ends an actor: EngineDied,
-        WeightsMismatch, and a refusal of the buffer."""
+        """Returns after `stop` is set and every ticket is put or released. Raises EngineDied, WeightsMismatch
+        or BufferRefused: each ends the actor."""
         self._reporter.waiting("buffer", "buffer")
         await self.tickets.calls.until_answered("hello", lambda: self._buffer.hello("actor"))
         self._reporter.waiting("weights", "learner")
@@ -82,7 +82,7 @@ class Actor:
             self.tickets.changed.clear()
             issued: Sequence[Ticket] = ()
             if self._concurrency.free(self.tickets.busy):
-                reply = await self.tickets.calls.until_answered("tickets", self._ask)
+                reply = await self.tickets.calls.until_answered("tickets", self._request_tickets)
                 issued, self._status.no_ticket = reply.tickets, reply.why
                 self._holding.told(reply)
                 for ticket in issued:
@@ -93,7 +93,7 @@ class Actor:
                     async with asyncio.timeout(POLL_S / 2):
                         await self.tickets.changed.wait()
 
-    def _ask(self) -> Awaitable[TicketReply]:
+    def _request_tickets(self) -> Awaitable[TicketReply]:
         # The keeper renews all leases; they are listed here as well, for a buffer that has just restarted.
         leased = self._keeper.announced(time.monotonic())
         credits = self._concurrency.free(self.tickets.busy)
@@ -103,7 +103,7 @@ class Actor:
         while True:
             if await self._holding.look():
                 self._reporter.span("load", self._updates.load_s, self._engine.held_version[1])
-                log.info("holds version %s.%s after %.3f s", *self._engine.held_version, self._updates.load_s)
+                log.info("loaded weights %s.%s in %.3f s", *self._engine.held_version, self._updates.load_s)
                 self.tickets.changed.set()
                 self._status.report()
             await asyncio.sleep(LOOK_S)
@@ -128,6 +128,8 @@ class Actor:
         # A reply on its way may hold tickets; waiting for it lets them be released.
         await asyncio.wait([taking_tickets], timeout=LEAVE_S)
         actors = self._config.actors
-        seconds, first_turns = actors.drain_s, actors.resume_episodes
-        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine, first_turns)
+        await drain(
+            self._name, self.tickets, self._buffer, self._acks,
+            seconds=actors.drain_s, engine=self._engine, first_turns=actors.resume_episodes,
+        )  # fmt: skip
         self._status.send_metrics()

@@ -11,7 +11,7 @@ takes      one request at a time; each may be a repeat
 gives      one reply per request; tickets and batch are held until there is an answer or their wait_s is over
 unblocks   a held `tickets`: a batch taken, weights published, a lease lapsed, a group dropped
            a held `batch`:   a put that completes a group, `finished` of the batch before it
-ends       on SIGTERM or `stop`, after the last commit and its replies; on a disk that refuses a write, at once
+ends       after the last commit and its replies on SIGTERM or `stop`; at once when the disk refuses a write
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from asyncrl.wire import Frame, WireError
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
-"""Requests handled between two looks at the clock, and replies that are worth a commit: with more of them, the clients
-that wait for a reply and the buffer would work in turns, not at once."""
-_IDLE_S = 0.25
+"""Most requests handled between two looks at the clock, and the number of replies that triggers a commit. With more,
+the clients and the buffer would wait for each other in turn instead of working at the same time."""
+_TICK_S = 0.25
+"""Seconds between two calls of `Buffer.tick`; the wait for a message while nothing is held and no reply is due."""
 
 
 class Service:
@@ -54,20 +55,21 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
         checkpoints: Path | None = None,
     ) -> None:
-        """`checkpoints`: the one folder below which a client may have a checkpoint written; None: nowhere."""
+        """`checkpoints`: the only folder under which clients may request checkpoints; None: nowhere."""
         self._buffer = buffer
         self._clock = clock
         self._listener = Listener(zmq.ROUTER, address, MAX_FRAME_BYTES, {zmq.ROUTER_MANDATORY: 1, zmq.LINGER: 2000})
         self._socket = self._listener.socket
         self.counts: Counter[str] = Counter()
-        """refused, undelivered, puts, duplicate, late, env_failures, commits: since this process began. held: now."""
+        """Totals since this process began, by name: refused, undelivered, puts, duplicate, late, env_failures, commits;
+        `held` is the number of requests held now."""
         self._requests = Requests(buffer, self.counts, clock, checkpoints)
         self.outbox = Outbox(self._socket, buffer, commit_s, clock, self.counts)
         self._held = HeldRequests(self.outbox.reaches)
         self._stop = False
 
     def stop(self) -> None:
-        """From a signal handler: the loop ends after its next commit."""
+        """Ends the loop after its next commit. Safe in a signal handler."""
         self._stop = True
 
     def run(self, every_s: float, report: Callable[[], None]) -> None:
@@ -77,7 +79,7 @@ class Service:
             handled = self._receive()
             now = self._clock()
             if now >= next_tick:
-                next_tick = now + _IDLE_S
+                next_tick = now + _TICK_S
                 self._buffer.tick(now)
             if self._held and (handled or now >= self._held.retry_at):
                 self._answer_held(now)
@@ -91,12 +93,12 @@ class Service:
         self.outbox.flush(float("inf"), enough=True)  # under `fsync: interval` to the disk as well
 
     def close(self) -> None:
-        """Hands over the last replies, for at most two seconds."""
+        """Closes the socket after sending the last replies, for at most two seconds."""
         self._listener.close()
 
     def _receive(self) -> int:
-        """Handles what is there, at most `_AT_ONCE` messages; waits for the first while nothing else is due."""
-        wait_s = _IDLE_S
+        """Handles up to `_AT_ONCE` messages, waiting for the first until other work is due; returns how many."""
+        wait_s = _TICK_S
         if self.outbox.replies:
             wait_s = self.outbox.due_s()
         elif self._held:
@@ -106,7 +108,8 @@ class Service:
             try:
                 frames = self._listener.receive(1 + self._buffer.limits.frames)
             except zmq.Again:
-                if count or not self._socket.poll(int(wait_s * 1000 + 0.999)):
+                wait_ms = int(wait_s * 1000 + 0.999)  # rounded up: a short wait is not 0
+                if count or not self._socket.poll(wait_ms):
                     break
                 continue
             self._handle(frames[0].bytes, [frame.buffer for frame in frames[1:]])
@@ -136,6 +139,7 @@ class Service:
         if handler.may_wait is not None:
             now = self._clock()
             self._held.add(HeldRequest(peer, request, handler, now + handler.may_wait(request), now))
+        # True: it must be answered now; a handler without `may_wait` never returns None.
         elif (answer := handler.answer(request, frames, True)) is not None:
             self._reply(peer, request.n, handler, answer)
 

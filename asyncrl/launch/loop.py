@@ -106,7 +106,7 @@ class Launcher:
         return self._check_progress(now)
 
     def _look_at(self, name: str, now: float) -> Outcome | None:
-        """Starts a role again that has ended, or ends the run; kills one that does not become ready in time."""
+        """Restarts a role that ended, or returns the run's outcome; kills one that is not ready in time."""
         process = self._table.processes[name]  # a leader's restart may have replaced it in this turn
         if (code := process.ended()) is None:
             if name not in self._collector.ready and now - process.started > self._limits.start_s:
@@ -116,7 +116,9 @@ class Launcher:
             return None  # its leader asked it to end, and the leader's own end decides
         why = process.killed_for or why_it_ended(process.log, code)
         outcome = full_disk(self._run.path, self._run.ledger(self._config)) if code else None
-        host_lost = process.lost and process.role.kind == "actor"  # machines come and go: this costs no budget
+        host_lost = (
+            process.lost and process.role.kind == "actor"
+        )  # a lost machine does not count towards launch.restarts
         if outcome is None and not host_lost:
             outcome = after_exit(name, code, why, self._table.budget(name), now)
         if outcome is None:

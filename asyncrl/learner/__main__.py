@@ -68,7 +68,7 @@ def main() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: learner.stop())
             settle()
-            learner.run(resume=arguments.resume, fresh=run.fresh_from(), begun=run.fresh.unlink)
+            learner.run(resume=arguments.resume, branch_from=run.fresh_from(), on_branch=run.fresh.unlink)
         ranks.leave()
     finally:
         reporter.close()

@@ -71,11 +71,14 @@ class Learner:
     def stop(self) -> None:
         self._session.stopping = True
 
-    def run(self, *, resume: bool, fresh: Path | None = None, begun: Callable[[], None] = lambda: None) -> None:
-        """Returns at the end of the run, or after a checkpoint when told to stop. `fresh`: the checkpoint at which a
-        new branch begins; `begun` is called once it is recorded. Raises RunError."""
+    def run(
+        self, *, resume: bool, branch_from: Path | None = None, on_branch: Callable[[], None] = lambda: None
+    ) -> None:
+        """Returns at the end of the run, or after a checkpoint when told to stop. `resume`: from the newest checkpoint.
+        `branch_from`: the checkpoint at which a new branch begins; `on_branch` is called once the branch is recorded.
+        Raises RunError."""
         session = self._session
-        start(session, self._saving, self._publication, resume=resume, fresh=fresh, begun=begun)
+        start(session, self._saving, self._publication, resume=resume, branch_from=branch_from, on_branch=on_branch)
         self._publication.ensure()
         session.reporter.ready()
         self._evaluations.begin()
@@ -128,10 +131,13 @@ class Learner:
         reply = session.ranks.gather(reply)
         batch, result = self._trainer.step(reply, session.version)
         b, version = session.batch, session.version + (result.outcome == "applied")
-        about = b, result.outcome, told(session, batch, result)
-        recorded = session.ask(lambda: session.buffer.finished(session.incarnation, *about))
+        learned = told(session, batch, result)
+        recorded = session.ask(lambda: session.buffer.finished(session.incarnation, b, result.outcome, learned))
         if recorded != version:
-            raise RunError(f"after batch {b} the buffer counts version {recorded}, the learner {version}")
+            raise RunError(
+                f"after batch {b} the buffer is at version {recorded}, the learner at {version}; begin a new branch "
+                "at a checkpoint (--resume RUN --fresh)"
+            )
         self._saving.record(b, reply, batch, result)
         session.version, session.batch = version, b + 1
         self._report.step(b, reply, batch, result)

@@ -68,7 +68,7 @@ def main(path: Path, name: str) -> None:
     deadline_s = min(config.buffer.lease_s / 3, config.launch.stop_s / 2)  # it leaves within its stop time
     buffer = BufferClient(run.address("buffer"), identity=name, deadline_s=deadline_s)
     acks = ScoreLog(run.score_logs / f"{name}.jsonl", flush=config.buffer.fsync != "off")
-    scorer = Scorer(name, config, buffer=buffer, servers=servers, acks=acks, reporter=reporter)
+    scorer = Scorer(name, config, buffer=buffer, servers=servers, score_log=acks, reporter=reporter)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: scorer.stop())
     settle()

@@ -7,8 +7,8 @@
 takes      groups, as many as there are free slots (`learner.teacher.score_slots`), while a server answers
 gives      the scores of each; a group back, if no server answers
 unblocked by   a complete group; the server's answers; a server that serves again
-ends       when it is told to, whatever the servers do: its groups go back. On scores that nobody may train on, with the
-           remedy: the run ends
+ends       when it is told to, whatever the servers do: its groups go back; on unusable scores, with an error that
+           ends the run and says the remedy
 
 The loop itself never waits for a server: it renews the leases of the groups in work with every request to the buffer.
 """
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.1
-"""Longest time that the buffer may hold a request: results are put at least so often."""
+"""Longest time that the buffer may hold a request, and so the longest delay of a put."""
 
 
 @dataclass(slots=True)
@@ -63,29 +63,29 @@ class Scorer:
         *,
         buffer: BlockingBuffer,
         servers: TeacherServers,
-        acks: ScoreLog,
+        score_log: ScoreLog,
         reporter: Reporter,
     ) -> None:
         self._name, self._config, self._buffer = name, config, buffer
-        self._servers, self._acks, self._reporter = servers, acks, reporter
+        self._servers, self._score_log, self._reporter = servers, score_log, reporter
         self._slots = config.learner.teacher.score_slots
         self._threads = DaemonThreads()
-        """One for each slot, and one that looks at the servers. A hung server's keep no process alive."""
+        """One per slot, and one that checks the servers. Waiting for a hung server keeps no process alive."""
         self._work: list[_Work] = []
         self._looking: Future[None] | None = None
         self._returned: list[tuple[int, int]] = []
         self._stop = threading.Event()
         self._sent = float("-inf")
         self.groups = 0
-        """Whose scores were stored."""
+        """Number of groups whose scores were stored."""
         self._tokens, self._seconds = 0, 0.0
 
     def stop(self) -> None:
-        """From a signal handler: the loop ends after its current turn."""
+        """Ends the loop after its current turn. Safe in a signal handler."""
         self._stop.set()
 
     def run(self) -> None:
-        """Returns after `stop`. Raises what ends the run: TeacherUnusable, ConfigError, a refusal of the buffer."""
+        """Returns after `stop`. Raises TeacherUnusable, ConfigError or BufferRefused: each ends the run."""
         self._ask(lambda: self._buffer.hello("scorer"))
         while not self._stop.is_set():
             self._look_at_servers()
@@ -95,7 +95,7 @@ class Scorer:
         self._leave()
 
     def _look_at_servers(self) -> None:
-        """In a thread, since a server may take its time."""
+        """Checks the servers in a thread, since they may be slow; raises what the last check raised."""
         if self._looking is not None and self._looking.done():
             done, self._looking = self._looking, None
             done.result()
@@ -122,25 +122,25 @@ class Scorer:
         )
         if why := scores_too_large(found):  # the buffer would close the connection
             raise TeacherUnusable(why)
-        made = self._acks.announced(found)
+        made = self._score_log.announced(found)
         outcome = self._ask(lambda: self._buffer.scored(made))
         if outcome == "late":
             log.info("the scores of group %d came too late", lease.group)
             return
-        self._acks.write(made)
+        self._score_log.write(made)
         self.groups += 1
         self._tokens += sum(len(each) for each in scores)
         self._seconds += time.monotonic() - work.began
 
     def _take_groups(self) -> None:
-        silent = self._servers.silence
-        credits = 0 if silent else self._slots - len(self._work)
+        why_silent = self._servers.silence
+        credits = 0 if why_silent else self._slots - len(self._work)
         returned, self._returned = self._returned, []
         held = [work.key for work in self._work if not work.revoked]
-        # With work or a silent server there is something to look at again soon.
+        # At most POLL_S: there may be work or a silent server to look at again.
         reply = self._ask(
             lambda: self._buffer.scoring(
-                credits, held, POLL_S, returned=returned, silent=silent, logged=self._acks.head
+                credits, held, POLL_S, returned=returned, silent=why_silent, logged=self._score_log.head
             )
         )
         for work in self._work:
@@ -150,11 +150,11 @@ class Scorer:
             own = [next(trajectories) for _ in lease.digests]
             future = self._threads.submit(self._servers.score, own)
             self._work.append(_Work(lease, future, time.monotonic()))
-        self._tell(reply, silent)
+        self._tell(reply, why_silent)
 
-    def _tell(self, reply: ScoringReply, silent: str) -> None:
-        if silent:
-            self._reporter.waiting("teacher", silent[:500])
+    def _tell(self, reply: ScoringReply, why_silent: str) -> None:
+        if why_silent:
+            self._reporter.waiting("teacher", why_silent[:500])
         elif self._work:
             slow = self._servers.unanswered
             self._reporter.waiting("teacher" if slow else None, slow)
@@ -175,15 +175,15 @@ class Scorer:
         )
 
     def _leave(self) -> None:
-        """Gives the groups in work back; without an answer within the client's deadline their leases lapse."""
+        """Gives the groups in work back; if the buffer does not answer in time, their leases lapse."""
         held = [work.key for work in self._work] + self._returned
         try:
-            self._buffer.scoring(0, [], 0.0, returned=held, silent="the scorer ends", logged=self._acks.head)
+            self._buffer.scoring(0, [], 0.0, returned=held, silent="the scorer ends", logged=self._score_log.head)
         except RunError as error:
             log.info("the groups in work were not given back, their leases lapse: %s", error)
 
     def _ask(self, request: Callable[[], T]) -> T:
-        """The buffer's answer, after an outage too."""
+        """The buffer's answer; an outage is waited out, up to `launch.restart_window_s`."""
 
         def again() -> bool:
             self._reporter.waiting("buffer", "buffer")

@@ -24,7 +24,7 @@ import zmq
 from asyncrl import redaction
 from asyncrl.sockets import Listener
 from asyncrl.tracking import messages
-from asyncrl.tracking.eval_events import Told
+from asyncrl.tracking.eval_events import ToldResults
 from asyncrl.tracking.report.chosen import chosen, notes
 from asyncrl.tracking.report.report import write_report
 from asyncrl.tracking.sinks import GuardedSink, Sink, jsonl
@@ -48,7 +48,7 @@ AT_ONCE = 2000
 """Maximum of messages in one poll, so that a flood does not keep the launcher from its other work."""
 
 DRAWING_S = 30.0
-"""Longest time that the end of a run takes for the report's plots, up to the one that is begun last."""
+"""Seconds after which, at the end of a run, no further plot of the report is begun."""
 
 MAX_BYTES = 1 << 20
 """Largest report; a peer that sends a larger one is disconnected."""
@@ -69,7 +69,7 @@ class Collector:
         """Why the learner ended the run."""
         self._closed = False
         self._events: list[Event] = []
-        self._told = Told(run.path / "events.jsonl")
+        self._told = ToldResults(run.path / "events.jsonl")
         self._usage = Usage()
         self._usage_at = 0.0
         self._jsonl: Sink | None = jsonl.JsonLines(run)
@@ -216,7 +216,7 @@ class Collector:
                 return
             try:
                 if len(frames) != 1:
-                    raise WireError("a report has one frame, got more")
+                    raise WireError(f"a report has one frame, got {len(frames)}")
                 message = messages.decode(frames[0].buffer, max(self.state.steps, self.state.step))
             except WireError as error:
                 self._refuse(error)
@@ -238,7 +238,7 @@ class Collector:
             self.why_ended = str(event.fields.get("why", ""))
         if event.kind == "step":
             self._record(int(event.fields["step"]), event.t)
-        elif event.kind != "waiting" and not self._told.again(event.kind, event.fields):
+        elif event.kind != "waiting" and not self._told.seen_before(event.kind, event.fields):
             self._spread(event)
 
     def _refuse(self, error: Exception) -> None:

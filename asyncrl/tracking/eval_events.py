@@ -12,7 +12,7 @@ from typing import Any
 KINDS = ("eval", "eval_failed")
 
 
-class Told:
+class ToldResults:
     def __init__(self, events: Path) -> None:
         """`events`: the file to which earlier launches of the run have written theirs."""
         self._told: set[tuple[Any, ...]] = set()
@@ -20,10 +20,10 @@ class Told:
             if '"eval' in line:
                 with suppress(ValueError, AttributeError):  # a killed launcher leaves part of a line
                     event = json.loads(line)
-                    self.again(event.get("kind"), event)
+                    self.seen_before(event.get("kind"), event)
 
-    def again(self, kind: Any, fields: Mapping[str, Any]) -> bool:
-        """Whether this result was told before; any other event never was."""
+    def seen_before(self, kind: Any, fields: Mapping[str, Any]) -> bool:
+        """Whether this result was told before, and remembers it; False for any other event."""
         if kind not in KINDS:
             return False
         result = tuple(str(fields.get(name)) for name in ("branch", "set", "step"))

@@ -23,12 +23,12 @@ class Used:
 
 
 def environments(record: Record) -> list[Used]:
-    """Those in `record`, those in which episodes spent the most seconds first."""
+    """Environments in `record`, by the seconds that episodes spent in them, most first."""
     return _used(record, "throughput/environment_episodes/", "throughput/environment_s/")
 
 
 def tools(record: Record) -> list[Used]:
-    """Those in `record`, those that took the most seconds together first."""
+    """Tools in `record`, by the seconds that their calls took together, most first."""
     return _used(record, "throughput/tool_calls/", "throughput/tool_s/")
 
 

@@ -72,7 +72,7 @@ def first_tasks(config: Config, count: int) -> list[Task]:
 
 
 def _task(source: TaskSource, index: int) -> Task:
-    """One that the source cannot give fails in the player, as in a run."""
+    """The source's task `index`. One that cannot be read fails when played, as in a run."""
     place = f"task {index}"
     return checked_task(readable(lambda: source.task(index), place), place)
 
@@ -110,7 +110,7 @@ async def _group(episodes: Sequence[Coroutine[None, None, Tried | str]], togethe
 
 
 async def _episode(config: Config, play: Plays, ticket: Ticket, renderer: Renderer | None) -> Tried | str:
-    """The episode; why it failed otherwise."""
+    """The episode, or why it failed."""
     progress = Progress(time.monotonic())
     try:
         outcome = await asyncio.wait_for(play(ticket, progress), config.actors.most_episode_s)

@@ -36,7 +36,7 @@ PER_STEP = 12
 
 
 def per_span(folder: Path, reports: int, rounds: int) -> dict[str, Any]:
-    """CPU seconds of one span, at both ends."""
+    """CPU microseconds per span, at both ends together: `us` of each round, `median_us`."""
     run = RunFolder.create(folder / "run", Config())
     collector = Collector(run, Config())
     reporter = Reporter(run.address("launcher"), "learner")
@@ -82,8 +82,8 @@ def _children_cpu_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reports", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--reports", type=int, default=2000, help="reports of metrics per measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements; their median is given")
     parser.add_argument("--steps", type=int, default=40, help="at most 50: what spans.jsonl keeps")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="asyncrl-trace-") as folder:

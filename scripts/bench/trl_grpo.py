@@ -31,11 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", required=True, help="JSON file: a list of prompt texts")
-    parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--groups", type=int, default=8, help="prompts per step")
+    parser.add_argument("--group-size", type=int, default=8, help="completions per prompt")
+    parser.add_argument("--new-tokens", type=int, default=32, help="most tokens per completion")
+    parser.add_argument("--steps", type=int, default=20, help="training steps, with those of the warm-up")
+    parser.add_argument("--warm-up", type=int, default=5, help="first steps that are not measured")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
         )
         trainer.train()
     seconds = clock.ends[-1] - clock.ends[args.warm_up - 1]
-    tokens = sum(generated[args.warm_up :])
+    tokens = sum(generated[args.warm_up :])  # one call of `reward` per step
     print(json.dumps({"trl": trl.__version__, "tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds}))
 
 

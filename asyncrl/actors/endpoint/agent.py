@@ -1,4 +1,4 @@
-"""An episode played by an agent: it sends requests, the endpoint records them, its return value is the reward."""
+"""An episode played by an agent: the agent sends requests, which the endpoint records, and returns the reward."""
 
 from __future__ import annotations
 
@@ -74,11 +74,15 @@ class AgentPlayer:
                 if not session.broken.cancel():
                     session.broken.exception()  # mark as retrieved
         if not len(rows):
-            raise EpisodeFailed("env_error", f"agent {self._env_name} ended without a reply of the policy")
+            raise EpisodeFailed(
+                "env_error", f"agent {self._env_name} got no reply of the policy: it must send a request"
+            )
         stop_reason = session.stop_reason(choices)
         earned = of_last_turn(places, reward, rewards)
-        about = (len(records), stop_reason, (), records, earned)
-        result = EpisodeResult(rows.freeze(), reward, rewards, {}, *about)
+        result = EpisodeResult(
+            rows.freeze(), reward, rewards, metrics={}, turns=len(records), stop_reason=stop_reason,
+            turn_records=records, turn_rewards=earned,
+        )  # fmt: skip
         return result.trajectory(ticket, progress, actor=self._actor, env_name=self._env_name)
 
     def _rewards(self, playing: asyncio.Future[Any], session: Session) -> tuple[float, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The clients that agents get: openai's, with one pool of connections, which note the replies that they have read."""
+"""The openai clients given to agents: they share connections, and note which replies they have read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Receipts:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, connection_error) or not isinstance(error, Exception):  # a cancellation is none
+            if isinstance(error, connection_error) or not isinstance(error, Exception):  # CancelledError
                 self.forget(ids)
             raise
         finally:

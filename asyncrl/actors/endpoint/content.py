@@ -1,4 +1,4 @@
-"""The text of a message's content, in any of the protocols; everything else is refused by the name of its field."""
+"""The text of a message's content, in any of the protocols; everything else is refused, naming its field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class UnreadableContent(ValueError):
 
 
 def text_of(content: Any, field: str = "content", first: int = 0) -> str:
-    """The text of `content`, found at `field`: a text, or a list of parts, from number `first`, each of which has one.
+    """The text of `content`, a str or a list of parts with text. `field` and `first` (index of the first part) are for
+    errors. Raises UnreadableContent.
 
     >>> text_of([{"type": "input_text", "text": "Hi"}])
     'Hi'
@@ -34,4 +35,4 @@ def _part(part: Any, field: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
         raise UnreadableContent(f"{field}.{kind}", "the policy reads text only. Leave it out.")
-    raise UnreadableContent(field, "expected a text, or a list of parts of type text")
+    raise UnreadableContent(field, f"it is a {type(part).__name__}; expected text, or a list of parts of type text")

@@ -1,7 +1,7 @@
 """Finds the prompt ids for a request's messages, since a request does not name the conversation that it continues.
 
-A message of the policy is recognised by itself and the messages before it. Up to it the prompt consists of the ids as
-they were sampled, and only the tail is rendered. Other messages (an edited history, a summary) are rendered in full.
+A message of the policy is recognised by itself and the messages before it. The prompt keeps the sampled ids up to the
+end of that message, and only the rest is rendered. Other messages (an edited history, a summary) are rendered in full.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from asyncrl.rendering.template import Renderer, ToolSchema, warn_of_prefix_brea
 @dataclass(frozen=True, slots=True)
 class _Turn:
     ids: list[int]
+    """The prompt and the sampled tokens."""
     sampled: int
+    """Number of sampled tokens, at the end of `ids`."""
     closed: bool
+    """Whether `ids` ends with a stop token."""
     requests: list[DistinctRequest]
     """The requests with this reply: one, or several whose replies read the same."""
 
@@ -78,8 +81,8 @@ class Conversations:
 
 
 def _mark_contained(requests: Sequence[DistinctRequest]) -> None:
-    """Mark one of `requests`, whose replies read the same, as contained in a later request, unless one of them is known
-    to be received; preferably one that is not known to be lost."""
+    """Record that a later request contains the reply of one of `requests`, which read the same. Marks the first that is
+    not known to be lost, else the last; none if one is known to be received."""
     if not any(request.certainly_received for request in requests):
         next((request for request in requests if not request.certainly_lost), requests[-1]).contained = True
 

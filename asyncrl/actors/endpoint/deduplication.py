@@ -1,6 +1,6 @@
-"""Recognises repeated requests: a client asks again when its connection broke, and must not be answered twice.
+"""Recognises repeated requests: a client repeats one whose connection broke, and must get the same reply.
 
-Two equal requests whose callers both wait are two (best of n). A request is a repetition if the earlier caller is gone
+Equal requests whose callers all wait are separate (best of n). A request is a repetition if the earlier caller is gone
 or its reply was lost, if it is marked as a retry, or if it carries the same idempotency key.
 """
 

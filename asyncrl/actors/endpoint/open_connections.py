@@ -23,7 +23,7 @@ BODY_S = 60.0
 """... and from there until its body has."""
 MAX_HEAD_BYTES = 64 << 10
 ACCEPTED_AT_ONCE = 64
-"""Connections taken before those that are too many are closed."""
+"""Connections accepted before those over the limit are closed."""
 WAITING = 1024
 """Connections that the system keeps until they are taken."""
 _MOST = 4096

@@ -57,7 +57,7 @@ class Session:
         self.limit: StopReason | None = None
         """The limit of the episode that a request exceeded."""
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Fails with the error of the engine that ends the episode, or the actor."""
+        """Fails with the error that ends the episode (EpisodeFailed) or the actor (EngineDied)."""
         self.histories: dict[str, list[Message]] = {}
         """The conversations of this episode by the id of the reply that ends each."""
         self.renderer, self.limits, self.temperature = renderer, limits, ticket.temperature
@@ -112,8 +112,9 @@ class Session:
         return reply
 
     def received(self) -> tuple[BranchingRows, list[Choice], list[TurnRecord], list[Spans]]:
-        """The choices that the agent, which has ended, has received: as rows, in the order in which they were recorded
-        or else sent, what each turn took and where its tokens are: a request is a turn, however many choices it has."""
+        """Rows, choices, turn records and token spans of what the agent received; called when the agent has ended.
+        They stand in the order in which they were recorded, or else sent. A request is one turn, however many choices
+        it has."""
         self._agent_worked(self._progress.clock())
         rows, choices, records, places = BranchingRows(), [], [], []
         received = (reply for request, reply in self._answered if request.received)
@@ -139,7 +140,7 @@ class Session:
         if self._turns == self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
-                f"the episode's env.max_turns is {self.limits.max_turns}, and as many requests were answered",
+                f"env.max_turns is {self.limits.max_turns}, and the episode has made so many requests already",
                 code="max_turns_exceeded",
             )
         self._turns += 1  # a request is a turn, however many choices it asks for
@@ -190,7 +191,7 @@ class Session:
         generation = await generate(self._engine, f"{t.id}-{t.attempt}/{number}", prompt, sampling)
         self._progress.sampled(len(generation.token_ids))
         if generation.stop_reason == "abort":
-            raise EpisodeFailed("aborted", f"{t.id} in request {number}")
+            raise EpisodeFailed("aborted", f"ticket {t.id}: the engine aborted request {number}")
         return TurnCost(generation, self._progress.clock() - began)
 
     def _choice(self, cost: TurnCost, stops: Sequence[str]) -> Choice:
@@ -219,7 +220,7 @@ class Session:
         return "generate" if self._running else "environment"
 
     def _agent_worked(self, until: float) -> None:
-        """What the agent did while no request ran ends; its time counts with the turn before it."""
+        """Counts the agent's time since the last request with the turn before it."""
         since, turn = self._idle
         if turn is not None:
             turn.agent_s = until - since

@@ -50,7 +50,8 @@ class Sampling:
     min_p: float = 0.0
     """Only tokens of at least this share of the largest probability; 0: off."""
     max_kept: int = 0
-    """Above 0: the kept ids of each token are wanted, up to so many; set where sampling is truncated and trained on."""
+    """Most ids to return for each token of those left by truncation (`kept`); 0: none. Set if truncated samples are
+    trained on."""
 
     @property
     def truncated(self) -> bool:
@@ -66,7 +67,7 @@ class Generation:
     """[N] including the stop token."""
     logprobs: Float32
     """[N] natural log of the probability with which the token was sampled, at the sampling temperature (at
-    temperature 1 for greedy requests); under truncated sampling, of that over what was left."""
+    temperature 1 for greedy requests); under truncated sampling, of its probability among the kept ids."""
     versions: Int32
     """[N] the policy version that sampled each token."""
     stop_reason: Literal["stop", "length", "abort"]
@@ -78,7 +79,7 @@ class Generation:
     """Kept ids of the N tokens, where `Sampling.max_kept` asks for them."""
 
     def first(self, n: int) -> Generation:
-        """Its first n tokens, without what it cost."""
+        """The first n tokens, without `queue_s` and `prefilled`."""
         kept = None if self.kept is None else self.kept.first(n)
         return Generation(self.token_ids[:n], self.logprobs[:n], self.versions[:n], self.stop_reason, kept=kept)
 
@@ -123,8 +124,8 @@ class Engine(Protocol):
         ...
 
     async def pause(self, recompute_kv: bool) -> None:
-        """Returns when sampling has stopped. `recompute_kv`: whether the next `load` re-prefills running sequences with
-        the new weights (every later logprob is exactly the new policy's) or keeps their KV."""
+        """Stop sampling; returns when it has stopped. `recompute_kv`: the next `load` re-prefills running sequences
+        with the new weights, so that every later logprob is exactly the new policy's; else it keeps their KV."""
         ...
 
     async def load(self, weights: Weights) -> None:
@@ -136,5 +137,5 @@ class Engine(Protocol):
 
     def load_stats(self) -> Mapping[str, float]:
         """`running`, `waiting` (requests), `kv_use` (share of 1), and totals since the start: `generated`, `prefilled`,
-        `prefix_reused` (tokens), `paused_s` (seconds)."""
+        `prefix_reused` (tokens), `paused_s` (seconds), `preempted` (requests; optional)."""
         ...

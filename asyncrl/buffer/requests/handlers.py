@@ -60,7 +60,7 @@ class Requests:
     def __init__(
         self, buffer: Buffer, counts: Counter[str], clock: Callable[[], float], checkpoints: Path | None
     ) -> None:
-        """`checkpoints`: the one folder below which a client may have a checkpoint written; None: nowhere."""
+        """`checkpoints`: the only folder under which clients may request checkpoints; None: nowhere."""
         self._checkpoints = checkpoints.resolve() if checkpoints is not None else None
         self._buffer = buffer
         self._counts = counts

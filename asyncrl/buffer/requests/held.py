@@ -21,7 +21,7 @@ _MAX_HELD_OF_ONE = 64
 _ENDED_AT_ONCE = 64
 """Requests whose time is over and that are answered in one round."""
 _TRUSTED_S = 0.25
-"""A peer that was heard or reached within so many seconds is taken to be there."""
+"""Seconds for which a peer that was heard or reached is taken to be connected."""
 
 Key = tuple[bytes, int]
 
@@ -72,7 +72,7 @@ class HeldRequests:
         heapq.heappush(self._until, (held.until, held.key))
 
     def answered(self, now: float) -> Iterator[tuple[HeldRequest, Answer | Refused]]:
-        """Takes out the requests that can be answered now, and those whose time is over."""
+        """Removes the requests that can be answered now and those whose time is over, and yields their answers."""
         for name in list(self._lines):
             yield from self._advance(name, now)
         ended = 0

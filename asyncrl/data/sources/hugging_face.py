@@ -48,8 +48,9 @@ class HeldOut:
             return [place for place in places if place[0] == 0], held[: size or None]
         if not 0 <= size < len(places):
             raise ConfigError(
-                f"data.options.held_out_size is {size}; expected less than the {len(places)} rows, so that some are "
-                "left for training."
+                f"data.options.held_out_size is {size}; "
+                f"expected at least 0 and less than the {len(places)} rows, so that "
+                "some are left for training."
             )
         chosen = set(random.Random(f"held_out/{self.seed}").sample(range(len(places)), size))
         return [p for i, p in enumerate(places) if i not in chosen], [p for i, p in enumerate(places) if i in chosen]

@@ -26,8 +26,9 @@ class JsonLinesSource(ListedTasks):
         tasks = _read(path)
         if not 0 <= held_out_size < len(tasks):
             raise ConfigError(
-                f"data.options.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {path}, "
-                "so that some are left for training"
+                f"data.options.held_out_size is {held_out_size}; "
+                f"expected at least 0 and less than the {len(tasks)} tasks of "
+                f"{path}, so that some are left for training"
             )
         if held_out_size and held_out_path:
             raise ConfigError("data.options.held_out_size and data.options.held_out_path are both set; keep one")

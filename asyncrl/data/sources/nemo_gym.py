@@ -18,7 +18,7 @@ class NemoGymSource(ListedTasks):
     def __init__(self, path: str, *, held_out_size: int = 0, seed: int = 0) -> None:
         """
         Args:
-            path: the file; of a task, `row` is its line as it stands there.
+            path: the file; each task has its parsed line as `row`.
             held_out_size: how many of the last rows are kept out of training.
         Raises ConfigError for a missing file, or a line that is not such a row.
         """
@@ -38,7 +38,9 @@ class NemoGymSource(ListedTasks):
                 tasks.append({"id": f"{Path(path).name}:{number}", "prompt": prompt, "row": row})
         if not 0 <= held_out_size < len(tasks):
             raise ConfigError(
-                f"data.options.held_out_size is {held_out_size}; expected less than the {len(tasks)} rows of {path}"
+                f"data.options.held_out_size is {held_out_size}; "
+                f"expected at least 0 and less than the {len(tasks)} rows of {path}, "
+                "so that some are left for training"
             )
         split = len(tasks) - held_out_size
         super().__init__("nemo_gym", tasks[:split], tasks[split:], seed)
@@ -77,5 +79,5 @@ def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     if wrong := [part["type"] for part in content if part["type"] not in ("input_text", "output_text", "text")]:
-        raise ValueError(f"the content is {wrong[0]}, and the policy reads text")
+        raise ValueError(f"a content part is of type {wrong[0]!r}; expected input_text, output_text or text")
     return "\n".join(part["text"] for part in content)

@@ -60,7 +60,9 @@ class VerifiersSource(ListedTasks):
         ]
         if not 0 <= held_out_size < len(tasks):
             raise ConfigError(
-                f"data.options.held_out_size is {held_out_size}; expected less than the {len(tasks)} tasks of {taskset}"
+                f"data.options.held_out_size is {held_out_size}; "
+                f"expected at least 0 and less than the {len(tasks)} tasks of "
+                f"{taskset}, so that some are left for training"
             )
         split = len(tasks) - held_out_size
         super().__init__("verifiers", tasks[:split], tasks[split:], seed)

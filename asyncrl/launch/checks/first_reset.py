@@ -1,7 +1,7 @@
 """Tries one `reset` of one task of each source, in a process of its own, before anything starts.
 
     launcher ── recipe and tasks, msgpack, stdin ──> python -m asyncrl.launch.checks.first_reset FD
-             <── {"failed": detail} per task ── FD    makes the environment, resets it, reads its tools, closes it
+             <── {"failed": first, or ""} ── FD       makes the environment, resets it, reads its tools, closes it
 
 The recipe's options are those of the run's configuration file: texts, numbers, lists and mappings, and references to
 environment variables, which the new process resolves as an actor does. What the environment prints goes to the
@@ -50,8 +50,8 @@ def check_reset(config: Config, tasks: Sequence[Task]) -> None:
         failed = f"it blocked for more than {deadline_s:.0f} s"
     if failed:
         raise ConfigError(
-            f"env.name is {env.name!r}, and a reset was tried: {failed}. Correct it; launch.try_reset false leaves "
-            "this trial out."
+            f"env.name is {env.name!r}, and its trial reset failed: {failed}. Correct the environment, or set "
+            "launch.try_reset false."
         )
 
 
@@ -118,8 +118,8 @@ async def _first_failure(recipe: dict[str, Any]) -> str:
                     await env.close()
                 break
             except EpisodeFailed as failed:
-                slow = failed.cause is not None and failed.cause.outage
-                if attempt + 1 == recipe["attempts"] or slow:
+                outage = failed.cause is not None and failed.cause.outage
+                if attempt + 1 == recipe["attempts"] or outage:
                     return f"{failed.detail} (task {task['id']!r})"
     return ""
 

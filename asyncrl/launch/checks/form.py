@@ -54,9 +54,9 @@ def _check_agent(named: Any, name: str) -> None:
 
 
 def _needs_more(named: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a plain function has parameters that the options do not give: then it does not make an environment."""
+    """Whether a function needs parameters that the options lack, so that it is no factory of environments."""
     if not inspect.isfunction(named):
         return False
-    named_only = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(named).parameters.values()
-    return any(p.default is p.empty and p.kind not in named_only and p.name not in options for p in parameters)
+    return any(p.default is p.empty and p.kind not in variadic and p.name not in options for p in parameters)

@@ -1,4 +1,4 @@
-"""Counts the requests of the user, or of the system, that the run end."""
+"""Counts requests, by the user or the system, to end the run."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class Interrupts:
 
 
 def _ignored() -> None:
-    """A process that has run a launcher to its end ends with the outcome's exit code, whatever signal still comes."""
+    """Ignores later signals, so that the process exits with the outcome's code."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

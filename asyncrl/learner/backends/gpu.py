@@ -18,8 +18,11 @@ def visible() -> int:
 
 
 def take_gpu(config: Config, rank: int) -> None:
-    """To be called before anything is put on a GPU; otherwise the first GPU holds a context of every rank, and the
-    memory bound applies to rank 0 alone. Raises ConfigError when the launcher gave a GPU and there is none."""
+    """Selects the rank's GPU and bounds its memory. Call it before anything is put on a GPU: otherwise the first GPU
+    holds a context of every rank, and the bound applies to rank 0 alone.
+
+    Raises ConfigError when the launcher gave a GPU and there is none.
+    """
     require_given(visible())
     if visible():
         torch.cuda.set_device(index_of(rank))
@@ -39,8 +42,8 @@ def identity() -> str:
 
 
 def refuse_same(gpus: Sequence[str]) -> None:
-    """`gpus`: the identity of each rank's. Raises ConfigError when two ranks have the same, for which NCCL has only an
-    error without the remedy."""
+    """`gpus`: the identity of each rank's. Raises ConfigError when two ranks have the same, since NCCL's own error
+    names no remedy."""
     for rank, gpu in enumerate(gpus):
         if (first := gpus.index(gpu)) != rank:
             raise ConfigError(

@@ -24,21 +24,21 @@ def start(
     publication: Publication,
     *,
     resume: bool,
-    fresh: Path | None,
-    begun: Callable[[], None],
+    branch_from: Path | None,
+    on_branch: Callable[[], None],
 ) -> None:
-    """Agrees with the buffer where this incarnation begins, and loads what is needed for it. `begun` is called once the
-    new branch of `fresh` is recorded."""
+    """Agrees with the buffer where this incarnation begins, and loads what is needed for it. `on_branch` is called once
+    the new branch at `branch_from` is recorded."""
     session.reporter.waiting("buffer", "buffer")
     session.ask(lambda: session.buffer.hello("learner"))
-    checkpoint, at = begin(
+    checkpoint, at = agree_on_start(
         saving.folder,
         lambda *point: session.ask(lambda: session.buffer.start(*point)),
         resume=resume,
-        fresh=fresh,
+        branch_from=branch_from,
     )
-    if fresh is not None:
-        begun()
+    if branch_from is not None:
+        on_branch()
     session.incarnation, session.branch = at.incarnation, at.branch
     if at.why:
         log.warning("a new branch, %d, begins at version %d: %s", at.branch, at.version, at.why)
@@ -53,21 +53,22 @@ def start(
     log.info("incarnation %d at version %d, batch %d, from %s", *point, origin)
 
 
-def begin(checkpoints: Path, ask: Ask, *, resume: bool, fresh: Path | None) -> tuple[Path | None, Start]:
+def agree_on_start(checkpoints: Path, ask: Ask, *, resume: bool, branch_from: Path | None) -> tuple[Path | None, Start]:
     """The checkpoint (None: the initial model), and the buffer's answer to it.
 
     `resume`: the newest checkpoint that is a point of the ledger's history; those of an abandoned branch are passed
-    over. `fresh`: this checkpoint, at which a new branch begins. Raises BufferRefused when the buffer knows none.
+    over. `branch_from`: this checkpoint, at which a new branch begins. Raises BufferRefused if none is in the history.
     """
-    if fresh is not None:
-        state = read_list(fresh)[0]
-        return fresh, ask(state.batch, state.version, state.branch, True)
+    if branch_from is not None:
+        state = read_list(branch_from)[0]
+        return branch_from, ask(state.batch, state.version, state.branch, True)
     newest_first = complete(checkpoints)[::-1] if resume else []
     for path in newest_first:
         state = read_list(path)[0]
         try:
             return path, ask(state.batch, state.version, state.branch, False)
         except BufferRefused as error:
+            # With no known checkpoint the error: the initial model would silently lose what was learned.
             if error.code != "unknown_checkpoint" or path == newest_first[-1]:
                 raise
             log.warning("%s is passed over: %s", path, error)

@@ -35,11 +35,11 @@ _USER_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """The divisors of a mini-batch's loss; None: the call holds the whole mini-batch, and counts itself."""
+    """The divisors of a mini-batch's loss; None: computed from the rows, which are the whole mini-batch."""
 
     denominator: Tensor | None = None
     unit_tokens: Tensor | None = None
-    """[B] of the mini-batch, or of the rows taken from it"""
+    """[B] policy tokens of each row's unit (losses/aggregation.py)"""
 
     def take(self, row_ids: Tensor) -> Norm:
         return Norm(self.denominator, None if self.unit_tokens is None else self.unit_tokens[row_ids])
@@ -68,11 +68,11 @@ class Evaluated:
     weights: Tensor
     """[T] importance weight after the corrections"""
     keep: Tensor
-    """[T] bool"""
+    """[T] bool: the token stays in the loss"""
     clipped: Tensor
-    """[T] bool"""
+    """[T] bool: its ratio was clipped"""
     reference_kl: Tensor | None
-    """[T]"""
+    """[T] KL to the reference; None without one"""
 
 
 class Objective:
@@ -246,8 +246,8 @@ class Objective:
         return -self._learner.entropy_coef * self.aggregate(entropy, rows, norm, rows.mask)
 
     def aggregate(self, per_token: Tensor, rows: Batch, norm: Norm, mask: Tensor) -> Tensor:
-        """A scalar. An episode that was drawn n times counts n times in the sum, and once in what is divided by; so it
-        is with the factor of a replayed group."""
+        """A scalar. An episode that was drawn n times counts n times in the sum and once in the divisor; likewise the
+        factor of a replayed group."""
         if (weights := self.token_weights(rows)) is not None:
             per_token = per_token * weights
         inputs = AggregationInputs(
@@ -301,8 +301,8 @@ class Objective:
             return batch, self.advantages(batch, reference=Reference(logprobs, 1.0), **known)
         except _USER_ERRORS as error:
             raise ConfigError(
-                f"{field} is {estimator.name!r}: {error} The learner has rewards, groups, logprobs and sum_pi_sq; "
+                f"{field} is {estimator.name!r}: {error}. Available: rewards, groups, logprobs and sum_pi_sq; "
                 "turn_of, turn_rewards and states by turn; values under learner.critic shared or separate; the greedy "
-                "episode's reward (baseline) under learner.greedy_baseline. It gets those that it declares with "
-                "@estimator(needs=...)."
+                "episode's reward (baseline) under learner.greedy_baseline. An estimator gets what it declares "
+                "with @estimator(needs=...)."
             ) from error

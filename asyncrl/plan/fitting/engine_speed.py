@@ -33,7 +33,7 @@ class EngineFit:
     generate_s: float
     """Mean of a turn."""
     error: float
-    """Standard deviation of what the model leaves of a turn's seconds, over their mean."""
+    """Standard deviation of the model's residuals, over the mean seconds of a turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ class Fit:
     times: Times
     measured: Measured
     engine_error: float
-    """Standard deviation of what the engine's model leaves of a turn's seconds, over their mean."""
+    """Standard deviation of the engine model's residuals, over the mean seconds of a turn."""
 
 
 def fit(record: Record) -> Fit:
-    """The times of a run, of the time of which payloads are kept. `read` has refused a record that says too little."""
+    """The times of the part of a run whose payloads are kept. `read` has refused a record that says too little."""
     ledger = record.ledger
     begin, batches = _window(record)
     groups = recorded_groups(record, begin)
@@ -60,7 +60,7 @@ def resampled(times: Times, rng: Random) -> Times:
 
 
 def _window(record: Record) -> tuple[int, list[BatchRow]]:
-    """The first group of which the fit knows something, and the finished batches from then on."""
+    """The first group with recorded turns, after the start is left out, and the finished batches from then on."""
     ledger = record.ledger
     finished = [b for b in ledger.line if b.finished_at is not None]
     settled = finished[min(SETTLE, len(finished) - 1)].fixed_at

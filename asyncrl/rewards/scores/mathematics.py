@@ -12,8 +12,8 @@ class Math:
     """1 if the text's last \\boxed{} (or last expression) equals the truth as mathematics, else 0."""
 
     def __init__(self, *, timeout_s: float = 10.0, processes: int = 2) -> None:
-        """Both as in `in_processes`: simplifying an expression may take forever, so a process that can be killed does
-        it."""
+        """`timeout_s`, of one call, and `processes`, as in `in_processes`: simplifying an expression may take forever,
+        so it runs where it can be killed."""
         self._check = InProcesses(equal, timeout_s=timeout_s, processes=processes)
 
     async def __call__(
@@ -27,7 +27,8 @@ class Math:
 
 
 def equal(solution_str: str, ground_truth: str) -> dict[str, float]:
-    """Metric `answered`: an expression was found. Raises ValueError if the ground truth is not mathematics."""
+    """`score`: 1 if both are equal, else 0; `answered`: 1 if an expression was found. Raises ValueError if the ground
+    truth is not mathematics."""
     from math_verify import parse, verify
 
     truth = parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None) or parse(ground_truth, parsing_timeout=None)

@@ -87,7 +87,7 @@ class DevicePublisher:
         self._thread.start()
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, Tensor]]) -> WeightsVersion:
-        """Raises RunError if no slot becomes free in time, or the answering thread has failed."""
+        """Copies `named` to a free slot and returns its version; waits up to 2 `lease_s`, then raises RunError."""
         if self._failed is not None:
             raise RunError(f"weights are no longer served: {self._failed!r}") from self._failed
         with self._changed:
@@ -95,7 +95,10 @@ class DevicePublisher:
             deadline = time.monotonic() + 2 * self._lease_s
             while slot is None:
                 if time.monotonic() > deadline:
-                    raise RunError(f"version {version} has no slot to be written to within {2 * self._lease_s:g} s")
+                    raise RunError(
+                        f"version {version} waited {2 * self._lease_s:g} s for a free slot: actors lease all of them. "
+                        "Resume the run; if it happens again, look for a hung actor."
+                    )
                 self._changed.wait(0.05)
                 slot = self._leases.begin(time.monotonic())
         id = WeightsVersion(branch, version, self._slots[slot].fill(version, named))
@@ -109,7 +112,7 @@ class DevicePublisher:
         return self._newest
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of the newest version, with checksums compared; valid until the next `publish`, which the caller makes.
+        """Tensors of the newest version, checksums compared; valid until the caller's next `publish`.
         Raises WeightsCorrupt."""
         with self._changed:
             newest = self._leases.newest
@@ -179,13 +182,13 @@ class DevicePublisher:
             request = unpack(frames[1])
             reader = request.get("reader")
             if type(reader) is not str or not 0 < len(reader) < 200:
-                raise WireError("reader is not a name")
+                raise WireError(f"reader is {reader!r:.200}; expected text of 1 to 199 characters")
             if len(self._heard) >= MAX_HELD and reader not in self._heard:
                 raise WireError(f"{MAX_HELD} readers have asked already")
             self._heard[reader] = time.monotonic()
             op = request.get("op")
             if not isinstance(op, str) or op not in _OPS:
-                raise WireError(f"op is none of {', '.join(_OPS)}")
+                raise WireError(f"op is {op!r:.99}; expected one of {', '.join(_OPS)}")
             _OPS[op](self, peer, request, reader)
         except WireError as error:
             log.debug("refused a request: %s", error)
@@ -217,7 +220,7 @@ class DevicePublisher:
     def _op_join(self, peer: bytes, request: dict[str, Any], reader: str) -> None:
         ranks = request.get("ranks")
         if type(ranks) is not int or not 0 < ranks < 1024:
-            raise WireError("ranks is not a number of processes from 1 to 1023")
+            raise WireError(f"ranks is {ranks!r:.99}; expected a whole number from 1 to 1023")
         self._answer(peer, request, dict(self._transport.join(reader, ranks)))
 
     def _op_send(self, peer: bytes, request: dict[str, Any], reader: str) -> None:
@@ -261,7 +264,7 @@ class DevicePublisher:
                 self._leases.curtail(reader, lease, time.monotonic() + FALL_BACK_S)
 
     def _drop(self, reader: str, lease: SlotLease) -> None:
-        """The version did not reach the reader, for which a publication would wait in vain."""
+        """Ends the lease of a reader that the version did not reach, so that no publication waits for it."""
         with self._changed:
             self._leases.drop(reader, lease)
             self._changed.notify()

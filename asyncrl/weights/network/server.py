@@ -166,7 +166,7 @@ class WeightsServer:
             elif header.get("op") == "join":
                 self._join(peer, header)
             else:
-                raise WireError("op is none of latest, chunk, join")
+                raise WireError(f"op is {header.get('op')!r:.99}; expected one of latest, chunk, join")
         except WireError as error:
             self.counts["refused"] += 1
             log.debug("refused a request: %s", error)

@@ -132,6 +132,34 @@ def test_two_servers_share_the_requests_and_both_take_new_weights(folder: Path) 
     assert [fake.version for fake in fakes] == ["3", "3"]
 
 
+def test_a_request_that_waits_stays_out_when_a_pause_follows_a_resume_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    salts: list[str] = []
+    with FakeSGLang(tiny(0)).serving() as url:
+        engine: Any = build_engine(configured(folder, engine_options={"urls": [url]}))
+        sent = engine._dialect.generate
+
+        def noted(name: str, prompt: list[int], n: int, how: Any, salt: str) -> Any:
+            salts.append(salt.partition(".")[2])
+            return sent(name, prompt, n, how, salt)
+
+        async def scenario(engine: Any) -> None:
+            monkeypatch.setattr(engine._dialect, "generate", noted)
+            await engine.pause(False)
+            waiting = asyncio.ensure_future(engine.generate("r", [1], sampling(n=5)))
+            await until(lambda: len(engine._open._waiters) == 1)
+            await engine.resume()
+            await engine.pause(False)
+            assert salts == []
+            await engine.load(HeldWeights(tiny(1), 3))
+            await engine.resume()
+            assert set((await waiting).versions.tolist()) == {3}
+
+        play(Subject(lambda: engine, None, None, VOCAB, MAX_TOKENS), scenario)
+    assert salts == ["0.3"]
+
+
 def test_a_server_that_streams_all_it_has_each_time_says_the_same(folder: Path) -> None:
     with FakeSGLang(tiny(0), incremental=False).serving() as url:
         engine: Any = build_engine(configured(folder, engine_options={"urls": [url]}))

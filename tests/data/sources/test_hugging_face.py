@@ -132,7 +132,7 @@ def test_held_out_rows_may_have_a_file_of_their_own_and_are_never_trained_on(
         ([{"prompt": "a"}], {"columns": {"ground_truth": "answer"}}, "columns names 'answer'.*its columns are prompt"),
         ([{"prompt": "a"}], {"prompt_template": "{question}"}, "prompt_template asks for 'question'"),
         ([{"prompt": "a"}], {"drop_columns": ["image"]}, "drop_columns names 'image'"),
-        ([{"prompt": "a"}], {"held_out_size": 1}, "held_out_size is 1; expected less than the 1 rows"),
+        ([{"prompt": "a"}], {"held_out_size": 1}, "held_out_size is 1; expected at least 0 and less than the 1 rows"),
         ([{"prompt": "a"}, {"prompt": "a"}], {"held_out_size": 1}, "no row is left for training"),
     ],
 )

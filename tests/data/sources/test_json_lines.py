@@ -39,7 +39,7 @@ def test_a_second_file_may_hold_the_held_out_tasks(ten, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        ('{"prompt": "a"}', {"held_out_size": 1}, "held_out_size is 1; expected less than the 1 tasks"),
+        ('{"prompt": "a"}', {"held_out_size": 1}, "held_out_size is 1; expected at least 0 and less than the 1 tasks"),
         ('{"prompt": "a"}\n{oops', {}, "line 2 is not JSON"),
         ('{"prompt": 3}', {}, "line 1: expected an object with `prompt`"),
         ("[1]", {}, "line 1: expected an object"),

@@ -378,4 +378,4 @@ def test_a_run_whose_actors_get_their_weights_by_broadcast(tmp_path: Path) -> No
         )
         assert done.returncode == 0, done.stdout + done.stderr
     logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").glob("actor-*.log"))
-    assert re.search(r"holds version 0\.[1-4]", logs)
+    assert re.search(r"loaded weights 0\.[1-4]", logs)

@@ -1,8 +1,8 @@
 """Anthropic's Messages API, `POST /v1/messages`: blocks instead of tool calls and tool messages.
 
 A reply of the policy becomes at most one `thinking` block, one `text` and its `tool_use`s; such blocks in a request are
-one assistant message again, so the session recognises its own replies. Arguments that are no JSON object, which a
-`tool_use` cannot hold, stand in it as `{"unparsed_arguments": the text}`.
+one assistant message again, so the session recognises its own replies. A `tool_use` holds
+only a JSON object: other arguments become `{"unparsed_arguments": the text}`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _messages(message: Json, at: str) -> Iterator[Message]:
 
 
 def _user(text: list[str]) -> Iterator[Message]:
-    """The user's message of the blocks collected so far, which are then over."""
+    """One user message of the collected `text`, which is cleared; nothing if it is empty."""
     if text:
         yield {"role": "user", "content": "".join(text)}
         text.clear()
@@ -109,7 +109,7 @@ def _blocks(content: Any, field: str) -> list[Json]:
 def _tool(tool: Json, index: int) -> Json:
     if tool.get("type") not in (None, "custom"):
         raise BadRequest(
-            f"tools[{index}] is of type {tool['type']!r}; this endpoint serves the agent's own tools only",
+            f"tools[{index}] is of type {tool['type']!r}; expected custom, or no type: only the agent's own tools",
             param=f"tools[{index}].type", code="unsupported_value",
         )  # fmt: skip
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
@@ -130,15 +130,15 @@ def answer(asked: Asked, completion: Json) -> Json:
     (choice,) = completion["choices"]
     usage = completion["usage"]
     reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-    cut_at = choice["stop_reason"]
+    stop_string = choice["stop_reason"]
     return {
         "id": f"msg_{completion['id'].partition('-')[2]}",
         "type": "message",
         "role": "assistant",
         "model": completion["model"],
         "content": _content(choice["message"]),
-        "stop_reason": reasons[choice["finish_reason"]] if cut_at is None else "stop_sequence",
-        "stop_sequence": cut_at,
+        "stop_reason": reasons[choice["finish_reason"]] if stop_string is None else "stop_sequence",
+        "stop_sequence": stop_string,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "cache_creation_input_tokens": 0,
@@ -204,5 +204,5 @@ def _error(message: str, kind: str, field: str | None, code: str | None) -> Json
     return {"type": "error", "error": error}
 
 
-# Anthropic's client adds /v1/messages to its base URL, which is the episode's without /v1; given with it, it works too.
+# Anthropic's client appends /v1/messages to its base URL; the second path is for a base URL that already ends with /v1.
 MESSAGES = Protocol(("/v1/messages", "/v1/v1/messages"), read, answer, events, _error, _NAMES)

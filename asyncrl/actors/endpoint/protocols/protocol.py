@@ -37,17 +37,17 @@ class Protocol:
     """One protocol: where it is served, and how it is translated."""
 
     paths: tuple[str, ...]
-    """Below the URL of the episode."""
+    """Paths of its requests, below the URL of the episode."""
     read: Callable[[bytes, Histories], Asked]
-    """Raises BadRequest."""
+    """Translates a request's body. Raises BadRequest."""
     answer: Callable[[Asked, Json], Json]
     """The reply for a chat completion."""
     events: Callable[[Asked, Json], str]
     """The reply as server-sent events."""
     error: Callable[[str, str, str | None, str | None], Json]
-    """The form of an error with message, kind, field and code."""
+    """(message, kind, field, code) -> the body of an error."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Its own names of fields of a chat completion."""
+    """Field of a chat completion -> the protocol's name for it."""
 
 
 def server_sent(events: Iterable[Json]) -> str:

@@ -26,7 +26,7 @@ def objects(value: Any, name: str) -> list[Json]:
     """`value`, the field `name`, as a list of objects; empty if it is absent. Raises BadRequest."""
     listed = [] if value is None else value
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise BadRequest(f"{name} must be a list of objects", param=name)
+        raise BadRequest(f"{name} is {value!r:.100}; expected a list of objects", param=name)
     return listed
 
 

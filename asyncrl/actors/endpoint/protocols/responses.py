@@ -52,7 +52,7 @@ def _earlier(id: Any, histories: Histories) -> list[Message]:
         return []
     if id not in histories:
         raise BadRequest(
-            f"previous_response_id is {id!r}; this episode gave no such response",
+            f"previous_response_id is {id!r}; expected the id of a response of this episode",
             param="previous_response_id", code="previous_response_not_found",
         )  # fmt: skip
     return [*histories[id]]
@@ -69,7 +69,7 @@ def _messages(given: Any) -> list[Message]:
             assistant = None
             messages.append(_other(item, index))
             continue
-        # A reply is reasoning, text and calls in this order: what stands before what is there begins another one.
+        # A reply is reasoning, text and calls in this order: an item that breaks it begins another reply.
         if assistant is None or _begins_another(item, assistant):
             assistant = {"role": "assistant", "content": ""}
             messages.append(assistant)
@@ -80,8 +80,8 @@ def _messages(given: Any) -> list[Message]:
 def _begins_another(item: Json, assistant: Message) -> bool:
     if item.get("type") == "function_call":
         return False
-    spoken = "text" in assistant or "tool_calls" in assistant
-    return spoken or (item.get("type") == "reasoning" and "reasoning_content" in assistant)
+    past_reasoning = "text" in assistant or "tool_calls" in assistant
+    return past_reasoning or (item.get("type") == "reasoning" and "reasoning_content" in assistant)
 
 
 def _extend(assistant: Message, item: Json, index: int) -> None:

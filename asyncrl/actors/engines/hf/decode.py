@@ -64,7 +64,7 @@ class FusedForward:
 
     @torch.inference_mode()
     def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
-        """Token-wise operations run over the N tokens of all parts at once, attention part by part."""
+        """Logits [B of all parts, V] float32. Attention runs part by part, all else over the N tokens at once."""
         tokens, positions = (torch.cat([x.reshape(-1) for x in xs]) for xs in _columns(parts))
         slots = torch.cat([self._cache.index[p.rows].repeat_interleave(p.tokens.shape[1]) for p in parts])
         place = slots * (self._cache.scratch + 1) + positions
@@ -75,6 +75,7 @@ class FusedForward:
         for i, layer in enumerate(self._layers):
             h = _linear(self._rms(x, layer.norm_in), layer.qkv, layer.qkv_bias).view(len(tokens), -1, self._dim)
             self._rotate(h[:, : self._heads + self._kv_heads], layer.norm_qk, cos, sin)
+            # The keys and values of a token are adjacent in `h` and in the cache: one copy.
             self._cache.kv[i].flatten(2).flatten(0, 1).index_copy_(0, place, h[:, self._heads :].flatten(1))
             keys, values = self._cache.k[i], self._cache.v[i]
             y = [
@@ -90,6 +91,7 @@ class FusedForward:
 
     def _rotate(self, qk: torch.Tensor, weight: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Normalise queries and keys [N, heads + kv_heads, dim] and rotate them to their positions, in place."""
+        # A copy, since `out=` writes into `qk` while `a` and `b` are read.
         a, b = (qk.clone() if weight is None else self._rms(qk, weight)).chunk(2, -1)
         left, right = qk.chunk(2, -1)
         torch.mul(a, cos, out=left).addcmul_(b, sin, value=-1)

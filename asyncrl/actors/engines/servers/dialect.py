@@ -38,7 +38,8 @@ class Dialect(Protocol):
     health: str
 
     def generate(self, request: str, prompt: list[int], n: int, sampling: Sampling, salt: str) -> tuple[str, Any]:
-        """(path, body) of a streamed request. `salt` keeps cached prefixes of other weights apart."""
+        """(path, body) of a streamed request. `n`: most new tokens, within the room left. `salt` keeps cached prefixes
+        of other weights apart."""
         ...
 
     def take(self, chunk: Any, output: Output) -> None:

@@ -151,7 +151,8 @@ class ServerEngine:
 
     async def _generate(self, running: _Request, prompt: list[int], n: int, sampling: Sampling) -> Generation:
         began = time.monotonic()
-        await self._open.wait()
+        while not self._open.is_set():  # a pause may come before a waiter that was woken runs
+            await self._open.wait()
         url = running.server.url
         salt = f"{self._tag}.{self.held_version[0]}.{self.held_version[1]}"
         path, body = self._dialect.generate(running.name, prompt, n, sampling, salt)
@@ -190,7 +191,7 @@ class ServerEngine:
         if output.reason not in ("stop", "length", "abort") or len(logprobs) != len(ids) or (versions < 0).any():
             raise EngineDied(
                 f"{server.url} ended a request with {output.reason!r}, {len(ids)} tokens, {len(logprobs)} logprobs and "
-                f"the versions {output.spans}: this engine was written for another release (docs/how-to/engines.md)"
+                f"the versions {output.spans}: use a release that docs/how-to/engines.md lists"
             )
         if max_kept and len(output.kept) != len(ids):
             raise EngineDied(
@@ -260,7 +261,7 @@ class ServerEngine:
 
 
 def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
-    """The servers of this actor, one of `actors`; every server belongs to one actor. Raises ConfigError."""
+    """This actor's share of `urls`, divided among `actors` actors. Raises ConfigError."""
     if isinstance(urls, str) or not urls or not all(url.startswith(("http://", "https://")) for url in urls):
         raise ConfigError(
             f"actors.engine_options.urls is {urls!r}, expected a list of http://host:port, one per server."
@@ -271,4 +272,5 @@ def own_urls(urls: Sequence[str], actors: int) -> tuple[str, ...]:
             "Lower actors.count or name more servers."
         )
     number = os.environ.get("ASYNCRL_ROLE", "actor-0").rpartition("-")[2]
-    return tuple(urls[int(number) if number.isdecimal() else 0 :: max(actors, 1)])
+    first = int(number) if number.isdecimal() else 0
+    return tuple(urls[first :: max(actors, 1)])

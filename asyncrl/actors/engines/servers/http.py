@@ -76,8 +76,9 @@ class Servers:
             reply = response.json() if response.content else {}
         except ValueError:
             reply = {"text": response.text}
-        if response.status_code != 200 or (why := self._refused(reply)):
-            why = f"answered {response.status_code}: {str(reply)[:500]}" if response.status_code != 200 else why
+        if response.status_code != 200:
+            raise EngineDied(f"{server.url}{path}: answered {response.status_code}: {str(reply)[:500]}")
+        if why := self._refused(reply):
             raise EngineDied(f"{server.url}{path}: {why}")
 
     async def until_they_serve(self, health: str, within_s: float, ended: Callable[[], str]) -> None:

@@ -126,9 +126,9 @@ class VLLMEngine:
 
     @property
     def honours_seeds(self) -> bool:
-        """Whether equal seeds give equal tokens. On a CPU only with asyncrl's sampler: given a seed, vLLM's engine dies
-        there when a prompt is prefilled in two pieces (set_offset of a CPU generator), so it gets none; nor does a
-        model runner that would make a generator for each request."""
+        """Whether equal seeds give equal tokens. On a CPU only with asyncrl's sampler: vLLM gets no seed there, since
+        it dies when a seeded prompt is prefilled in two pieces (set_offset of a CPU generator). On a GPU only if the
+        model runner's kernel takes seeds, instead of a generator for each request."""
         return (self._cpu and self._board is not None) or self._seeds
 
     async def start(self) -> None:
@@ -301,15 +301,15 @@ def _generation(request: Request, reason: str, held: int, recorded: Float32 | No
         versions[first:] = version
     if missing := int((~np.isfinite(logprobs)).sum()):
         raise EngineDied(
-            f"{missing} of {len(ids)} sampled tokens have no logprob: vLLM's worker did not write them. With "
-            "actors.engine_options.record false vLLM reports them itself."
+            f"{missing} of {len(ids)} sampled tokens have no logprob: vLLM's worker did not write them. Set "
+            "actors.engine_options.record false: then vLLM reports them."
         )
     if reason not in ("stop", "length", "abort") or len(logprobs) != len(ids):
         raise EngineDied(f"vLLM ended a request with {reason!r}, {len(ids)} tokens and {len(logprobs)} logprobs")
     if request.max_kept and len(request.kept) != len(ids):
         raise EngineDied(
             f"vLLM returned the kept ids of {len(request.kept)} of {len(ids)} tokens, although it was started with "
-            "return_sampling_mask; its batch-sharded sampler drops them: leave actors.engine_options.args without it"
+            "return_sampling_mask; its batch-sharded sampler drops them: remove it from actors.engine_options.args"
         )
     kept = kept_ids(request.kept, request.max_kept) if request.max_kept else None
     return Generation(ids, logprobs, versions, cast(Literal["stop", "length", "abort"], reason), *request.cost, kept)

@@ -2,7 +2,7 @@
 
 vLLM's own sampler samples, with its seeds. The logprob of the sampled token is gathered on the GPU and written by the
 GPU into the board (logprob_board.py), host memory that it sees as its own, [rows, room]; vLLM keeps the ids of running
-requests in such memory too. The host waits for nothing more than it did: when the token of a step reaches it, the
+requests in such memory too. The host waits no longer than before: when the token of a step reaches it, the
 step's kernels are done, and so is the write.
 
 The two versions of vLLM that are supported, 0.24 and 0.32, have the same model runner for GPUs (`v1/worker/gpu`) in all
@@ -29,8 +29,8 @@ OfSampled = Callable[[Tensor, Tensor], Tensor]
 class Recording:
     """Mixed in before the sampler of vLLM's model runner, and records what that samples.
 
-    A slot is the runner's index of a running request, a row is that of the board. The last row takes what nobody asked
-    for: tokens of other requests, and those that follow a piece of a longer prefill, which the runner throws away.
+    A slot is the runner's index of a running request, a row is one of the board. The last row takes unwanted
+    values: of requests without a row, and of unfinished prefills, whose tokens the runner throws away.
     """
 
     req_states: Any
@@ -50,7 +50,7 @@ class Recording:
         super().add_request(slot, *given)  # type: ignore[misc]
         extra = (given[-1].extra_args or {}).get(EXTRA)
         row = len(self._values) - 1 if extra is None else extra[0]
-        self._row_of[slot : slot + 1].fill_(row)  # nothing waits for the GPU, in whose order of kernels it is
+        self._row_of[slot : slot + 1].fill_(row)  # asynchronous: queued behind the GPU's earlier kernels
 
     def sample(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor]:
         """Sampled tokens [B] and the logits [B, V] that they were drawn from."""

@@ -28,7 +28,7 @@ class LogprobBoard:
     def __init__(self, path: Path, rows: int, room: int) -> None:
         """`rows` requests at once, of up to `room` tokens each. The file is sparse: unused rows take no memory."""
         self.path, self.rows, self.room = path, rows, room
-        # The last row is of no request (gpu_sampler.py).
+        # The last row belongs to no request (gpu_sampler.py).
         self._values = np.memmap(path, np.float32, "w+", shape=(rows + 1, room)).view(np.ndarray)
         self._free: asyncio.LifoQueue[int] = asyncio.LifoQueue()
         for row in reversed(range(rows)):

@@ -99,11 +99,13 @@ class EngineCounts:
     kv_use: float = 0.0
     """Share of 1."""
     generated: int = 0
-    """Tokens."""
+    """Tokens sampled."""
     prefilled: int = 0
+    """Tokens computed before sampling."""
     prefix_reused: int = 0
+    """Tokens taken from the prefix cache."""
     preempted: int = 0
-    """Requests."""
+    """Preemptions of requests."""
 
     def add(self, output: Any) -> None:
         """Add what one request did in one step."""

@@ -4,8 +4,8 @@
            requests           (needs nothing             answers,
            {"n": ...}          of asyncrl)               {"n": ..., "result": ...} or {"n": ..., "error": text}
 
-One JSON object per line. The script first writes {"ready": true}, or {"error": text} if it cannot work; it ends with
-its stdin.
+One JSON object per line. The script first writes {"ready": true}, or {"error": text} if it cannot work; it
+exits when its stdin is closed.
 """
 
 from __future__ import annotations

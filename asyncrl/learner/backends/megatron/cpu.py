@@ -1,9 +1,9 @@
 """Megatron-core on a machine without a GPU, for tests and small trials.
 
 Megatron-core writes `torch.cuda.current_device()` and `device="cuda"` where it means "where the model is", and keeps
-generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs those three have to name the CPU,
-and pipeline stages have no GPU to wait for. None of Megatron's own functions is replaced. With a GPU this refuses to
-run: there Megatron-core runs as it is.
+generators of the GPU's random numbers for dropout, which asyncrl never has. On CPUs the first two must mean the CPU,
+the generators do nothing, and pipeline stages have no GPU to wait for. None of
+Megatron's own functions is replaced. With a GPU this refuses to run: there Megatron-core runs as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ CPU = torch.device("cpu")
 def stand_in() -> None:
     """Makes the CPU this process's current GPU; may be called several times."""
     if torch.cuda.is_available():
-        raise RuntimeError("megatron_cpu stands in for a GPU, and there is one")
+        raise RuntimeError(
+            "stand_in() replaces a missing GPU, and this machine has one: "
+            'set CUDA_VISIBLE_DEVICES="" to test on the CPU'
+        )
     torch.cuda.current_device = _cpu  # type: ignore[assignment]
     torch.cuda.synchronize = _do_not_wait
     random._CUDA_RNG_STATE_TRACKER = _NoGenerators()

@@ -29,9 +29,9 @@ def parallel_logprobs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs, entropy and, without gradient, the sum of squared probabilities: each [N], at least float32.
 
-    hidden [N, H], the same on all ranks of `group`; weight [V', H], rows `first` and following of `vocabulary`; targets
-    [N] int64 in the whole, as are `kept` [N, K] int32 (Packed.kept): over these ids only. Every rank calls it, and its
-    backward.
+    hidden [N, H], the same on all ranks of `group`; weight [V', H], this rank's rows, from `first`; targets [N] int64
+    and `kept` [N, K] int32 (Packed.kept) index all of `vocabulary`; with `kept`, logprobs are over these ids only.
+    Every rank calls it, and its backward.
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}, expected above 0: greedy samples have no logprob to train on")
@@ -67,16 +67,16 @@ class _Parallel(torch.autograd.Function):
             top = logits.max(1).values
             dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
             below = logits - top[:, None]
-            p = below.exp()
+            exp_below = below.exp()
             here, column = _here(targets[part], first, weight.shape[0])
             target = torch.where(here, below.gather(1, column[:, None])[:, 0], 0.0)
-            sums = torch.stack([p.sum(1), (p * below).sum(1), target, (p * p).sum(1)])
+            sums = torch.stack([exp_below.sum(1), (exp_below * below).sum(1), target, (exp_below**2).sum(1)])
             dist.all_reduce(sums, group=group)
-            z = sums[0].log()
-            logprobs[part] = sums[2] - z
-            entropy[part] = z - sums[1] / sums[0]
+            log_sum = sums[0].log()
+            logprobs[part] = sums[2] - log_sum
+            entropy[part] = log_sum - sums[1] / sums[0]
             squares[part] = sums[3] / sums[0] ** 2
-            log_z[part] = top + z
+            log_z[part] = top + log_sum
         ctx.save_for_backward(hidden, weight, targets, entropy, log_z)
         ctx.temperature, ctx.first, ctx.group, ctx.chunk, ctx.exact = temperature, first, group, chunk, exact
         ctx.kept = kept

@@ -77,7 +77,7 @@ def test_a_request_may_continue_an_earlier_reply_by_its_id() -> None:
         )
         assert second.previous_response_id == first.id
         await client.responses.create(model="policy", input="ant", previous_response_id=second.id)
-        with pytest.raises(openai.BadRequestError, match="gave no such response"):
+        with pytest.raises(openai.BadRequestError, match="expected the id of a response of this episode"):
             await client.responses.create(model="policy", input="owl", previous_response_id="resp_x")
         return 0.0
 
