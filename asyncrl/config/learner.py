@@ -63,7 +63,7 @@ class TeacherConfig(Section):
     """Words that the divergence is computed over: all of them; the `k` most likely ones and all others as one, which is
     a lower bound; or the sampled token alone, an estimate by policy gradient."""
     k: int = Field(20, ge=1)
-    """Words told apart under `over: top_k`."""
+    """Words that `over: top_k` compares one by one; all others are merged into one."""
     top_k_of: Literal["teacher", "student"] = "teacher"
     """Whose most likely words these are."""
     into: Literal["loss", "advantage"] = "loss"

@@ -1,6 +1,6 @@
 """What `--resume` makes of a changed field. Every field of the config is in one of the three lists; a test holds that.
 
-refused   what the ledger or the checkpoints hold was made with the former value
+refused   what the ledger or the checkpoints hold was made with the previous value
 branch    a training step that is redone would give other weights: if any recorded step is redone, a branch begins
 free      it has no effect on what was recorded
 
@@ -81,7 +81,7 @@ ONLY_IF: Mapping[str, str] = {
     **dict.fromkeys(_RENDERING, "`data.demonstrations` is set"),
     "learner.steps": "`learner.schedule` or `learner.demonstrations.schedule` is not `constant`",
     "buffer.max_staleness": "`buffer.over_age` is `mask`",
-    "buffer.over_age": "`mask` is the former value or the new one",
+    "buffer.over_age": "`mask` is the previous value or the new one",
     "launch.ranks_per_node": "`learner.shard` is `node`",
 }
 """When a field of the kind `branch` has an effect on a step; otherwise it is free."""

@@ -125,10 +125,10 @@ class ActorsConfig(Section):
     """Nucleus sampling: only the most probable tokens that together reach this probability. Below 1 the kept ids travel
     with each token, which not every engine gives (docs/how-to/engines.md)."""
     top_k: int = Field(0, ge=0)
-    """Top-k sampling: only so many of the most probable tokens, 0 is off; above 0 as `top_p` below 1."""
+    """Top-k sampling: only so many of the most probable tokens; kept ids as under `top_p`. 0 is off."""
     min_p: float = Field(0.0, ge=0, lt=1)
-    """Min-p sampling: only tokens of at least this share of the largest probability, 0 is off; above 0 as `top_p` below
-    1."""
+    """Min-p sampling: only tokens of at least this share of the largest probability; kept ids as under `top_p`. 0 is
+    off."""
     max_kept: int = Field(256, ge=0, le=MAX_KEPT)
     """Most kept ids that are recorded of one token under `top_p`, `top_k` or `min_p`; a token for which more are left
     carries no loss (`correction/beyond_max_kept`). 0: none are recorded, the learner's logprobs are over the whole
@@ -156,7 +156,7 @@ class ActorsConfig(Section):
     episode_s: float = Field(1800.0, gt=0)
     """Limit of one episode, in seconds. Where `episode_max_s` is larger, each finished turn gives it as long again."""
     episode_max_s: float = Field(0.0, ge=0)
-    """Hard limit of an episode that goes on finishing turns, in seconds; 0: `episode_s`."""
+    """Hard limit of an episode that keeps finishing turns, in seconds; 0: `episode_s`."""
     drain_s: float = Field(5.0, ge=0)
     """Seconds that an actor has, when it is stopped, to finish its episodes or hand them back."""
     resume_episodes: bool = False
@@ -194,7 +194,8 @@ class BufferConfig(Section):
     """Under `max_staleness: auto`, the most that the learning rate times the bound may be: the bound is lowered, never
     the rate, and not below `weights.every - 1` (1 with `replay`), where the product may be larger. 0: off."""
     over_age: Literal["drop", "wait", "mask"] = "drop"
-    """For a group past the bound: drop it, or mask its old tokens; wait: let the learner wait for it before that."""
+    """drop: a group past the bound is dropped. mask: only its old tokens lose their loss. wait: the learner waits for a
+    group before it is past the bound."""
     requeue: bool = True
     """Put the prompt of a group that was dropped as stale back, to be drawn again."""
     wait_s: float = Field(60.0, gt=0)
@@ -238,12 +239,12 @@ class BufferConfig(Section):
     max_disk_gb: float = Field(20.0, gt=0)
     """Bound on the size of payloads; near it the learner is asked for checkpoints, at it no new group is issued."""
     turns: Literal["off", "on", "auto"] = "off"
-    """on: the turns of an episode are recorded as they are played, so that another actor goes on at the turn where one
-    has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`. auto: on for
-    an environment whose episodes take long (`turns_auto_s`)."""
+    """on: the turns of an episode are recorded as they are played, so that another actor continues at the turn where
+    one has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`. auto: on
+    for an environment whose episodes take long (`turns_auto_s`)."""
     turns_auto_s: float = Field(60.0, gt=0)
-    """Under `turns: auto`: seconds that the 90th percentile of an environment's episodes must exceed; of its last 100,
-    and not before 10."""
+    """Under `turns: auto`: seconds that more than a tenth of an environment's last 100 episodes (at least 10) must
+    exceed."""
     turn_max_kb: int = Field(1024, ge=4, le=65536)
     """KiB of what an environment gives at one turn, its snapshot included. An episode with more fails as env_error. The
     policy's messages are bounded by their tokens."""
@@ -329,7 +330,7 @@ class EvalConfig(Section):
     """A set of `sets` that is played after the end only, with the best export of `keep_best`; empty: none."""
     share: float = Field(0.25, gt=0, le=1)
     """With no actor reserved (`actors.eval`), the share of the actors that may play an evaluation during the run, at
-    least one; the others go on training."""
+    least one; the others keep training."""
 
 
 class TrackingConfig(Section):

@@ -140,7 +140,7 @@ _TABLE: list[Series] = [
     *_total("throughput/tokens_wasted/{reason}", "tokens", "policy tokens sampled and never trained on, by reason"),
     *_total("throughput/episodes", "episodes", "episodes finished by the actors"),
     *_total("throughput/prefix_breaks", "rows", "rows started because the chat template changed earlier text"),
-    *_total("throughput/begun_again", "episodes", "episodes that began again: what was recorded of them did not fit"),
+    *_total("throughput/begun_again", "episodes", "episodes that started over: what was recorded of them did not fit"),
     *_total("throughput/compactions", "rows", "rows that ended with a summary of the conversation (env.compact)"),
     *_total("throughput/compacted_from", "tokens", "length of the rows that ended with a summary"),
     *_total("throughput/compacted_to", "tokens", "length of the prompts that began from a summary"),
@@ -191,9 +191,9 @@ _TABLE: list[Series] = [
     *_total("buffer/late", "trajectories", "trajectories that came too late or with another digest: discarded"),
     *_total("buffer/reissued", "tickets", "tickets issued again after a lapsed lease or a failed environment"),
     *_total("buffer/recorded/records", "records", "samples and answers of episodes that were recorded (buffer.turns)"),
-    *_total("buffer/recorded/revoked", "records", "those of attempts that did not hold their ticket: not recorded"),
+    *_total("buffer/recorded/revoked", "records", "turns of attempts that no longer held their ticket: not recorded"),
     *_total(
-        "buffer/recorded/resumed", "tickets", "tickets issued with recorded turns, behind which the episode goes on"
+        "buffer/recorded/resumed", "tickets", "tickets issued with recorded turns, after which the episode continues"
     ),
     *_total("buffer/recorded/carried_tokens", "tokens", "sampled tokens that these carried, not sampled again"),
     Series("buffer/recorded/{record}", "records", "recorded so far, by what became of them", "sum"),
@@ -259,22 +259,22 @@ _TABLE: list[Series] = [
     Series("reward/held_out_success_sampled", "share", "sampled episodes of the first held-out set that succeeded"),
     Series("reward/held_out_success_greedy", "share", "greedy episodes of the first held-out set that succeeded"),
     *[
-        Series(f"reward/held_out/{{set}}/{name}", unit, f"{meaning} of one held-out set")
+        Series(f"reward/held_out/{{set}}/{name}", unit, f"of one held-out set: {meaning}")
         for name, unit, meaning in (
             ("sampled", "share", "success of the sampled episodes"),
-            ("sampled_low", "share", "lower end of its 95% interval"),
-            ("sampled_high", "share", "upper end of its 95% interval"),
+            ("sampled_low", "share", "lower end of the 95% interval of `sampled`"),
+            ("sampled_high", "share", "upper end of the 95% interval of `sampled`"),
             ("sampled_reward", "reward", "mean reward of the sampled episodes"),
             ("greedy", "share", "success of the greedy episodes"),
-            ("greedy_low", "share", "lower end of its 95% interval"),
-            ("greedy_high", "share", "upper end of its 95% interval"),
+            ("greedy_low", "share", "lower end of the 95% interval of `greedy`"),
+            ("greedy_high", "share", "upper end of the 95% interval of `greedy`"),
             ("greedy_reward", "reward", "mean reward of the greedy episodes"),
             ("failed", "episodes", "episodes that failed in their environment and do not count"),
             ("skipped", "evaluations", "evaluations skipped because one was still open"),
-            ("seconds", "s", "from the evaluation's opening to its last episode"),
+            ("seconds", "s", "seconds from the evaluation's opening to its last episode"),
         )
     ],
-    Series("reward/held_out/{set}/pass_at/{k}", "share", "pass@k of the sampled episodes of one held-out set"),
+    Series("reward/held_out/{set}/pass_at/{k}", "share", "of one held-out set: pass@k of the sampled episodes"),
     Series("reward/turns", "turns", "assistant turns per trajectory of the step"),
     Series("reward/length", "tokens", "policy tokens per trajectory of the step"),
     Series("reward/truncated", "share", "trajectories ended by a limit of turns or tokens"),
