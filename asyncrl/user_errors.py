@@ -40,7 +40,10 @@ def user_error(error: BaseException) -> UserError:
         text = f"(its text raised {type(raised).__name__})"
     words = f"{type(error).__name__}: {text}"
     frame = _frame(error)
-    where = f" ({_shown(frame.filename)}, line {frame.lineno}, in {frame.name})" if frame else ""
+    told = isinstance(error, SyntaxError) and not (error.filename or "<").startswith(
+        "<"
+    )  # its words name file and line
+    where = f" ({_shown(frame.filename)}, line {frame.lineno}, in {frame.name})" if frame and not told else ""
     place = f"{type(error).__name__} at {frame.filename}:{frame.lineno}" if frame else type(error).__name__
     return UserError(sendable(words + where), Cause(sendable(place), is_outage(error)))
 

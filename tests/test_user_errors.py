@@ -101,6 +101,13 @@ def test_an_outage_below_another_error_is_found() -> None:
     assert not is_outage(EnvFailed("x"))
 
 
+def test_a_file_that_is_no_python_is_told_with_its_own_line_alone(mine: str) -> None:
+    Path("broken.py").write_text("import os\nclass Env(:\n")
+    with pytest.raises(SyntaxError) as failed:
+        resolve("broken.py:Env", None, "env.name")
+    assert user_error(failed.value).text == "SyntaxError: invalid syntax (broken.py, line 2)"
+
+
 def test_a_file_whose_name_is_not_utf8_can_be_sent() -> None:
     with pytest.raises(ValueError, match="boom") as raised:
         exec(compile("raise ValueError('boom')", "/none/\udc80.py", "exec"))

@@ -67,12 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code, sentence = described(error)
         print(f"asyncrl: {sentence}", file=sys.stderr)
         sys.exit(code)
+    except (ImportError, AttributeError) as error:
+        if "--debug" in words or not (sentence := system.hidden_module(error)):
+            raise
+        print(f"asyncrl: {sentence}", file=sys.stderr)
+        sys.exit(1)
+
+
+_MEANT = {"help": "--help", "version": "--version", "train": "launch", "run": "launch", "start": "launch"}
+"""What other words for a command, or near ones, mean here."""
 
 
 def _unknown(word: str) -> ConfigError:
-    close = difflib.get_close_matches(word.lstrip("-"), [*COMMANDS, "help", "version"], n=1)
-    meant = {"help": "--help", "version": "--version"}.get(close[0], close[0]) if close else ""
-    hint = f" (did you mean {meant}?)" if meant else ""
+    close = (
+        [word] if word in _MEANT else difflib.get_close_matches(word.lstrip("-"), [*COMMANDS, "help", "version"], n=1)
+    )
+    if not close and word.startswith("--"):
+        return ConfigError(f"{word} stands before the command: the command comes first, as in asyncrl launch {word}.")
+    hint = f" (did you mean {_MEANT.get(close[0], close[0])}?)" if close else ""
     return ConfigError(f"{word!r} is not a command{hint}: expected one of {', '.join(COMMANDS)}.")
 
 

@@ -72,7 +72,7 @@ def _no_flag(word: str, command: str) -> ConfigError:
     if Path(word).suffix in _YAML or word in shipped.names():
         return ConfigError(
             f"{word!r} belongs to no flag: a configuration comes first, as in asyncrl {command} {word}, or behind "
-            "--config; there is one."
+            "--config, and only one is taken."
         )
     return ConfigError(f"{word!r} belongs to no flag: `asyncrl {command} {HELP_ALL}` lists them all.")
 

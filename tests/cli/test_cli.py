@@ -19,6 +19,7 @@ from asyncrl.learner.checkpoints.checkpoints import Checkpoints, State
 from asyncrl.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
 
@@ -233,6 +234,31 @@ def test_an_interrupt_during_the_imports_is_told() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "asyncrl: stopped by the user.\n")
 
 
+def test_an_option_before_the_command_is_told(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    code, _, err = call(capsys, "--config", "quickstart")
+    assert code == 2
+    assert "the command comes first, as in asyncrl launch --config" in sentence(err)
+
+
+@pytest.mark.parametrize("file", ["random.py", "yaml.py"])
+def test_a_file_that_hides_a_module_is_named(here: Path, file: str) -> None:
+    (here / file).write_text("mine = 1\n")
+    program = "from asyncrl.cli import main; main(['launch', 'quickstart', '--print', 'slurm'])"
+    words = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{file} in this folder hides the module of this name that asyncrl needs" in sentence(done.stderr)
+    done = subprocess.run(
+        [*words[:-1], program.replace("'slurm'", "'slurm', '--debug'")],
+        cwd=here,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" in done.stderr
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     code, _, err = call(capsys, "launch", "--weights.every", "9", "--debug")
     assert code == 2
@@ -407,7 +433,14 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("lunch", "launch"), ("help", "--help"), ("--versio", "--version"), ("reply", "replay")]
+    ("word", "meant"),
+    [
+        ("lunch", "launch"),
+        ("help", "--help"),
+        ("--versio", "--version"),
+        ("reply", "replay"),
+        ("train", "launch"),
+    ],
 )
 def test_a_command_misspelt_is_told_the_nearest(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
     code, _, err = call(capsys, word)

@@ -49,8 +49,15 @@ class VerifiersSource(ListedTasks):
             done = subprocess.run(
                 words, capture_output=True, text=True, timeout=list_s, check=False, stdin=subprocess.DEVNULL
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ConfigError(f"data.options.python: listing the tasks of {taskset} failed: {error}") from error
+        except OSError as error:
+            raise ConfigError(
+                f"data.options.python is {words[0]!r}, which does not start ({error.strerror}): make that Python, with "
+                "verifiers in it, and name it in env.options.python too."
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(
+                f"data.options.list_s is {list_s:g}, and listing the tasks of {taskset} took longer: raise it."
+            ) from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise ConfigError(_not_loaded(taskset, python or sys.executable, last))

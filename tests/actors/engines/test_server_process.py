@@ -4,11 +4,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 import psutil
 import pytest
 
 from asyncrl.actors.engines.servers.process import ServerProcess, _alive
+from tests.waiting import until
 
 SERVER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
 """A server with a process of its own."""
@@ -66,6 +68,28 @@ def test_stop_leaves_nothing_and_an_end_is_told() -> None:
         time.sleep(0.05)
     assert "exit code 3" in failed.ended()
     failed.stop()
+
+
+@pytest.mark.parametrize("environment", [{}, {"PATH": "/nowhere"}], ids=["no such file", "not on its PATH"])
+def test_a_program_that_is_not_there_is_told_before_a_process_is(environment: dict[str, str]) -> None:
+    program = "sleep" if environment else "gone/bin/python"
+    server = ServerProcess([program, "60"], environment)
+    with pytest.raises(FileNotFoundError, match=f"there is no program '{program}' here"):
+        server.start()
+    assert server.ended() == ""
+    server.stop()
+
+
+def test_a_program_that_does_not_start_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "other_machine"
+    program.write_bytes(b"\x7fELF of another machine")
+    program.chmod(0o700)
+    server = ServerProcess([str(program)], {})
+    server.start()
+    assert until(lambda: bool(server.ended()))
+    assert "exit code 127" in server.ended()
+    assert capfd.readouterr().err.splitlines() == [f"{program} does not start: Exec format error"]
+    server.stop()
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -23,11 +23,12 @@ def panels_of(document):
     return {s["name"]: s["panels"] for s in document["section"]["panelBankConfig"]["sections"]}
 
 
-def test_the_workspace_shows_throughput_first_and_every_panel():
+def test_the_workspace_opens_on_reward_and_shows_every_panel():
     pytest.importorskip("wandb_workspaces")
     document = spec(workspace("p", "e"))
     found = panels_of(document)
     assert list(found) == list(DASHBOARD)
+    assert next(iter(found)) == "Reward"
     assert len(found["Throughput"]) == len(THROUGHPUT)
     first = found["Throughput"][0]["config"]
     assert first["xAxis"] == "wall_s"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,7 +32,10 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server; its output goes to this process's stderr."""
+        """Start the server; its output goes to this process's stderr. Raises FileNotFoundError without its program."""
+        program = self._command[0]
+        if shutil.which(program, path=self._environment.get("PATH")) is None:
+            raise FileNotFoundError(f"there is no program {program!r} here, or it is not executable")
         # By path: as a module it would import the whole package first. -P: `import http` must not find the http.py in
         # this folder.
         supervisor = [sys.executable, "-P", __file__, *self._command]
@@ -77,7 +81,11 @@ def _supervise(command: Sequence[str]) -> int:
     # The actor handles a terminal's Ctrl-C, and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    server = psutil.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        server = psutil.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:  # e.g. of another machine's format
+        print(f"{command[0]} does not start: {error.strerror}", file=sys.stderr)
+        return 127
     family: list[Any] = [server]
     owned = True
     while owned and server.poll() is None:

@@ -46,3 +46,11 @@ def test_an_episode_waits_for_the_end_of_the_server_that_it_asked(monkeypatch: p
 
     assert asyncio.run(episodes()) == ["http://second"] * 2
     assert len(FakeServer.made) == 2
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    server = {"command": ["gone/bin/python", "serve.py", "{port}"]}
+    with pytest.raises(
+        ConnectionError, match=r"server gone/bin/python serve\.py \d+: there is no program 'gone/bin/python'"
+    ):
+        asyncio.run(asyncio.wait_for(url_of(server, 5.0), 60.0))

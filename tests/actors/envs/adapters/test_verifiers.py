@@ -62,8 +62,10 @@ def test_a_python_that_is_not_there_is_an_error_of_the_episode_and_of_the_config
     missing = str(tmp_path / "python")
     with pytest.raises(ConnectionError, match="No such file"):
         asyncio.run(play_verifiers({"index": 0}, Client(), taskset={"id": "sums"}, python=missing))
-    with pytest.raises(ConfigError, match=r"data\.options\.python"):
+    with pytest.raises(ConfigError, match=r"data\.options\.python is .*No such file .*make that Python"):
         VerifiersSource({"id": "sums"}, python=missing)
+    with pytest.raises(ConfigError, match=r"data\.options\.list_s is 0\.01, and listing the tasks of .*: raise it"):
+        VerifiersSource({"id": "sums"}, list_s=0.01)
 
 
 @pytest.mark.timeout(30)
