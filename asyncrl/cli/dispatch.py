@@ -61,17 +61,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader, e.g. `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
-    except (AsyncRLError, OSError, KeyboardInterrupt) as error:
+    except (AsyncRLError, OSError, KeyboardInterrupt, ImportError, AttributeError) as error:
+        code, sentence = _told(error)
+        if not sentence:
+            raise
         if "--debug" in words:
             traceback.print_exc()
-        code, sentence = described(error)
         print(f"asyncrl: {sentence}", file=sys.stderr)
         sys.exit(code)
-    except (ImportError, AttributeError) as error:
-        if "--debug" in words or not (sentence := system.hidden_module(error)):
-            raise
-        print(f"asyncrl: {sentence}", file=sys.stderr)
-        sys.exit(1)
+
+
+def _told(error: AsyncRLError | OSError | KeyboardInterrupt | ImportError | AttributeError) -> tuple[int, str]:
+    """The exit code and the sentence for an error; without one it is a defect of asyncrl, whose traceback is needed."""
+    if isinstance(error, (AsyncRLError, OSError, KeyboardInterrupt)):
+        return described(error)
+    return 1, system.hidden_module(error)
 
 
 _MEANT = {"help": "--help", "version": "--version", "train": "launch", "run": "launch", "start": "launch"}

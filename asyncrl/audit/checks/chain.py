@@ -78,17 +78,22 @@ def _apply(db: sqlite3.Connection, chain: ChainRows) -> str | None:
     for commit in chain.commits:
         try:
             for number, changes in groupby(_changes.decode(commit.changes), itemgetter(0)):
-                if number != DEFINITION:
+                if number == DEFINITION:
+                    _define(statements, changes)
+                else:
                     db.executemany(statements[number - 1], (values for _, values in changes))
-                    continue
-                for _, values in changes:
-                    if values:
-                        statements.append(*values)
-                    else:
-                        statements.clear()
         except (msgspec.MsgspecError, sqlite3.Error, LookupError, TypeError) as error:
             return f"commit {commit.seq} cannot be applied again: {error!r}"
     return None
+
+
+def _define(statements: list[str], changes: Iterator[tuple[int, Any]]) -> None:
+    """Adds the statements that these changes define; one without a statement forgets all before it."""
+    for _, values in changes:
+        if values:
+            statements.append(*values)
+        else:
+            statements.clear()
 
 
 def _differences(db: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> Iterator[str]:

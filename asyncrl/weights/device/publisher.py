@@ -149,11 +149,14 @@ class DevicePublisher:
             for party in self._gathering.due(now):
                 for some in [party] if self._transport.free else [(asked,) for asked in party]:
                     self._send(some)
-            for reader in [reader for reader, at in self._heard.items() if now - at > self._forget_s]:
-                del self._heard[reader]
-                self._transport.forget(reader)
-                self._gathering.forget(reader)
-                self._sends.pop(reader, None)
+            self._forget_silent(now)
+
+    def _forget_silent(self, now: float) -> None:
+        for reader in [reader for reader, at in self._heard.items() if now - at > self._forget_s]:
+            del self._heard[reader]
+            self._transport.forget(reader)
+            self._gathering.forget(reader)
+            self._sends.pop(reader, None)
 
     def _arrived(self) -> Iterator[list[bytes]]:
         """Yields the requests that have arrived, after at most `LOOK_MS`."""
