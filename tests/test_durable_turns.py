@@ -153,7 +153,7 @@ def exact(run: LongRun) -> list[Trajectory]:
     ("env", "turns", "score"),
     [
         pytest.param("WithSnapshots", "on", ""),
-        pytest.param("agent", "on", ""),
+        pytest.param("agent", "on", "", marks=pytest.mark.slow),
         pytest.param("WithSnapshots", "on", "tests.counting_env:compare", marks=pytest.mark.slow),
         pytest.param("Again", "on", "", marks=pytest.mark.slow),
         pytest.param("WithSnapshots", "off", "", marks=pytest.mark.slow),
