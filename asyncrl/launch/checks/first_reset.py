@@ -5,7 +5,7 @@
 
 The recipe's options are those of the run's configuration file: texts, numbers, lists and mappings, and references to
 environment variables, which the new process resolves as an actor does. What the environment prints goes to the
-launcher's stderr. The process and its process group are killed at the end.
+launcher's stderr. The process and its process group are killed at the end, also when the launcher dies.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
+from asyncrl.process import lifeline
 from asyncrl.process.logs import setup
 from asyncrl.redaction import hide, redact, resolved
 from asyncrl.wire import pack, unpack
@@ -58,12 +59,19 @@ def check_reset(config: Config, tasks: Sequence[Task]) -> None:
 def _run(recipe: bytes, deadline_s: float) -> str | None:
     """Why a reset failed, empty if none did; None: it did not end in time."""
     reading, writing = os.pipe()
+    bound, ours = os.pipe()  # `ours` is closed with this process, however it ends
     command = [sys.executable, "-m", "asyncrl.launch.checks.first_reset", str(writing)]
-    with os.fdopen(reading, "rb", buffering=0) as result:
+    with os.fdopen(reading, "rb", buffering=0) as result, os.fdopen(ours, "wb", buffering=0):
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=sys.__stderr__, pass_fds=[writing], start_new_session=True
+            command,
+            env={**os.environ, lifeline.ENVIRONMENT: str(bound)},
+            stdin=subprocess.PIPE,
+            stdout=sys.__stderr__,
+            pass_fds=[writing, bound],
+            start_new_session=True,
         )
         os.close(writing)
+        os.close(bound)
         try:
             process.communicate(recipe, timeout=deadline_s)
         except subprocess.TimeoutExpired:
@@ -82,6 +90,7 @@ def _run(recipe: bytes, deadline_s: float) -> str | None:
 
 
 def main(fd: int) -> None:
+    lifeline.bind_to_launcher()
     os.set_inheritable(fd, False)
     # What the environment logs goes to the terminal, without secrets.
     setup("first reset").root.setLevel(logging.WARNING)
