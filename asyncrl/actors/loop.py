@@ -128,8 +128,6 @@ class Actor:
         # A reply on its way may hold tickets; waiting for it lets them be released.
         await asyncio.wait([taking_tickets], timeout=LEAVE_S)
         actors = self._config.actors
-        await drain(
-            self._name, self.tickets, self._buffer, self._acks,
-            seconds=actors.drain_s, engine=self._engine, first_turns=actors.resume_episodes,
-        )  # fmt: skip
+        seconds, first_turns = actors.drain_s, actors.resume_episodes
+        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine, first_turns)
         self._status.send_metrics()

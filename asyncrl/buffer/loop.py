@@ -108,8 +108,8 @@ class Service:
             try:
                 frames = self._listener.receive(1 + self._buffer.limits.frames)
             except zmq.Again:
-                wait_ms = int(wait_s * 1000 + 0.999)  # rounded up: a short wait is not 0
-                if count or not self._socket.poll(wait_ms):
+                # In milliseconds, rounded up: a short wait is not 0.
+                if count or not self._socket.poll(int(wait_s * 1000 + 0.999)):
                     break
                 continue
             self._handle(frames[0].bytes, [frame.buffer for frame in frames[1:]])

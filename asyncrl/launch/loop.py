@@ -116,9 +116,8 @@ class Launcher:
             return None  # its leader asked it to end, and the leader's own end decides
         why = process.killed_for or why_it_ended(process.log, code)
         outcome = full_disk(self._run.path, self._run.ledger(self._config)) if code else None
-        host_lost = (
-            process.lost and process.role.kind == "actor"
-        )  # a lost machine does not count towards launch.restarts
+        # A lost machine does not count towards launch.restarts.
+        host_lost = process.lost and process.role.kind == "actor"
         if outcome is None and not host_lost:
             outcome = after_exit(name, code, why, self._table.budget(name), now)
         if outcome is None:

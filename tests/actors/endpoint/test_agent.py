@@ -134,7 +134,7 @@ async def returns_a_huge_integer(task: Any, client: Any) -> Any:
         (returns_a_huge_reward, r"1\.2e\+06.*env.max_reward"),
         (returns_a_huge_integer, "OverflowError"),
         (raises, "KeyError: 'door'"),
-        (says_nothing, "without a reply of the policy"),
+        (says_nothing, "got no reply of the policy: it must send a request"),
         (returns_text, "returned 'well done'; expected the reward"),
     ],
 )
