@@ -134,10 +134,8 @@ class Learner:
         learned = told(session, batch, result)
         recorded = session.ask(lambda: session.buffer.finished(session.incarnation, b, result.outcome, learned))
         if recorded != version:
-            raise RunError(
-                f"after batch {b} the buffer is at version {recorded}, the learner at {version}; begin a new branch "
-                "at a checkpoint (--resume RUN --fresh)"
-            )
+            remedy = "begin a new branch at a checkpoint: --resume RUN --fresh"
+            raise RunError(f"after batch {b} the buffer is at version {recorded}, the learner at {version}; {remedy}")
         self._saving.record(b, reply, batch, result)
         session.version, session.batch = version, b + 1
         self._report.step(b, reply, batch, result)
