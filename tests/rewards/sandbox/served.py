@@ -1,5 +1,6 @@
 """`asyncrl sandbox` under 1,024 open files, with another deadline and room for fewer bytes of bodies: `python -m
-tests.rewards.sandbox.served SECONDS BYTES`. It prints its port, and ends with its standard input."""
+tests.rewards.sandbox.served SECONDS BYTES`. It prints its port, for each line of its standard input the bytes of the
+bodies that have arrived whole and are not answered, and ends with its input."""
 
 from __future__ import annotations
 
@@ -18,4 +19,6 @@ if __name__ == "__main__":
     serving = make_server(LocalSandbox(), "127.0.0.1", 0, 2)
     threading.Thread(target=serving.serve_forever, daemon=True).start()
     print(serving.server_port, flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        with serving._changed:
+            print(sum(serving._bodies[peer] for peer in serving._bodies if peer not in serving._asking), flush=True)

@@ -33,6 +33,14 @@ class Served:
         self.port = int(self.process.stdout.readline())
         self.url = f"http://127.0.0.1:{self.port}"
 
+    def held(self) -> int:
+        """Bytes of the bodies that have arrived whole and are not answered."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
     def ping(self) -> str:
         with urllib.request.urlopen(f"{self.url}/v1/ping", timeout=20) as answer:
             return str(json.loads(answer.read()))
@@ -105,11 +113,12 @@ def test_bodies_that_do_not_end_keep_nobody_away_and_take_bounded_memory(served:
 @pytest.mark.system
 def test_bodies_beyond_the_limit_together_are_refused(served: Served) -> None:
     """Those that wait for their answer are not closed for others."""
-    body = json.dumps({"code": "import time; time.sleep(4)", "language": "python"}).encode()
-    body += b" " * (BODIES // 3 - len(body))
-    waiting = peers(served, 3, len(body), body)  # one byte is left
-    assert until(lambda: run(served) == 503)
-    assert [peer.recv(100).split(b"\r\n")[0] for peer in waiting] == [b"HTTP/1.0 200 OK"] * 3
+    body = json.dumps({"code": "import time; time.sleep(6)", "language": "python"}).encode()
+    body += b" " * (BODIES // 2 - len(body))
+    waiting = peers(served, 2, len(body), body)  # both run at once, and leave no room
+    assert until(lambda: served.held() == BODIES)
+    assert run(served) == 503
+    assert [peer.recv(100).split(b"\r\n")[0] for peer in waiting] == [b"HTTP/1.0 200 OK"] * 2
     for peer in waiting:
         peer.close()
     assert until(lambda: run(served) == 200), "what they held is free again"
