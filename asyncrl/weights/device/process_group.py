@@ -70,14 +70,14 @@ class ProcessGroup:
         only when all of them are there, whatever the deadline: the call is made in a thread that can be left behind."""
         if self._connected:
             return
-        failed: list[RunError] = []
+        failed: list[Exception] = []
 
         def call() -> None:
-            byte = torch.zeros(1, dtype=torch.uint8, device=device)
             try:
+                byte = torch.empty(1, dtype=torch.uint8, device=device)
                 with torch.cuda.stream(self._own(device)) if byte.is_cuda else contextlib.nullcontext():
                     self._broadcast(byte)
-            except RunError as error:
+            except Exception as error:  # raised below
                 failed.append(error)
 
         thread = threading.Thread(target=call, name="weights' first byte", daemon=True)
