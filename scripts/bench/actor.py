@@ -231,7 +231,9 @@ def _until(done: Any, limit_s: float = 120.0) -> None:
 
 def _cell(name: str, cores: str, *more: str) -> Found:
     command = ["taskset", "-c", cores, sys.executable, __file__, "--cell", name, *more]
-    with (ROOT / "bench" / "work" / "actor-cells.log").open("ab") as log:
+    work = ROOT / "bench" / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "actor-cells.log").open("ab") as log:
         said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=log, text=True, timeout=300).stdout
     result: Found = json.loads(said.strip().splitlines()[-1])
     return result
