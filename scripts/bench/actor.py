@@ -79,6 +79,9 @@ def main() -> None:
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--calls", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    alone = args.cell is None and "pauses" in args.kinds and "tools" not in args.kinds
+    if alone and not (calls := _calls_file("tools")).exists():
+        parser.error(f"pauses plays the calls of the kind tools again, and {calls} is not there: name both kinds")
     if args.cell:
         print(json.dumps(pauses(args.cell) if args.calls is None else bare(args.calls, args.cell == "logprobs")))
         return
