@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from asyncrl.data.base import Task
+from asyncrl.errors import ConfigError
 
 
 class EpochOrder:
@@ -64,3 +65,13 @@ class ListedTasks:
         if not 0 <= index < self.held_out_size:
             raise IndexError(f"held-out task {index}: expected 0 <= index < {self.held_out_size}")
         return self._held_out[index]
+
+
+def training_size(size: int, held_out_size: int, what: str) -> int:
+    """How many of `size` tasks are left for training. `what` they are, e.g. "rows of FILE". Raises ConfigError."""
+    if not 0 <= held_out_size < size:
+        raise ConfigError(
+            f"data.options.held_out_size is {held_out_size}; expected at least 0 and less than the {size} {what}, so "
+            "that some are left for training."
+        )
+    return size - held_out_size

@@ -140,7 +140,8 @@ class Session:
         if self._turns == self.limits.max_turns:
             self.limit = "max_turns"
             raise BadRequest(
-                f"env.max_turns is {self.limits.max_turns}, and the episode has made so many requests already",
+                f"env.max_turns is {self.limits.max_turns}, and the episode has made so many requests already: end it "
+                "earlier, or raise env.max_turns",
                 code="max_turns_exceeded",
             )
         self._turns += 1  # a request is a turn, however many choices it asks for

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.data.base import Task
 from asyncrl.data.columns import Columns
-from asyncrl.data.order import EpochOrder
+from asyncrl.data.order import EpochOrder, training_size
 from asyncrl.data.prompt_fit import Prompt, PromptLimit
 from asyncrl.errors import ConfigError
 
@@ -46,12 +46,7 @@ class HeldOut:
         if tables == 2:
             held = [place for place in places if place[0] == 1]
             return [place for place in places if place[0] == 0], held[: size or None]
-        if not 0 <= size < len(places):
-            raise ConfigError(
-                f"data.options.held_out_size is {size}; "
-                f"expected at least 0 and less than the {len(places)} rows, so that "
-                "some are left for training."
-            )
+        training_size(len(places), size, "rows")
         chosen = set(random.Random(f"held_out/{self.seed}").sample(range(len(places)), size))
         return [p for i, p in enumerate(places) if i not in chosen], [p for i, p in enumerate(places) if i in chosen]
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from asyncrl.data.order import ListedTasks
+from asyncrl.data.order import ListedTasks, training_size
 from asyncrl.errors import ConfigError
 
 
@@ -24,15 +24,9 @@ class JsonLinesSource(ListedTasks):
         prompt is also a training prompt.
         """
         tasks = _read(path)
-        if not 0 <= held_out_size < len(tasks):
-            raise ConfigError(
-                f"data.options.held_out_size is {held_out_size}; "
-                f"expected at least 0 and less than the {len(tasks)} tasks of "
-                f"{path}, so that some are left for training"
-            )
+        split = training_size(len(tasks), held_out_size, f"tasks of {path}")
         if held_out_size and held_out_path:
             raise ConfigError("data.options.held_out_size and data.options.held_out_path are both set; keep one")
-        split = len(tasks) - held_out_size
         train, held_out = tasks[:split], _read(held_out_path) if held_out_path else tasks[split:]
         trained = {json.dumps(task["prompt"], sort_keys=True) for task in train}
         for task in held_out:

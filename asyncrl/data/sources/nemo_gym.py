@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.data.base import Message
-from asyncrl.data.order import ListedTasks
+from asyncrl.data.order import ListedTasks, training_size
 from asyncrl.errors import ConfigError
 
 
@@ -36,13 +36,7 @@ class NemoGymSource(ListedTasks):
                         "responses_create_params.input is text or a list of Responses items of text."
                     ) from error
                 tasks.append({"id": f"{Path(path).name}:{number}", "prompt": prompt, "row": row})
-        if not 0 <= held_out_size < len(tasks):
-            raise ConfigError(
-                f"data.options.held_out_size is {held_out_size}; "
-                f"expected at least 0 and less than the {len(tasks)} rows of {path}, "
-                "so that some are left for training"
-            )
-        split = len(tasks) - held_out_size
+        split = training_size(len(tasks), held_out_size, f"rows of {path}")
         super().__init__("nemo_gym", tasks[:split], tasks[split:], seed)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.data.order import ListedTasks
+from asyncrl.data.order import ListedTasks, training_size
 from asyncrl.data.sources.verifiers_worker import OTHER_VERSION
 from asyncrl.errors import ConfigError
 
@@ -65,13 +65,7 @@ class VerifiersSource(ListedTasks):
             {"id": f"{taskset['id']}-{index}", "prompt": task["prompt"], "index": index}
             for index, task in enumerate(json.loads(done.stdout))
         ]
-        if not 0 <= held_out_size < len(tasks):
-            raise ConfigError(
-                f"data.options.held_out_size is {held_out_size}; "
-                f"expected at least 0 and less than the {len(tasks)} tasks of "
-                f"{taskset}, so that some are left for training"
-            )
-        split = len(tasks) - held_out_size
+        split = training_size(len(tasks), held_out_size, f"tasks of {taskset}")
         super().__init__("verifiers", tasks[:split], tasks[split:], seed)
 
 

@@ -87,7 +87,8 @@ class DevicePublisher:
         self._thread.start()
 
     def publish(self, branch: int, version: int, named: Iterable[tuple[str, Tensor]]) -> WeightsVersion:
-        """Copies `named` to a free slot and returns its version; waits up to 2 `lease_s`, then raises RunError."""
+        """Copies `named` to a free slot and returns its version. Raises RunError if no slot is free for 2 `lease_s`, or
+        if the thread that answers requests has ended."""
         if self._failed is not None:
             raise RunError(f"weights are no longer served: {self._failed!r}") from self._failed
         with self._changed:

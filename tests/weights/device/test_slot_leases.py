@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncrl.errors import RunError
 from asyncrl.weights.device import slot_leases
 from asyncrl.weights.device.checksum import as_hex, checksum
-from asyncrl.weights.device.slot_leases import SlotLeases
+from asyncrl.weights.device.slot_leases import SlotLease, SlotLeases
 from asyncrl.weights.device.snapshot import DeviceSnapshot, all_views
 from asyncrl.weights.protocol import WeightsVersion
 from tests.weights.device.device_model import alike, model
@@ -136,13 +136,17 @@ def test_a_single_slot_is_written_when_nobody_reads_it(steps: list[tuple[str, in
             now += 4.0
 
 
-def test_a_lease_is_dropped_once() -> None:
-    """A send that fails late must not end what the reader has leased since."""
+def leased(*readers: tuple[str, float]) -> tuple[SlotLeases, list[SlotLease]]:
+    """The leases of one slot, published at 0 and leased by these readers at these times, for 10 s each."""
     leases = SlotLeases(1, lease_s=10.0)
     leases.commit(leases.begin(0.0))
-    failed, again = leases.lease("actor-0", 0.0), leases.lease("actor-0", 1.0)
-    assert failed is not None
-    assert again is not None
+    given = [leases.lease(reader, now) for reader, now in readers]
+    return leases, [lease for lease in given if lease is not None]
+
+
+def test_a_lease_is_dropped_once() -> None:
+    """A send that fails late must not end what the reader has leased since."""
+    leases, (failed, again) = leased(("actor-0", 0.0), ("actor-0", 1.0))
     leases.drop("actor-0", failed)
     assert leases.begin(2.0) is None
     leases.drop("actor-0", again)
@@ -154,3 +158,17 @@ def test_versions_are_named_as_everywhere() -> None:
     one, other = DeviceSnapshot(CPU), DeviceSnapshot(CPU)
     assert one.fill(0, model(0).items()) == other.fill(0, reversed(list(model(0).items())))
     assert WeightsVersion(0, 1, "").order < WeightsVersion(1, 0, "").order
+
+
+def test_a_lease_is_prolonged_by_who_is_heard_and_curtailed_of_who_is_not() -> None:
+    leases, (a, b) = leased(("a", 0.0), ("b", 0.0))
+    leases.prolong("a", 4.0)
+    for reader, lease in (("a", a), ("b", b)):
+        leases.curtail(reader, lease, 6.0)
+    leases.release("missing")
+    assert leases.begin(7.0) is None, "a has it until 14"
+    leases.release("a")
+    assert leases.begin(5.9) is None
+    assert leases.begin(6.0) == 0
+    leases.prolong("b", 7.0)
+    assert leases.of("b") is None, "what was written over does not come back"

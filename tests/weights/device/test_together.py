@@ -24,7 +24,6 @@ from asyncrl.weights.device import publisher
 from asyncrl.weights.device.gathering import Party
 from asyncrl.weights.device.process_group import ProcessGroup
 from asyncrl.weights.device.publisher import DevicePublisher
-from asyncrl.weights.device.slot_leases import SlotLeases
 from asyncrl.weights.device.snapshot import DeviceSnapshot
 from asyncrl.weights.device.subscriber import DeviceSubscriber, LeasedWeights
 from asyncrl.weights.device.transports import Broadcast, Failed
@@ -311,21 +310,3 @@ def test_a_group_whose_connecting_never_returns_is_left_behind() -> None:
     assert called.is_set()
     group.close()
     returns.set()
-
-
-def test_a_lease_is_prolonged_by_who_is_heard_and_curtailed_of_who_is_not() -> None:
-    leases = SlotLeases(1, lease_s=10.0)
-    leases.commit(leases.begin(0.0))
-    a, b = leases.lease("a", 0.0), leases.lease("b", 0.0)
-    assert a is not None
-    assert b is not None
-    leases.prolong("a", 4.0)
-    for reader, lease in (("a", a), ("b", b)):
-        leases.curtail(reader, lease, 6.0)
-    leases.release("missing")
-    assert leases.begin(7.0) is None, "a has it until 14"
-    leases.release("a")
-    assert leases.begin(5.9) is None
-    assert leases.begin(6.0) == 0
-    leases.prolong("b", 7.0)
-    assert leases.of("b") is None, "what was written over does not come back"
