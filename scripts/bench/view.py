@@ -5,8 +5,7 @@
     buffer    puts of trajectories per second into a real buffer process, alone and while a viewer refreshes its table
               and reads trajectories, in turns within one run
 
-Run it from the root of the repository: `PYTHONPATH=. python scripts/bench/view.py`. `open` needs a browser (Debian:
-chromium) and websockets; without one the row is left out. Prints JSON.
+`open` needs a browser (Debian: chromium) and websockets; without one the row is left out. Prints JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -41,6 +41,9 @@ from asyncrl.trajectory import CONTEXT, Row, TicketId, Trajectory
 from asyncrl.view import source
 from asyncrl.view.run import ViewedRun
 from asyncrl.view.server import Server
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # for what the tests share with this script
+
 from tests.buffer.processes import BufferProcess
 from tests.view.browser import Browser, found
 from tests.view.made_run import TEXT, MadeRun
