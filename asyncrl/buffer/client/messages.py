@@ -211,6 +211,8 @@ class EvalSetReply:
     skipped: int
     """How often this set was skipped so far, over all steps."""
     seconds: float
+    failure: str = ""
+    """Why the last of the failed episodes failed; empty after a restart of the buffer."""
 
 
 @dataclass(frozen=True, slots=True)

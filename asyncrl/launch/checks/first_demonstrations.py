@@ -6,6 +6,7 @@ from __future__ import annotations
 from asyncrl.config import Config
 from asyncrl.data.demonstrations import Demonstrations, chat, open_demonstrations
 from asyncrl.errors import ConfigError
+from asyncrl.launch.checks.roles import template_of, unknown_role
 from asyncrl.model import positions
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.demonstrations import CannotRender, rows_of
@@ -21,12 +22,16 @@ def check_demonstrations(config: Config) -> None:
     data = open_demonstrations(config)
     if data is None:
         return
-    renderer, most = build_renderer(config), positions(config.model)
+    renderer, most, template = build_renderer(config), positions(config.model), template_of(config)
     for row in chosen(data):
+        shown = chat.decoded(data.chats.chat(row))
+        problem = unknown_role(shown.messages, template)
         try:
-            rows_of(renderer, chat.decoded(data.chats.chat(row)), most)
+            rows_of(renderer, shown, most)
         except CannotRender as error:
-            raise ConfigError(f"data.demonstrations: {data.chats.where(row)} cannot be trained on: {error}.") from error
+            problem = str(error)
+        if problem:
+            raise ConfigError(f"data.demonstrations: {data.chats.where(row)} cannot be trained on: {problem}.")
 
 
 def chosen(data: Demonstrations) -> list[int]:
