@@ -86,8 +86,8 @@ def command(tmp_path: Path, *words: str) -> tuple[int, str, RunFolder]:
 @pytest.mark.system
 @pytest.mark.timeout(120)
 def test_a_score_that_always_raises_ends_the_run_with_its_line_and_resume_tries_again(tmp_path: Path) -> None:
-    data = {"options": {"function": "mine.py:plain", "held_out_size": 12}}
-    code, said, run = launched(tmp_path, "mine.py:wrong", data=data, env={"retries": 2}, eval={"tasks": 12})
+    data = {"options": {"function": "mine.py:plain", "held_out_size": 40}}
+    code, said, run = launched(tmp_path, "mine.py:wrong", data=data, env={"retries": 2}, eval={"tasks": 40})
     assert code == 1, said
     line = FILES.splitlines().index('    return float(extra_info["answer"])') + 1
     assert f"KeyError: 'answer' ({tmp_path / 'mine.py'}, line {line}, in wrong)" in said
