@@ -16,8 +16,8 @@ UNUSED = frozenset(
 PACKAGES = frozenset(
     (
         "huggingface_hub", "jinja2", "msgpack", "msgspec", "numpy", "packaging", "psutil", "pydantic", "regex", "rich",
-        "safetensors", "starlette", "tokenizers", "torch", "tqdm", "transformers", "typing_extensions", "tyro",
-        "uvicorn", "xxhash", "yaml", "zmq",
+        "safetensors", "tokenizers", "torch", "tqdm", "transformers", "typing_extensions", "tyro", "xxhash", "yaml",
+        "zmq",
     )
 )  # fmt: skip
 """Packages that every run imports."""
