@@ -84,7 +84,7 @@ def command(tmp_path: Path, *words: str) -> tuple[int, str, RunFolder]:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_score_that_always_raises_ends_the_run_with_its_line_and_resume_tries_again(tmp_path: Path) -> None:
     data = {"options": {"function": "mine.py:plain", "held_out_size": 40}}
     code, said, run = launched(tmp_path, "mine.py:wrong", data=data, env={"retries": 2}, eval={"tasks": 40})
@@ -94,9 +94,6 @@ def test_a_score_that_always_raises_ends_the_run_with_its_line_and_resume_tries_
     assert "--resume" in said
     assert "Traceback" not in said
     assert ledger_of(run).trajectories == {}
-    code, said, _ = command(tmp_path, "--resume", str(run.path))
-    assert code == 1, "nothing was mended"
-    assert f"KeyError: 'answer' ({tmp_path / 'mine.py'}, line {line}, in wrong)" in said
     (tmp_path / "mine.py").write_text(FILES.replace('extra_info["answer"]', "len(solution_str) % 2"))
     code, said, _ = command(tmp_path, "--resume", str(run.path))
     assert code == 0, said
@@ -106,7 +103,7 @@ def test_a_score_that_always_raises_ends_the_run_with_its_line_and_resume_tries_
 
 
 @pytest.mark.system
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_why_the_first_evaluation_failed_is_on_the_terminal(tmp_path: Path) -> None:
     data = {"options": {"function": "mine.py:plain", "held_out_size": 2}}
     code, said, _ = launched(tmp_path, "mine.py:unseen", data=data, eval={"tasks": 2})
