@@ -6,10 +6,10 @@ from __future__ import annotations
 from asyncrl.config import Config
 from asyncrl.data.demonstrations import Demonstrations, chat, open_demonstrations
 from asyncrl.errors import ConfigError
-from asyncrl.launch.checks.roles import template_of, unknown_role
 from asyncrl.model import positions
 from asyncrl.rendering.build import build_renderer
 from asyncrl.rendering.demonstrations import CannotRender, rows_of
+from asyncrl.rendering.roles import template_of, unknown_role
 
 FIRST, LONGEST, KINDS = 32, 16, 32
 """How many of each are rendered."""

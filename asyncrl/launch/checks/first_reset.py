@@ -25,10 +25,10 @@ from typing import Any
 from asyncrl.config import Config
 from asyncrl.data.base import Task
 from asyncrl.errors import ConfigError
-from asyncrl.launch.checks.roles import template_of, unknown_role
 from asyncrl.process import lifeline
 from asyncrl.process.logs import setup
 from asyncrl.redaction import hide, redact, resolved
+from asyncrl.rendering.roles import template_of, unknown_role
 from asyncrl.wire import pack, unpack
 
 START_S = 120.0

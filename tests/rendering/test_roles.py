@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import Config
-from asyncrl.launch.checks.roles import KNOWN, template_of, unknown_role
+from asyncrl.rendering.roles import KNOWN, template_of, unknown_role
 
 ITS_OWN = "{%- if message.role == 'user' or message.role == 'observation' %}..."
 

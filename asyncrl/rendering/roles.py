@@ -1,5 +1,5 @@
-"""Checks the roles of chat messages: one that no chat template knows is left out of the prompt by some templates, and
-written as it stands by others, where the model has never seen it."""
+"""Checks the roles of chat messages before a chat template gets them: one that it does not know is left out of the
+prompt by some templates, and written as it stands by others, where the model has never seen it."""
 
 from __future__ import annotations
 
