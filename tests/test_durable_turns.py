@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from asyncrl.audit.checks import violations
@@ -23,11 +26,12 @@ from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.summary import figures
 from asyncrl.audit.witnesses import gather
 from asyncrl.launch.processes import kill_all, of_run
+from asyncrl.learner.checkpoints.checkpoints import complete, read_list
 from asyncrl.quickstart.build import build_model
 from asyncrl.quickstart.tokenizer import build_tokenizer
 from asyncrl.run_folder import RunFolder
 from asyncrl.trajectory import Trajectory
-from tests.counting_env import TURNS, Step, carried_out, sampled_again
+from tests.counting_env import TURNS, Step, carried_out, carried_out_again, sampled_again
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
@@ -38,8 +42,17 @@ START_S = 240.0
 class LongRun:
     """A run whose episodes have twenty turns, and the environment's log of them."""
 
-    def __init__(self, folder: Path, env: str, turns: str, steps: int, score: str = "") -> None:
-        """`score`: a group score."""
+    def __init__(
+        self,
+        folder: Path,
+        env: str,
+        turns: str,
+        steps: int,
+        score: str = "",
+        actors: int = 1,
+        **sections: dict[str, Any],
+    ) -> None:
+        """`score`: a group score. `sections`: further fields of the config, by section."""
         tokenizer = build_tokenizer()
         for part in (build_model(tokenizer, positions=512), tokenizer):
             part.save_pretrained(folder / "model")
@@ -51,12 +64,14 @@ class LongRun:
                 "name": f"tests.counting_env:{env}", "options": {"log": str(self.log)},
                 "max_turns": TURNS, "max_tokens": 512, "group_score": score,
             },
-            "actors": {"count": 1, "slots": 4, "max_new_tokens": 8, "drain_s": 1.0},
+            "actors": {"count": actors, "slots": 4 // actors, "max_new_tokens": 8, "drain_s": 1.0},
             "buffer": {"turns": turns, "max_staleness": 50, "capacity": 64, "keep": "all", "lease_s": 10.0},
             "learner": {"groups_per_step": 1, "group_size": 4, "steps": steps, "checkpoint_every": 1},
             "eval": {"tasks": 0},
             "launch": {"runs_dir": str(folder), "name": "run", "restarts": 1000},
         }  # fmt: skip
+        for section, fields in sections.items():
+            config[section] |= fields
         (folder / "config.json").write_text(json.dumps(config))
         self.launcher = self._launch("--config", str(folder / "config.json"))
 
@@ -81,17 +96,27 @@ class LongRun:
             return 0
         return int(self.run.record()["processes"].get(role, [0])[0])
 
-    def kill(self, role: str) -> None:
-        """Kill a process, and wait until its successor is there."""
+    def kill(self, role: str, *, of: signal.Signals = signal.SIGKILL, whole: bool = False) -> None:
+        """Kill a process, and wait until its successor is there. `whole`: with all that it has started, as when its
+        host is lost."""
         before = self.pid(role)
-        if role == "launcher":
-            self.launcher.kill()
-            self.launcher.wait(10)
-            kill_all(of_run(self.run.id))
-            self.launcher = self._launch("--resume", str(self.run.path))
-            return
-        os.kill(before, signal.SIGKILL)
+        pids = [before, *(each.pid for each in psutil.Process(before).children(recursive=True) if whole)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, of)
         assert until(lambda: self.pid(role) not in (0, before), START_S), self.out
+
+    def kill_all(self, *words: str) -> None:
+        """Kill the launcher with all roles, and launch the run again."""
+        self.launcher.kill()
+        self.launcher.wait(10)
+        kill_all(of_run(self.run.id))
+        self.launcher = self._launch("--resume", str(self.run.path), *words)
+
+    def checkpoint_steps(self) -> list[int]:
+        """Of the branch that began last, where it has any."""
+        states = [read_list(path)[0] for path in complete(self.run.checkpoints)]
+        return sorted({state.version for state in states})
 
     def steps(self) -> list[Step]:
         return carried_out(self.log)
@@ -186,30 +211,81 @@ def test_an_actor_killed_in_the_middle_of_its_episodes_costs_no_turn(
     assert any(t.attempt for t in trajectories), "some episodes went on in another attempt"
 
 
-KILLED = ("actor-0", "buffer", "actor-0", "launcher")
+WAYS = {"actor": 8, "host of an actor": 3, "actor leaves": 3, "buffer": 5, "launcher": 3, "fork": 3}
+"""Ways to interrupt a run, with the weights by which they are drawn."""
+
+
+def interrupt(run: LongRun, way: str, rng: random.Random) -> None:
+    actor = f"actor-{rng.randrange(2)}"
+    match way:
+        case "actor":
+            run.kill(actor)
+        case "host of an actor":
+            run.kill(actor, whole=True)
+        case "actor leaves":
+            run.kill(actor, of=signal.SIGTERM)
+        case "buffer":
+            run.kill("buffer")
+        case "launcher":
+            run.kill_all()
+        case "fork":  # a new branch from a checkpoint, while the episodes of the one before are in flight
+            steps = run.checkpoint_steps()
+            run.kill_all(*(["--fresh", "--at-step", str(rng.choice(steps[-2:]))] if steps else []))
+
+
+def none_was_sampled_twice(run: LongRun) -> int:
+    """Of each place of an episode there is one sample, beside those that a new branch voided: in the ledger, and in
+    what the environments saw. Returns the number of the samples of the first kind."""
+    ledger = read_ledger(run.run.buffer)
+    used: Counter[tuple[int, int, int]] = Counter()
+    texts: Counter[tuple[str, int]] = Counter()
+    for row in ledger.tables["turns"]:
+        if row["form"] != "sample":
+            continue
+        group = ledger.groups[row["grp"]]
+        voided = row["ended"] in ("discarded_branch", "dropped")
+        used[row["grp"], row["idx"], row["number"]] += not voided
+        texts[f"{group.task_id}/{row['idx']}", row["number"] + 1] += 1
+    assert max(used.values()) == 1, [place for place, count in used.items() if count > 1]
+    steps = run.steps()
+    unrecorded = {(step.key, step.count) for step in steps} - texts.keys()
+    assert not unrecorded, "an action was recorded before it was carried out"
+    assert sampled_again(steps, {place: count - 1 for place, count in texts.items()}) == 0
+    return sum(used.values())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(14400)
 @pytest.mark.parametrize("env", ["WithSnapshots", "Again", "agent"])
 def test_kills_at_random_turns_lose_none(long_run: Any, env: str) -> None:
-    """`ASYNCRL_TEST_KILLS` (200) kills of actors, the buffer, and the launcher, which is resumed."""
-    kills = int(os.environ.get("ASYNCRL_TEST_KILLS", "200"))
-    run, seen = long_run(env, "on", steps=100_000), 0
-    for number, role in zip(range(kills), itertools.cycle(KILLED), strict=False):
-        enough = seen + 13 + 7 * number % 29  # somewhere else in the episodes each time
-        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), f"kill {number}\n{run.out}"
-        assert until(lambda role=role: run.pid(role) != 0, START_S), run.out
-        time.sleep(0.02 * (number % 5))
+    """`ASYNCRL_TEST_KILLS` (200) of actors, their hosts, the buffer and all processes at once, which are resumed, or
+    begin a new branch."""
+    kills, rng = int(os.environ.get("ASYNCRL_TEST_KILLS", "200")), random.Random(env)
+    workers = {"workers": "threads" if env == "agent" else "processes"}
+    run, seen, ways = long_run(env, "on", steps=100_000, actors=2, env=workers), 0, Counter[str]()
+    began = time.monotonic()
+    for number in range(kills):
+        enough = seen + rng.randrange(8, 40)  # somewhere else in the episodes each time
+        assert until(lambda enough=enough: len(run.steps()) >= enough, START_S), f"kill {number} {ways}\n{run.out}"
+        there = lambda: all(run.pid(role) for role in ("buffer", "actor-0", "actor-1"))  # noqa: E731
+        assert until(there, START_S), run.out
+        time.sleep(rng.uniform(0.0, 0.1))
         seen = len(run.steps())
-        run.kill(role)
+        (way,) = rng.choices(list(WAYS), list(WAYS.values()))
+        interrupt(run, way, rng)
+        ways[way] += 1
     enough = seen + 8 * TURNS
     assert until(lambda: len(run.steps()) >= enough, START_S), run.out
     run.end()
-    exact(run)
-    again = sampled_again(run.steps())
-    print(f"{env}: {again} tokens sampled again after {kills} kills")
-    assert again == 0
+    trajectories, samples, steps = exact(run), none_was_sampled_twice(run), run.steps()
+    ended = Counter(row["ended"] or "kept" for row in read_ledger(run.run.buffer).tables["turns"])
+    print(
+        f"{env}: {kills} kills ({dict(ways)}) in {time.monotonic() - began:.0f} s, {len(trajectories)} trajectories, "
+        f"{samples} samples; {carried_out_again(steps)} actions carried out again in abandoned copies; {dict(ended)}"
+    )
+    assert not ended.keys() & {"failed", "diverged", "lost", "stale", "anew"}
+    reasons = {group.reason for group in read_ledger(run.run.buffer).groups.values()} - {None}
+    assert reasons <= {"discarded_branch"}, "nothing but a new branch drops a group"
 
 
 @pytest.mark.slow
