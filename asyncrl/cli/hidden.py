@@ -8,8 +8,12 @@ import sys
 
 UNUSED = frozenset(
     (
-        "chunk", "cmd", "code", "codeop", "crypt", "doctest", "imp", "mailbox", "nt", "pipes", "sched", "shelve",
-        "symtable", "syslog", "this", "trace", "turtle", "wave",
+        "aifc", "antigravity", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk", "cmd", "code", "codeop",
+        "crypt", "doctest", "ensurepip", "idlelib", "imaplib", "imghdr", "imp", "lib2to3", "mailbox", "mailcap",
+        "msilib", "msvcrt", "nis", "nntplib", "nt", "ossaudiodev", "pipes", "poplib", "pyclbr", "sched",
+        "shelve", "smtpd", "smtplib", "sndhdr", "spwd", "sunau", "symtable", "syslog", "tabnanny", "telnetlib",
+        "this", "tkinter", "trace", "turtle", "turtledemo", "uu", "venv", "wave", "winreg", "winsound", "xdrlib",
+        "zipapp",
     )
 )  # fmt: skip
 """Modules of Python that no process of a run imports."""
