@@ -290,6 +290,7 @@ def test_files_that_hide_nothing_are_left_alone(here: Path, capsys: pytest.Captu
 
 
 @pytest.mark.system
+@pytest.mark.timeout(300)
 def test_the_modules_that_a_run_imports_are_those_that_a_file_may_not_hide() -> None:
     program = (
         "import sys; import asyncrl.cli.dispatch, asyncrl.launch.api, asyncrl.tracking.collector;"
@@ -299,7 +300,7 @@ def test_the_modules_that_a_run_imports_are_those_that_a_file_may_not_hide() -> 
         "print(sorted(UNUSED & set(sys.modules)), sorted(hidden - set(sys.modules)))"
     )
     words = [sys.executable, "-c", program]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=ENVIRONMENT)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=ENVIRONMENT)
     assert done.stdout == "[] []\n", done.stderr
 
 
