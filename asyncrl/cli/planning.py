@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -22,6 +22,9 @@ class _Options:
     try_max_staleness: Annotated[tuple[int, ...], Arg(help="Bounds on staleness to try.", metavar="S ...")] = ()
     try_every: Annotated[tuple[int, ...], Arg(help="Cadences of publication to try.", metavar="N ...")] = ()
     try_sampler: Annotated[tuple[str, ...], Arg(help="Samplers to try.", metavar="NAME ...")] = ()
+    try_tuning: Annotated[
+        tuple[Literal["off", "auto"], ...], Arg(help="Fixed slots and bound, or chosen ones.", metavar="{off,auto} ...")
+    ] = ()
     steps: Annotated[int, Arg(help="Training steps measured in each play.")] = 16
     seeds: Annotated[int, Arg(help="Plays of the settings that matter, each with the episodes drawn again.")] = 3
     cores: Annotated[int | None, Arg(help="Cores of the host; default: those of this one.")] = None
@@ -75,7 +78,7 @@ def plan(words: list[str]) -> int:
     from asyncrl.plan.command import Options
     from asyncrl.plan.command import plan as run_plan
 
-    dimensions = ("actors", "slots", "groups_per_step", "max_staleness", "every", "sampler")
+    dimensions = ("actors", "slots", "groups_per_step", "max_staleness", "every", "sampler", "tuning")
     given = {name: values for name in dimensions if (values := getattr(options, f"try_{name}"))}
     played = Options(given, options.steps, options.seeds, options.cores, options.json, options.write)
     return run_plan(run, played, own)

@@ -51,12 +51,13 @@ def plan(run: RunFolder, options: Options, own: Config | None = None) -> int:
     config = record.config
     auto, bound = record.mean("throughput/slots"), record.mean("staleness/bound")
     slots = None if auto is None else max(1, round(auto / max(1, config.actors.count)))
-    base = Setting.of(config, slots, None if bound is None else round(bound))
-    base = replace(base, actors=fitted.measured.actors)
+    fixed = Setting.of(config, slots, None if bound is None else round(bound))
+    fixed = replace(fixed, actors=fitted.measured.actors)
+    base = fixed.tuned(config) if config.launch.tuning == "auto" else fixed
     system = System(config, domains(config, options.cores or host_cores()))
-    times = calibrated(fitted, system, base, CALIBRATION)
+    times = calibrated(fitted, system, fixed, CALIBRATION)
     found = grid(
-        system, times, base, options.given, steps=options.steps, seeds=options.seeds,
+        system, times, base, options.given, steps=options.steps, seeds=options.seeds, fixed=fixed,
         note=lambda setting: print(f"plays {setting}", file=sys.stderr) if sys.stderr.isatty() else None,
     )  # fmt: skip
     changes, _ = table.changed_config(config, found)

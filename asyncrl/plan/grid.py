@@ -13,12 +13,13 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from asyncrl.config import Config
 from asyncrl.errors import ConfigError
 from asyncrl.plan.calibrate import System
 from asyncrl.plan.fitting.fit import resampled
 from asyncrl.plan.playing.outcome import Outcome
 from asyncrl.plan.playing.simulate import Length
-from asyncrl.plan.setting import Setting
+from asyncrl.plan.setting import TUNED, Setting
 from asyncrl.plan.times import Times
 
 AS_GOOD = 0.05
@@ -65,19 +66,31 @@ class Grid:
     synchronous: Point | None
 
 
-def settings(base: Setting, given: Mapping[str, Sequence[Any]], slots_fixed: bool = False) -> list[Setting]:
+def settings(
+    config: Config, base: Setting, fixed: Setting, given: Mapping[str, Sequence[Any]], slots_fixed: bool = False
+) -> list[Setting]:
     """The settings of a grid: the product of the `given` values by dimension, or, without any, bounds from 0 on and one
-    change of every other dimension at a time."""
+    change of every other dimension at a time.
+
+    `fixed`: the base, or under `launch.tuning: auto` what it came to. Bounds and slots are tried there.
+    """
     if given:
         names = [field.name for field in fields(Setting)]
-        values = [given.get(name, (getattr(base, name),)) for name in names]
+        around = fixed if _names_tuned(given) else base
+        values = [given.get(name, (getattr(around, name),)) for name in names]
         found = [Setting(*each) for each in itertools.product(*values)]
-        return list(dict.fromkeys([base, *found]))
-    return list(dict.fromkeys([base, *_one_changed(base, slots_fixed)]))
+        return list(dict.fromkeys([base, *(each.tuned(config) if each.tuning == "auto" else each for each in found)]))
+    tried = [fixed, *_one_changed(base, fixed, slots_fixed)] if base.tuning == "auto" else []
+    return list(dict.fromkeys([base, *(tried or _one_changed(base, fixed, slots_fixed))]))
 
 
-def _one_changed(base: Setting, slots_fixed: bool) -> Iterator[Setting]:
-    yield from (replace(base, max_staleness=s, every=min(base.every, s + 1)) for s in (0, 1, 2, 4, 8))
+def _names_tuned(given: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether values are asked for of what `launch.tuning: auto` chooses, or of itself."""
+    return bool({*TUNED, "tuning"} & given.keys())
+
+
+def _one_changed(base: Setting, fixed: Setting, slots_fixed: bool) -> Iterator[Setting]:
+    yield from (replace(fixed, max_staleness=s, every=min(base.every, s + 1)) for s in (0, 1, 2, 4, 8))
     changes: dict[str, Sequence[Any]] = {
         "actors": (base.actors + 1, 2 * base.actors),
         "slots": () if slots_fixed else (max(1, base.slots // 2), 2 * base.slots),
@@ -122,17 +135,20 @@ def grid(
     steps: int,
     seeds: int,
     note: Callable[[Setting], None] = lambda setting: None,
+    fixed: Setting | None = None,
 ) -> Grid:
-    """`note` is told of every setting before it is played. Raises ConfigError if the base cannot be played."""
+    """`note` is told of every setting before it is played. `fixed`: what a base under `launch.tuning: auto` came to.
+    Raises ConfigError if the base cannot be played."""
     points: dict[Setting, Point] = {}
     refused: dict[Setting, str] = {}
     variants = [times, *(resampled(times, Random(seed)) for seed in range(1, seeds))]
 
     def play(setting: Setting, seed: int) -> Outcome:
-        length = Length(2 * setting.max_staleness + 4, steps)
+        length = Length(setting.warm_up, steps)
         return played(system, variants[seed], setting, length, seed)
 
-    for setting in settings(base, given, system.config.actors.slots == "auto"):
+    slots_fixed = system.config.actors.slots == "auto"
+    for setting in settings(system.config, base, fixed or base, given, slots_fixed):
         note(setting)
         try:
             outcome = play(setting, 0)
@@ -175,8 +191,10 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def candidates(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> list[Point]:
-    """The points that may be picked: as many actors as recorded, and the same batches, unless others were asked for."""
+    """The points that may be picked: as many actors as recorded, the same batches, and tuned or not as recorded, unless
+    others were asked for."""
     fixed = [name for name in ("actors", *LEARNING) if name not in given]
+    fixed += [] if _names_tuned(given) else ["tuning"]
     return [p for p in points if all(getattr(p.setting, name) == getattr(base, name) for name in fixed)]
 
 
@@ -195,7 +213,7 @@ def _synchronous(points: Sequence[Point], pick: Point) -> Point | None:
     """The fastest point with the bound 0 and otherwise the machines and batches of the pick."""
     same = [
         p for p in points
-        if p.setting.max_staleness == 0 and p.setting.actors == pick.setting.actors
+        if p.setting.value("max_staleness") == 0 and p.setting.actors == pick.setting.actors
         and p.setting.groups_per_step == pick.setting.groups_per_step
     ]  # fmt: skip
     return max(same, key=lambda p: p.rate, default=None)

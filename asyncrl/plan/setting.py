@@ -20,8 +20,13 @@ FIELDS = {
     "max_staleness": "buffer.max_staleness",
     "every": "weights.every",
     "sampler": "buffer.sampler",
+    "tuning": "launch.tuning",
 }
 """The config's field of each dimension."""
+TUNED = ("slots", "max_staleness")
+"""What `launch.tuning: auto` chooses."""
+TUNED_AFTER = 20
+"""Training steps after which it counts as chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +38,12 @@ class Setting:
     max_staleness: int
     every: int
     sampler: str
+    tuning: str = "off"
+    """Under auto, `slots` and `max_staleness` are the limits."""
 
     @classmethod
     def of(cls, config: Config, slots: int | None = None, bound: int | None = None) -> Setting:
-        """`slots`, `bound`: what `actors.slots: auto` and `buffer.max_staleness: auto` came to."""
+        """`slots`, `bound`: what `actors.slots: auto` and `buffer.max_staleness: auto` came to. It has them fixed."""
         given, fixed = config.actors.slots, config.buffer.max_staleness
         if fixed == "auto":
             fixed = config.buffer.staleness_limit if bound is None else bound
@@ -46,12 +53,27 @@ class Setting:
             config.learner.groups_per_step, fixed, config.weights.every, config.buffer.sampler,
         )  # fmt: skip
 
+    def tuned(self, config: Config) -> Setting:
+        """The same under `launch.tuning: auto`."""
+        limits = {"slots": config.actors.max_slots, "max_staleness": config.buffer.staleness_limit}
+        return replace(self, tuning="auto", **limits)
+
+    @property
+    def warm_up(self) -> int:
+        """Training steps that are played before the first that counts."""
+        return TUNED_AFTER if self.tuning == "auto" else 2 * self.max_staleness + 4
+
+    def value(self, name: str) -> Any:
+        """What the config has for a dimension."""
+        return "auto" if self.tuning == "auto" and name in TUNED else getattr(self, name)
+
     def __str__(self) -> str:
-        return ", ".join(f"{FIELDS[name]} {getattr(self, name)}" for name in FIELDS)
+        shown = [name for name in FIELDS if name != "tuning" or self.tuning != "off"]
+        return ", ".join(f"{FIELDS[name]} {self.value(name)}" for name in shown)
 
     def changes(self, base: Setting) -> dict[str, Any]:
         """The config's fields in which it differs from another."""
-        return {field: getattr(self, n) for n, field in FIELDS.items() if getattr(self, n) != getattr(base, n)}
+        return {field: self.value(n) for n, field in FIELDS.items() if self.value(n) != base.value(n)}
 
 
 def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -83,8 +105,9 @@ def refuse_supervised(config: Config) -> None:
 def rules_of(config: Config, setting: Setting) -> Rules:
     """The buffer's rules under a setting. Evaluations and limits of the disk are not played, and no lease lapses, since
     no process dies. Raises ConfigError."""
-    changes = setting.changes(Setting.of(config, setting.slots))
-    if config.buffer.max_staleness == "auto":
+    own = Setting.of(config, setting.slots)
+    changes = setting.changes(own.tuned(config) if config.launch.tuning == "auto" else own)
+    if config.buffer.max_staleness == "auto" and setting.tuning == "off":
         changes[FIELDS["max_staleness"]] = setting.max_staleness
     if "actors.count" in changes:
         changes["actors.count"] += config.actors.eval

@@ -53,7 +53,8 @@ def _row(p: Point, grid: Grid) -> tuple[str, ...]:
     marks = [name for name, point in (("recorded", grid.base), ("pick", grid.pick)) if point.setting == s]
     marks += ["front"] * any(point.setting == s for point in grid.front)
     return (
-        str(s.actors), str(s.slots), str(s.groups_per_step), str(s.max_staleness), str(s.every), s.sampler,
+        str(s.actors), str(s.value("slots")), str(s.groups_per_step), str(s.value("max_staleness")), str(s.every),
+        s.sampler,
         f"{p.mean('step_s'):.3g}", f"{p.rate:.0f}", f"{p.mean('learner_waits'):.0%}", f"{p.mean('slots_idle'):.0%}",
         f"{p.staleness:.2f}", f"{max(o.staleness_max for o in p.outcomes)}", f"{p.mean('dropped'):.1%}",
         " ".join(marks),

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from asyncrl.config import Config
 from asyncrl.plan.fitting.engine_speed import _features, _Generated, nonnegative
 from asyncrl.plan.grid import Point, front, picked, settings, thinning
 from asyncrl.plan.playing.clock import Clock, Cores
@@ -81,7 +82,7 @@ def test_more_actors_and_other_batches_are_picked_only_where_asked_for() -> None
 
 
 def test_a_grid_is_the_product_of_what_is_given() -> None:
-    found = settings(BASE, {"max_staleness": (0, 1), "actors": (1, 2)})
+    found = settings(Config(), BASE, BASE, {"max_staleness": (0, 1), "actors": (1, 2)})
     assert len(found) == 5
     assert found[0] == BASE
     assert {(s.actors, s.max_staleness) for s in found[1:]} == {(1, 0), (1, 1), (2, 0), (2, 1)}

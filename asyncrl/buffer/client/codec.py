@@ -107,14 +107,14 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], header: Frame | msgspec.Raw, m
 
 
 def ticket_reply(
-    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None
+    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None, slots: int | None = None
 ) -> tuple[TicketReply, list[Frame]]:
     """A reply with its frames."""
     places, frames = encode_prefixes([ticket.prefix for ticket in tickets])
     turns = [(place, len(ticket.turns)) for place, ticket in enumerate(tickets) if ticket.turns]
     frames += [encode_carried(record) for ticket in tickets for record in ticket.turns]
     bare = [replace(t, prefix=None, turns=()) if t.prefix or t.turns else t for t in tickets]
-    return TicketReply(bare, why, hold, places, turns), frames
+    return TicketReply(bare, why, hold, places, turns, slots), frames
 
 
 def encode_prefixes(prefixes: Sequence[Row | None]) -> tuple[list[int], list[Frame]]:
