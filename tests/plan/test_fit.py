@@ -88,6 +88,28 @@ def test_a_grid_is_the_product_of_what_is_given() -> None:
     assert {(s.actors, s.max_staleness) for s in found[1:]} == {(1, 0), (1, 1), (2, 0), (2, 1)}
 
 
+def test_a_grid_of_a_tuned_run_plays_it_as_it_is_and_fixed_settings_around_what_it_came_to() -> None:
+    config = Config()
+    tuned = BASE.tuned(config)
+    found = settings(config, tuned, BASE, {}, slots_fixed=True)
+    assert found[:2] == [tuned, BASE]
+    fixed = [s for s in found if s.tuning == "off"]
+    assert {s.max_staleness for s in fixed} == {0, 1, 2, 4, 8}
+    assert {s.slots for s in fixed} == {BASE.slots}
+    assert {s.actors for s in found if s.tuning == "auto"} == {2, 3, 4}
+    tried = settings(config, tuned, BASE, {"max_staleness": (1, 3)})
+    assert tried == [tuned, replace(BASE, max_staleness=1), replace(BASE, max_staleness=3)]
+    assert settings(config, BASE, BASE, {"tuning": ("off", "auto")}) == [BASE, tuned]
+
+
+def test_a_tuned_setting_is_picked_only_where_it_is_recorded_or_asked_for() -> None:
+    tuned = point(BASE.tuned(Config()), 200.0, 0.1)
+    base = point(BASE, 100.0, 1.0)
+    assert picked([base, tuned], BASE, {}) is base
+    assert picked([base, tuned], BASE, {"tuning": ("off", "auto")}) is tuned
+    assert picked([base, tuned], tuned.setting, {}) is tuned
+
+
 def test_a_large_system_is_thinned_evenly() -> None:
     assert thinning(Setting(1000, 64, 512, 2, 1, "fifo"), 5.0) == 8
     assert thinning(BASE, 100.0) == 2

@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from asyncrl.audit.checks.bounds import Decided, name
-from asyncrl.audit.ledger import BatchRow, LedgerRows
+from asyncrl.audit.ledger import AttemptRow, BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.bounds.slots import slots_after
@@ -53,18 +53,25 @@ def slots_follow_from_what_was_measured(decided: Decided, rules: Rules) -> Itera
 def slots_hold_from_the_end_of_their_batch(decided: Decided, _: Rules) -> Iterator[str]:
     """The slots hold for attempts that were issued after the batch ended: its own came before, and so did the end of
     the batch before it; the publication of its version came after."""
-    ledger = decided.ledger
-    issued = sum(len(attempts) for attempts in ledger.attempts.values())
-    published = {(row["branch"], row["version"]): row["attempts"] for row in ledger.tables["published"]}
     for branch, line in decided.of_branch.items():
         least = 0
-        for batch in (each for each in line if each.branch == branch and each.tuned is not None):
-            lent = batch.tuned.lent if batch.tuned else 0
-            before = 0 if batch.released else _last_issued(ledger, batch) + 1
-            most = published.get((branch, batch.version_after), issued) if batch.outcome == "applied" else issued
-            if not max(least, before) <= lent <= most and not decided.taken_over(batch):
-                yield f"{name(batch)} ended after {lent} attempts were issued, not {max(least, before)} to {most}"
-            least = max(least, lent)
+        for batch in line:
+            if batch.branch == branch and batch.tuned is not None:
+                low, high = _when_it_ended(decided.ledger, batch)
+                low, lent = max(low, least), batch.tuned.lent
+                if not low <= lent <= high and not decided.taken_over(batch):
+                    yield f"{name(batch)} ended after {lent} attempts were issued, not {low} to {high}"
+                least = max(least, lent)
+
+
+def _when_it_ended(ledger: LedgerRows, batch: BatchRow) -> tuple[int, int]:
+    """How many attempts were issued then, at least and at most."""
+    issued = sum(len(attempts) for attempts in ledger.attempts.values())
+    places = ((row["branch"], row["version"], row["attempts"]) for row in ledger.tables["published"])
+    published = {(branch, version): attempts for branch, version, attempts in places}
+    applied = batch.outcome == "applied"
+    most = published.get((batch.branch, batch.version_after), issued) if applied else issued
+    return 0 if batch.released else _last_issued(ledger, batch) + 1, most
 
 
 def _last_issued(ledger: LedgerRows, batch: BatchRow) -> int:
@@ -92,29 +99,40 @@ def attempts_end_after_they_begin(decided: Decided, _: Rules) -> Iterator[str]:
 
 def actors_hold_no_more_tickets_than_slots(decided: Decided, rules: Rules) -> Iterator[str]:
     """No actor got a ticket by which it held more than the slots in force."""
-    every = {r.tuning for r in rules if r.tuning is not None}
-    if any(r.tuning is None for r in rules):
+    limits = {r.tuning for r in rules}
+    if None in limits:
         return
     in_force = {branch: _in_force(decided, branch) for branch in decided.ledger.branches}
-    held: defaultdict[str, list[int]] = defaultdict(list)
+    for a, held in _held(decided.ledger):
+        number = in_force[a.branch](a.serial) if a.branch in in_force else None
+        most = max(each.within(each.start if number is None else number) for each in limits if each is not None)
+        if held > most:
+            yield f"{a.actor} held {held} tickets with attempt {a.serial} of all, and {most} slots were in force"
+
+
+def _held(ledger: LedgerRows) -> Iterator[tuple[AttemptRow, int]]:
+    """Every attempt in the order of issue, with the tickets that its actor held then, this one among them."""
+    ends: defaultdict[str, list[int]] = defaultdict(list)
     """By actor, when the attempts end that it holds: as a heap."""
-    attempts = (a for of_ticket in decided.ledger.attempts.values() for a in of_ticket)
-    for a in sorted(attempts, key=lambda a: a.serial):
-        ends = held[a.actor]
-        while ends and ends[0] <= a.serial:
-            heapq.heappop(ends)
-        heapq.heappush(ends, _NEVER if a.ended_serial is None else a.ended_serial)
-        places, numbers = in_force.get(a.branch, ([], []))
-        place = bisect_right(places, a.serial)
-        most = max(limits.within(numbers[place - 1] if place else limits.start) for limits in every)
-        if len(ends) > most:
-            yield f"{a.actor} held {len(ends)} tickets with attempt {a.serial} of all, and {most} slots were in force"
+    for a in sorted((a for attempts in ledger.attempts.values() for a in attempts), key=lambda a: a.serial):
+        held = ends[a.actor]
+        while held and held[0] <= a.serial:
+            heapq.heappop(held)
+        heapq.heappush(held, _NEVER if a.ended_serial is None else a.ended_serial)
+        yield a, len(held)
 
 
-def _in_force(decided: Decided, branch: int) -> tuple[list[int], list[int]]:
-    """Decisions that held on a branch: from which attempt on, and the slots."""
+def _in_force(decided: Decided, branch: int) -> Callable[[int], int | None]:
+    """Takes the serial of an attempt on a branch; gives the slots that were decided last before it. None: nothing
+    was."""
     found = [(b.tuned.lent if b.branch == branch else -1, b.tuned.slots) for b in decided.of_branch[branch] if b.tuned]
-    return [lent for lent, _ in found], [number for _, number in found]
+    places, numbers = [lent for lent, _ in found], [number for _, number in found]
+
+    def at(serial: int) -> int | None:
+        place = bisect_right(places, serial)
+        return numbers[place - 1] if place else None
+
+    return at
 
 
 SLOTS: tuple[Check, ...] = (

@@ -100,23 +100,33 @@ def _wanted(now: int, past: _Past) -> tuple[int, str]:
         return now, ""
     waited, idle = fmean(m.waited for m in past.own), fmean(m.idle for m in past.own)
     waits = waited > (SURE * RAISE if len(past.own) == 1 else RAISE)
-    over = f" over the last {len(past.own)} batches" if len(past.own) > 1 else ""
-    said = f"the learner waits {waited:.0%} of the time and slots are idle for {idle:.0%}{over}"
-    if waits and past.before is not None and past.before > now:
-        return past.before, f"{said}, with fewer slots than before"
-    if waits and past.before is not None and past.seconds:
-        gain = 1 - median(m.seconds for m in past.own) / max(median(past.seconds), 1e-9)
-        if gain < GAIN:
-            slower = f"{now} slots bring a batch only {gain:.0%} sooner than {past.before}"
-            return (past.before, slower) if len(past.own) >= CALM else (now, "")
+    said = _said(len(past.own), waited, idle)
+    if waits and past.before is not None:
+        judged = (past.before, f"{said}, with fewer slots than before") if past.before > now else _gained(now, past)
+        if judged is not None:
+            return judged
     need = now * (1 - idle) / max(1 - waited, 1e-9)
     if waits and idle < waited and not _is_barred(past.ups):
         return max(now + 1, min(MOST * now, math.ceil(need * ROOM))), said
-    if waited < LOWER and len(past.own) >= CALM and not _is_barred(past.downs) and not past.new_bound:
-        fewer = max(math.ceil(now / 2), math.ceil(need * ROOM))
-        if fewer <= CLEARLY * now:
-            return fewer, said
-    return now, ""
+    fewer = max(math.ceil(now / 2), math.ceil(need * ROOM))
+    calm = waited < LOWER and len(past.own) >= CALM and not past.new_bound
+    return (fewer, said) if calm and fewer <= CLEARLY * now and not _is_barred(past.downs) else (now, "")
+
+
+def _said(batches: int, waited: float, idle: float) -> str:
+    over = f" over the last {batches} batches" if batches > 1 else ""
+    return f"the learner waits {waited:.0%} of the time and slots are idle for {idle:.0%}{over}"
+
+
+def _gained(now: int, past: _Past) -> tuple[int, str] | None:
+    """Whether a raise is undone, or waits for more batches; None: it has brought what it must."""
+    if past.before is None or not past.seconds:
+        return None
+    gain = 1 - median(m.seconds for m in past.own) / max(median(past.seconds), 1e-9)
+    if gain >= GAIN:
+        return None
+    slower = f"{now} slots bring a batch only {gain:.0%} sooner than {past.before}"
+    return (past.before, slower) if len(past.own) >= CALM else (now, "")
 
 
 def _is_barred(ago: Sequence[int]) -> bool:
