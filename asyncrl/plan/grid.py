@@ -66,27 +66,48 @@ class Grid:
     synchronous: Point | None
 
 
-def settings(
-    config: Config, base: Setting, fixed: Setting, given: Mapping[str, Sequence[Any]], slots_fixed: bool = False
-) -> list[Setting]:
-    """The settings of a grid: the product of the `given` values by dimension, or, without any, bounds from 0 on and one
-    change of every other dimension at a time.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a grid is asked to try."""
 
-    `fixed`: the base, or under `launch.tuning: auto` what it came to. Bounds and slots are tried there.
-    """
-    if given:
+    given: Mapping[str, Sequence[Any]]
+    """Values by dimension."""
+    fixed: Setting | None = None
+    """What a base under `launch.tuning: auto` came to: bounds and slots are tried there. None: the base."""
+    machines: Sequence[tuple[int, int]] = ()
+    """Pairs of actors and ranks of the learner, each of which is tried with every other value; empty: the base's."""
+
+    @property
+    def names_tuned(self) -> bool:
+        """Whether values are asked for of what `launch.tuning: auto` chooses, or of itself."""
+        return bool({*TUNED, "tuning"} & self.given.keys())
+
+    @property
+    def kept(self) -> list[str]:
+        """Dimensions in which a pick must equal the base: those of machines and of what is learned from, and whether it
+        is tuned, unless they were asked for."""
+        machines = () if self.machines else ("actors", "ranks")
+        kept = [name for name in (*machines, *LEARNING) if name not in self.given]
+        return kept if self.names_tuned else [*kept, "tuning"]
+
+
+def settings(config: Config, base: Setting, asked: Asked, slots_fixed: bool = False) -> list[Setting]:
+    """The settings of a grid: the product of the values by dimension that are asked for, or, without any, bounds from 0
+    on and one change of every other dimension at a time."""
+    given, fixed = asked.given, asked.fixed or base
+    if given or asked.machines:
         names = [field.name for field in fields(Setting)]
-        around = fixed if _names_tuned(given) else base
-        values = [given.get(name, (getattr(around, name),)) for name in names]
-        found = [Setting(*each) for each in itertools.product(*values)]
+        around = fixed if asked.names_tuned else base
+        found = [
+            Setting(*each)
+            for one in (
+                replace(around, actors=a, ranks=r) for a, r in asked.machines or [(around.actors, around.ranks)]
+            )
+            for each in itertools.product(*(given.get(name, (getattr(one, name),)) for name in names))
+        ]
         return list(dict.fromkeys([base, *(each.tuned(config) if each.tuning == "auto" else each for each in found)]))
     tried = [fixed, *_one_changed(base, fixed, slots_fixed)] if base.tuning == "auto" else []
     return list(dict.fromkeys([base, *(tried or _one_changed(base, fixed, slots_fixed))]))
-
-
-def _names_tuned(given: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether values are asked for of what `launch.tuning: auto` chooses, or of itself."""
-    return bool({*TUNED, "tuning"} & given.keys())
 
 
 def _one_changed(base: Setting, fixed: Setting, slots_fixed: bool) -> Iterator[Setting]:
@@ -106,7 +127,8 @@ def played(system: System, times: Times, setting: Setting, length: Length, seed:
     trajectories = setting.groups_per_step * system.config.learner.group_size * (length.warm_up + length.steps)
     factor = 1 if system.domains else thinning(setting, trajectories / MOST_PUTS)
     thin = replace(setting, actors=setting.actors // factor, groups_per_step=setting.groups_per_step // factor)
-    learner = replace(times.learner, per_token_s=times.learner.per_token_s * factor)
+    by_ranks = system.config.learner.ranks / setting.ranks  # each computes its share of the batch
+    learner = replace(times.learner, per_token_s=times.learner.per_token_s * factor * by_ranks)
     outcome, _ = system.play(replace(times, learner=learner), thin, length, seed)
     grown = ("tokens_per_s", "generated_per_s", "live_trajectories", "live_bytes", "bytes_per_step")
     return replace(outcome, **{name: getattr(outcome, name) * factor for name in grown})
@@ -130,15 +152,13 @@ def grid(
     system: System,
     times: Times,
     base: Setting,
-    given: Mapping[str, Sequence[Any]],
+    asked: Asked,
     *,
     steps: int,
     seeds: int,
     note: Callable[[Setting], None] = lambda setting: None,
-    fixed: Setting | None = None,
 ) -> Grid:
-    """`note` is told of every setting before it is played. `fixed`: what a base under `launch.tuning: auto` came to.
-    Raises ConfigError if the base cannot be played."""
+    """`note` is told of every setting before it is played. Raises ConfigError if the base cannot be played."""
     points: dict[Setting, Point] = {}
     refused: dict[Setting, str] = {}
     variants = [times, *(resampled(times, Random(seed)) for seed in range(1, seeds))]
@@ -148,7 +168,7 @@ def grid(
         return played(system, variants[seed], setting, length, seed)
 
     slots_fixed = system.config.actors.slots == "auto"
-    for setting in settings(system.config, base, fixed or base, given, slots_fixed):
+    for setting in settings(system.config, base, asked, slots_fixed):
         note(setting)
         try:
             outcome = play(setting, 0)
@@ -161,17 +181,17 @@ def grid(
             points[setting] = Point(setting, (outcome,))
     if base not in points:
         raise ConfigError(f"the recorded setting cannot be played ({base}): {refused[base]}")
-    for setting in {p.setting: None for p in _worth(list(points.values()), base, given)}:
+    for setting in {p.setting: None for p in _worth(list(points.values()), base, asked)}:
         more = tuple(play(setting, seed) for seed in range(1, seeds))
         points[setting] = replace(points[setting], outcomes=points[setting].outcomes + more)
     found = list(points.values())
-    pick = picked(found, base, given)
+    pick = picked(found, base, asked)
     return Grid(points[base], found, refused, front(found), pick, _synchronous(found, pick))
 
 
-def _worth(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
+def _worth(points: Sequence[Point], base: Setting, asked: Asked) -> Iterator[Point]:
     """The points that are played with every seed."""
-    pick = picked(points, base, given)
+    pick = picked(points, base, asked)
     yield from (p for p in points if p.setting in (base, pick.setting))
     yield from front(points)
     synchronous = _synchronous(points, pick)
@@ -190,18 +210,16 @@ def front(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def candidates(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> list[Point]:
-    """The points that may be picked: as many actors as recorded, the same batches, and tuned or not as recorded, unless
-    others were asked for."""
-    fixed = [name for name in ("actors", *LEARNING) if name not in given]
-    fixed += [] if _names_tuned(given) else ["tuning"]
-    return [p for p in points if all(getattr(p.setting, name) == getattr(base, name) for name in fixed)]
+def candidates(points: Sequence[Point], base: Setting, asked: Asked) -> list[Point]:
+    """The points that may be picked: as many actors and ranks as recorded, the same batches, and tuned or not as
+    recorded, unless others were asked for."""
+    return [p for p in points if all(getattr(p.setting, name) == getattr(base, name) for name in asked.kept)]
 
 
-def picked(points: Sequence[Point], base: Setting, given: Mapping[str, Sequence[Any]]) -> Point:
+def picked(points: Sequence[Point], base: Setting, asked: Asked) -> Point:
     """The freshest of those within `AS_GOOD` of the fastest; the recorded one, if it is among them and a tenth of a
     training step at most behind in staleness."""
-    allowed = candidates(points, base, given)
+    allowed = candidates(points, base, asked)
     best = max(p.rate for p in allowed)
     fast = [p for p in allowed if p.rate >= (1 - AS_GOOD) * best]
     freshest = min(fast, key=lambda p: (round(p.staleness, 2), len(p.setting.changes(base)), -p.rate))
@@ -214,6 +232,7 @@ def _synchronous(points: Sequence[Point], pick: Point) -> Point | None:
     same = [
         p for p in points
         if p.setting.value("max_staleness") == 0 and p.setting.actors == pick.setting.actors
+        and p.setting.ranks == pick.setting.ranks
         and p.setting.groups_per_step == pick.setting.groups_per_step
     ]  # fmt: skip
     return max(same, key=lambda p: p.rate, default=None)

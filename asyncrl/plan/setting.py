@@ -10,6 +10,7 @@ from typing import Any
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.config.demonstrations import supervised
+from asyncrl.config.rules.gpus import engine_gpus
 from asyncrl.errors import ConfigError
 from asyncrl.plan.times import Domain
 
@@ -21,6 +22,7 @@ FIELDS = {
     "every": "weights.every",
     "sampler": "buffer.sampler",
     "tuning": "launch.tuning",
+    "ranks": "learner.ranks",
 }
 """The config's field of each dimension."""
 TUNED = ("slots", "max_staleness")
@@ -40,6 +42,7 @@ class Setting:
     sampler: str
     tuning: str = "off"
     """Under auto, `slots` and `max_staleness` are the limits."""
+    ranks: int = 1
 
     @classmethod
     def of(cls, config: Config, slots: int | None = None, bound: int | None = None) -> Setting:
@@ -51,6 +54,7 @@ class Setting:
             max(1, config.actors.count - config.actors.eval),
             given if isinstance(given, int) else slots or config.actors.most_slots,
             config.learner.groups_per_step, fixed, config.weights.every, config.buffer.sampler,
+            ranks=config.learner.ranks,
         )  # fmt: skip
 
     def tuned(self, config: Config) -> Setting:
@@ -68,7 +72,8 @@ class Setting:
         return "auto" if self.tuning == "auto" and name in TUNED else getattr(self, name)
 
     def __str__(self) -> str:
-        shown = [name for name in FIELDS if name != "tuning" or self.tuning != "off"]
+        usual = {"tuning": "off", "ranks": 1}
+        shown = [name for name in FIELDS if getattr(self, name) != usual.get(name)]
         return ", ".join(f"{FIELDS[name]} {self.value(name)}" for name in shown)
 
     def changes(self, base: Setting) -> dict[str, Any]:
@@ -140,6 +145,26 @@ def domains(config: Config, cores: int) -> list[Domain]:
             own, members = own | other[0], members | other[1]
         found.append((own, members))
     return [Domain(float(len(own)), frozenset(members)) for own, members in found]
+
+
+def splits(config: Config, gpus: int) -> list[tuple[int, int]]:
+    """How so many GPUs may be divided: (actors, ranks of the learner), each using all of them. Numbers of ranks are
+    powers of two, eighths of the GPUs, and the present one. Raises ConfigError."""
+    actor = config.launch.gpus.get("actor", float(engine_gpus(config)))
+    rank = config.launch.gpus.get("learner", 1.0)
+    if min(actor, rank) < 1:
+        raise ConfigError(
+            f"--gpus is {gpus}, and in the run an actor has {actor:g} GPUs and a rank of the learner {rank:g}: what "
+            "they would do on GPUs of their own is not in its record. Give a run whose roles have whole GPUs."
+        )
+    tried = {1 << k for k in range(gpus.bit_length())} | {gpus * k // 8 for k in range(1, 8)} | {config.learner.ranks}
+    left = {ranks: int(gpus - ranks * rank) for ranks in sorted(tried) if ranks}
+    found = [(rest // int(actor), ranks) for ranks, rest in left.items() if rest > 0 and rest % int(actor) == 0]
+    if not found:
+        raise ConfigError(
+            f"--gpus is {gpus}, which cannot be divided: an actor has {actor:g}, a rank of the learner {rank:g}."
+        )
+    return found
 
 
 def host_cores() -> int:

@@ -11,7 +11,7 @@ from asyncrl.buffer.bounds.automatic import Auto
 from asyncrl.buffer.bounds.slots import SlotLimits
 from asyncrl.config import Config
 from asyncrl.errors import ConfigError
-from asyncrl.plan.setting import Setting, config_with, domains, rules_of
+from asyncrl.plan.setting import Setting, config_with, domains, rules_of, splits
 from asyncrl.plan.times import Domain
 
 
@@ -68,6 +68,16 @@ def test_what_the_configuration_says_is_played_tuned_or_fixed() -> None:
     assert rules_of(config(), Setting.of(config()).tuned(config())).tuning == SlotLimits(1, 256, 16)
     assert str(base).endswith("weights.every 1, buffer.sampler fifo, launch.tuning auto")
     assert "actors.slots auto" in str(base)
+
+
+def test_how_gpus_may_be_divided() -> None:
+    engine = {"actors": {"engine": "vllm", "engine_options": {"tensor_parallel": 2}}}
+    assert splits(config(actors={"engine": "vllm"}), 8) == [(8 - r, r) for r in range(1, 8)]
+    assert splits(config(**engine), 8) == [(3, 2), (2, 4), (1, 6)]
+    with pytest.raises(ConfigError, match="which cannot be divided: an actor has 2"):
+        splits(config(**engine), 2)
+    with pytest.raises(ConfigError, match="an actor has 0 GPUs and a rank of the learner 1"):
+        splits(config(), 8)
 
 
 def test_a_setting_that_the_rules_of_the_config_refuse() -> None:
