@@ -64,8 +64,12 @@ def plan(run: RunFolder, options: Options, own: Config | None = None) -> int:
         note=lambda setting: print(f"plays {setting}", file=sys.stderr) if sys.stderr.isatty() else None,
     )  # fmt: skip
     changes, _ = table.changed_config(config, found)
+    as_json = json.dumps(table.as_json(fitted, found, changes), indent=2)
+    part = run.plan.with_suffix(".json.part")  # the report draws it
+    part.write_text(as_json)
+    part.replace(run.plan)
     if options.as_json:
-        print(json.dumps(table.as_json(fitted, found, changes), indent=2))
+        print(as_json)
     else:
         print("\n".join(_text(fitted, found, changes, config)))
     if options.write is not None:

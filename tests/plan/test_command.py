@@ -14,6 +14,7 @@ from asyncrl.buffer.rules import Rules
 from asyncrl.cli.dispatch import main
 from asyncrl.config import Config
 from asyncrl.run_folder import RunFolder
+from asyncrl.tracking.report import pareto
 from tests.plan.recording import record
 
 CONFIG: dict[str, Any] = {
@@ -53,6 +54,11 @@ def test_a_plan_has_a_table_a_verdict_and_lines_to_paste(
     assert (code, err) == (0, "")
     for words_said in ("fitted to", "tokens/s", "recorded", "slower side", "synchronous training", "how sure"):
         assert words_said in out
+    drawn = pareto.read(run.plan)
+    assert drawn is not None
+    assert len(drawn.points) >= 8
+    assert {"recorded", "pick"} <= drawn.named.keys()
+    assert set(drawn.front) <= set(drawn.points)
     Config.load(new)
     written = yaml.safe_load(new.read_text())
     assert written["learner"]["groups_per_step"] == 3
