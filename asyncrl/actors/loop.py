@@ -127,7 +127,6 @@ class Actor:
         self.tickets.changed.set()
         # A reply on its way may hold tickets; waiting for it lets them be released.
         await asyncio.wait([taking_tickets], timeout=LEAVE_S)
-        actors = self._config.actors
-        seconds, first_turns = actors.drain_s, actors.resume_episodes
-        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine, first_turns)
+        seconds = self._config.actors.drain_s
+        await drain(self._name, self.tickets, self._buffer, self._acks, seconds, self._engine)
         self._status.send_metrics()

@@ -115,20 +115,6 @@ class TrajectoryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixRow:
-    group: int
-    index: int
-    attempt: int
-    """The attempt that handed it back."""
-    tokens: int
-    """Number of tokens, with the prompt."""
-    newest: int
-    """Newest version among those that were sampled."""
-    digest: str
-    ended: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class BatchRow:
     serial: int
     b: int
@@ -202,8 +188,6 @@ class LedgerRows:
     """States of the curriculum by serial, in order."""
     added: dict[int, AddedRow]
     """Tasks added by data.on_step_end, by index."""
-    prefixes: list[PrefixRow]
-    """Prefixes that interrupted attempts handed back."""
     demonstrations: dict[int, list[DemonstrationRow]] = field(default_factory=dict)
     """Those that a batch takes, by its serial, in order."""
     demonstrations_digest: str | None = None

@@ -23,7 +23,6 @@ from asyncrl.audit.ledger import (
     DemonstrationRow,
     GroupRow,
     LedgerRows,
-    PrefixRow,
     TrajectoryRow,
 )
 from asyncrl.buffer.ledger.records import BOUND, SLOTS, Decision, Draw, Drawn, Measures, Tuned, of_bound, of_slots
@@ -33,7 +32,7 @@ from asyncrl.errors import RunError
 
 TABLES = (
     "attempts", "batches", "checkpoints", "eval_measures", "eval_results", "evals", "incarnations", "lengths",
-    "logs", "prefixes", "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops",
+    "logs", "published", "replays", "retired", "score_logs", "score_uses", "scores", "scorings", "stops",
     "turns", "uses",
 )  # fmt: skip
 """Tables that are also read as they are."""
@@ -117,12 +116,6 @@ def rows_in(db: sqlite3.Connection) -> LedgerRows:
             row["serial"]: CurriculumRow(**_with_bools(row, "released"))
             for row in read("SELECT serial, batch, version, state, released FROM curriculum ORDER BY serial")
         },
-        prefixes=[
-            PrefixRow(**dict(row))
-            for row in read(
-                'SELECT grp AS "group", idx AS "index", attempt, tokens, newest, digest, ended FROM prefixes'
-            )
-        ],
         demonstrations=dict(shown),
         demonstrations_digest=str(began_with[0][0]) if began_with else None,
         teacher=str(taught_by[0][0]) if taught_by else "",

@@ -41,7 +41,6 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
         "buffer/reissued": buffer.tickets.queue.reissued,
         "throughput/tokens_wasted/late": counts.get("late_tokens", 0),
         "throughput/tokens_wasted/duplicate": counts.get("duplicate_tokens", 0),
-        "throughput/tokens_wasted/prefix": buffer.tickets.carried.prefixes.wasted,
         "throughput/tokens_wasted/turns": buffer.tickets.carried.turns.wasted,
         **recorded(buffer.tickets.carried.turns, counts),
         **{f"throughput/tokens_wasted/{reason}": tokens for reason, tokens in ledger.bias.wasted.items()},

@@ -29,6 +29,9 @@ sets every seed that has no flag of its own, also those in the file."""
 TUNED = ("buffer.max_staleness", "actors.slots")
 """`launch.tuning: auto` sets these fields to auto, in the same way."""
 
+REPLACED: Mapping[str, str] = {"actors.resume_episodes": "buffer.turns"}
+"""Fields of earlier states of the code, and what does the same now."""
+
 _CODE = re.compile(r"(?P<file>[^:]+\.py):(?P<name>[A-Za-z_][\w.]*)")
 _PATH_KEY = re.compile(r"(?:.*_)?paths?|demonstrations")
 
@@ -351,7 +354,9 @@ def _short(value: Any) -> str:
 
 def nearest(path: str, spell: Callable[[str], str] = str) -> str:
     """' (did you mean buffer.capacity?)', or nothing when no field resembles `path`. A key of another system is told by
-    what sets the same here."""
+    what sets the same here, a field that was replaced by its successor."""
+    if path in REPLACED:
+        return f" (it was replaced by {spell(REPLACED[path])})"
     if theirs := field_for(path):
         return f" (here it is {spell(theirs)}; docs/reference/other-systems.md compares the keys)"
     if is_theirs(path):

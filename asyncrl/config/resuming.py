@@ -49,7 +49,7 @@ _FREE: Mapping[str, str] = {
     "model": "made_with",
     "env": "call_s max_reward workers worker_count retries max_failures failure_window on_failures",
     "actors": "count eval constraints engine engine_options slots max_slots top_p top_k min_p max_kept max_new_tokens "
-    "seed threads episode_idle_s episode_s episode_max_s drain_s resume_episodes",
+    "seed threads episode_idle_s episode_s episode_max_s drain_s",
     "buffer": "capacity staleness_limit staleness_lr requeue wait_s mask_min_kept sampler max_uses replay "
     "replay_priority replay_half_life replay_exponent replay_beta filters filter_max_ratio on_starved lease_s keep "
     "fsync fsync_interval_s commit_ms max_disk_gb turns turns_auto_s turn_max_kb",

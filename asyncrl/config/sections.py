@@ -160,9 +160,6 @@ class ActorsConfig(Section):
     """Hard limit of an episode that keeps finishing turns, in seconds; 0: `episode_s`."""
     drain_s: float = Field(5.0, ge=0)
     """Seconds that an actor has, when it is stopped, to finish its episodes or hand them back."""
-    resume_episodes: bool = False
-    """When an actor stops, hand back unfinished episodes whose environment was not stepped yet, with the tokens sampled
-    so far; the next actor continues them (docs/how-to/engines.md). Otherwise they start over."""
 
     @property
     def truncated(self) -> bool:
@@ -242,8 +239,8 @@ class BufferConfig(Section):
     checkpoints, at 100% no new group is issued."""
     turns: Literal["off", "on", "auto"] = "off"
     """on: the turns of an episode are recorded as they are played, so that another actor continues at the turn where
-    one has stopped (docs/how-to/long-episodes.md). off: at most the first turn, by `actors.resume_episodes`. auto: on
-    for an environment whose episodes take long (`turns_auto_s`)."""
+    one has stopped (docs/how-to/long-episodes.md). off: an interrupted episode starts over. auto: on for an environment
+    whose episodes take long (`turns_auto_s`)."""
     turns_auto_s: float = Field(60.0, gt=0)
     """Under `turns: auto`: seconds that more than a tenth of an environment's last 100 episodes (at least 10) must
     exceed."""

@@ -47,7 +47,7 @@ EDGES: dict[str, dict[str, int]] = {
 """Buckets of a token's turn in its row, and of its position in its turn, with the lowest of each, from 1."""
 
 DROP_REASONS = ("stale", "filtered", "env_error", "wait_deadline", "guard", "poison", "discarded_branch")
-WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "prefix", "turns", "aborted", "masked")
+WASTE_REASONS = (*DROP_REASONS, "late", "duplicate", "turns", "aborted", "masked")
 RECORD_ENDS = (
     "kept", "continued", "longer", "stale", "anew", "failed", "diverged", "lost", "discarded_branch", "dropped",
 )  # fmt: skip

@@ -45,7 +45,6 @@ from tests.buffer.fakes import (
 )
 from tests.buffer.scoring.fakes import SCORED, lease, scores
 from tests.buffer.scoring.fakes import bring as put_scores
-from tests.buffer.tickets.test_prefixes import prefix
 from tests.buffer.tickets.test_turns import RESET, answer, episode, played, record, sample
 
 
@@ -109,10 +108,10 @@ class Simulated:
                 self.log.recorded((ticket.id, ticket.attempt), each)
         self.buffer.logged("actor-0", self.log.head)
 
-    def hand_back(self, ticket: Ticket) -> None:
-        lease, sampled = (ticket.id, ticket.attempt), prefix()
-        self.log.hand_back(lease, sampled)
-        self.buffer.release("actor-0", [lease], prefixes={0: sampled})
+    def hand_over(self, ticket: Ticket) -> None:
+        """The actor leaves amid the first turn."""
+        self.record(ticket, [sample(0, self.buffer.ledger.history.published or 0, stop_reason="abort")])
+        self.buffer.release("actor-0", [(ticket.id, ticket.attempt)])
 
     def step(self, outcome: Any = "applied") -> None:
         b = len(self.done)
@@ -242,12 +241,12 @@ class Simulated:
 
 
 def interrupted(folder: Path) -> Simulated:
-    """The buffer was opened again, attempts failed or were handed back, a filter dropped groups, a step was refused."""
+    """The buffer was opened again, attempts failed or were released, a filter dropped groups, a step was refused."""
     run = Simulated(folder, more, filters=(zero_variance,), filter_max_ratio=1.0, env_retries=0, eval_tasks=2)
     first = run.issue(8)
     run.put(first[0])
     run.put(first[0])
-    run.hand_back(first[1])
+    run.buffer.release("actor-0", [(first[1].id, first[1].attempt)])
     run.buffer.fail("actor-0", first[2].id, first[2].attempt, "env_error", "away")
     for ticket in first[4:]:
         run.put(ticket, 1.0 if ticket.id.group == 2 else None)
@@ -448,7 +447,7 @@ def recorded(folder: Path) -> Simulated:
 
 
 def branched(folder: Path) -> Simulated:
-    """A branch began while groups were in flight: they went on with a stored trajectory, a prefix and turns, of which
+    """A branch began while groups were in flight: they went on with a stored trajectory and turns, of which
     some were too late; one had a trajectory that was too late."""
     run = Simulated(folder, durable=True, max_staleness=3)
     first = run.issue(8)
@@ -456,7 +455,7 @@ def branched(folder: Path) -> Simulated:
         run.put(ticket)
     for ticket in first[5:7]:
         run.record(ticket, episode(1))
-    run.hand_back(first[7])
+    run.hand_over(first[7])
     run.step()
     run.checkpoint()
     run.record(first[6], [sample(1, 1), answer(1)])

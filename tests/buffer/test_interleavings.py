@@ -178,16 +178,14 @@ class Interleavings(Promises):
             self.said[ticket.id, ticket.attempt] = [*ticket.turns]
 
     def made(self, data: Any, ticket: Ticket) -> Trajectory:
-        """With a prefix or recorded turns it goes on behind them, or starts over."""
+        """With recorded turns it goes on behind them, or starts over."""
         samples = [r for r in self.said[ticket.id, ticket.attempt] if isinstance(r, RecordedSample)]
         if samples and data.draw(st.integers(0, 3)):
             return replace(played(ticket, samples), timings={"total": data.draw(st.sampled_from([0.5, 2.0]))})
-        kept = ticket.prefix if ticket.prefix is not None and data.draw(st.booleans()) else None
-        before = [] if kept is None else kept.versions[kept.mask].tolist()
-        first = max([ticket.min_version[1], *before])
+        first = ticket.min_version[1]
         last = max(first, self.buffer.ledger.history.recorded_version)
         versions = sorted(data.draw(st.lists(st.integers(first, last), min_size=1, max_size=3)))
-        return trajectory(ticket, (*before, *versions), float(data.draw(st.integers(0, 1))))
+        return trajectory(ticket, tuple(versions), float(data.draw(st.integers(0, 1))))
 
     @rule(data=st.data())
     def play(self, data: Any) -> None:
@@ -271,7 +269,7 @@ class Interleavings(Promises):
         reason = "abort" if partial else "stop"
         return recorded_turns.sample(number, max(version, ticket.min_version[1]), stop_reason=reason)
 
-    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew", "hand back", "hand back"]))
+    @rule(data=st.data(), how=st.sampled_from(["fail", "release", "renew"]))
     def give_up(self, data: Any, how: str) -> None:
         if not self.tickets:
             return
@@ -283,10 +281,6 @@ class Interleavings(Promises):
             elif how == "release":
                 with suppress(Refused):  # of another actor
                     self.buffer.release(actor, [(ticket.id, ticket.attempt)])
-            elif how == "hand back":
-                row = self.made(data, ticket).rows[0]
-                with suppress(Refused):  # of a version that was left, or of another actor
-                    self.buffer.release(actor, [(ticket.id, ticket.attempt)], prefixes={0: row})
             elif how == "renew":
                 self.buffer.renew(self.now, actor, [(ticket.id, ticket.attempt)])
         self.commit()

@@ -69,6 +69,10 @@ def test_the_committed_configs_are_valid() -> None:
         ("bufer: {capacity: 2}", ["bufer", "did you mean buffer"]),
         ("learner: {max_staleness: 2}", ["learner.max_staleness", "did you mean buffer.max_staleness"]),
         ("zzz: 1", ["zzz in", "is not a field"]),
+        (
+            "actors: {resume_episodes: true}",
+            ["actors.resume_episodes in", "is not a field (it was replaced by buffer.turns)"],
+        ),
         ("5: x", ["5 in"]),
         ("buffer: 3", ["buffer in", "3", "expected a section"]),
         ("buffer: {capacity: many}", ["buffer.capacity", "'many'", "expected a valid integer"]),

@@ -90,7 +90,7 @@ class Ledger:
         return attempt
 
     def end_attempt(self, number: int, index: int, attempt: int, how: str, detail: str | None = None) -> None:
-        """How: stored, late, lapsed, released, handed_back, failed, revoked. The first ending stays unless a put comes
+        """How: stored, late, lapsed, released, failed, revoked. The first ending stays unless a put comes
         after it; an attempt whose trajectory the disk lost stays lost."""
         put = how in ("stored", "late")
         self.db.write(

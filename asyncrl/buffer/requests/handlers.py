@@ -176,11 +176,8 @@ class Requests:
         self._counts["env_failures"] += 1
         return Answer()
 
-    def on_release(self, request: messages.ReleaseRequest, frames: Sequence[Frame], at_once: bool) -> Answer:
-        prefixes = codec.prefixes_at(request.prefixes, frames, len(request.leases))
-        for place, prefix in prefixes.items():
-            self._buffer.limits.check_rows([prefix], f"the prefix of ticket {request.leases[place][0]}")
-        self._buffer.release(request.actor, request.leases, prefixes=prefixes)
+    def on_release(self, request: messages.ReleaseRequest, _: Sequence[Frame], at_once: bool) -> Answer:
+        self._buffer.release(request.actor, request.leases)
         return Answer()
 
     # The learner
