@@ -17,6 +17,7 @@ from asyncrl.audit.ledger import AttemptRow, BatchRow, LedgerRows
 from asyncrl.audit.table import Check, apply
 from asyncrl.audit.witnesses import Bounds
 from asyncrl.buffer.bounds.slots import slots_after
+from asyncrl.buffer.ledger.records import Tuned
 
 Rules = Sequence[Bounds]
 
@@ -53,29 +54,29 @@ def slots_follow_from_what_was_measured(decided: Decided, rules: Rules) -> Itera
 def slots_hold_from_the_end_of_their_batch(decided: Decided, _: Rules) -> Iterator[str]:
     """The slots hold for attempts that were issued after the batch ended: its own came before, and so did the end of
     the batch before it; the publication of its version came after."""
+    ledger, issued = decided.ledger, sum(len(attempts) for attempts in decided.ledger.attempts.values())
+    of_version = {(row["branch"], row["version"]): row["attempts"] for row in ledger.tables["published"]}
+    least: defaultdict[int, int] = defaultdict(int)
+    for batch, tuned in _tuned_on_their_branch(decided):
+        low, high = max(least[batch.branch], _last_issued(ledger, batch) + 1), issued
+        if batch.outcome == "applied":
+            high = of_version.get((batch.branch, batch.version_after), issued)
+        if not low <= tuned.lent <= high and not decided.taken_over(batch):
+            yield f"{name(batch)} ended after {tuned.lent} attempts were issued, not {low} to {high}"
+        least[batch.branch] = max(least[batch.branch], tuned.lent)
+
+
+def _tuned_on_their_branch(decided: Decided) -> Iterator[tuple[BatchRow, Tuned]]:
+    """The batches that decided slots, in order, by the branch on which they were fixed."""
     for branch, line in decided.of_branch.items():
-        least = 0
-        for batch in line:
-            if batch.branch == branch and batch.tuned is not None:
-                low, high = _when_it_ended(decided.ledger, batch)
-                low, lent = max(low, least), batch.tuned.lent
-                if not low <= lent <= high and not decided.taken_over(batch):
-                    yield f"{name(batch)} ended after {lent} attempts were issued, not {low} to {high}"
-                least = max(least, lent)
-
-
-def _when_it_ended(ledger: LedgerRows, batch: BatchRow) -> tuple[int, int]:
-    """How many attempts were issued then, at least and at most."""
-    issued = sum(len(attempts) for attempts in ledger.attempts.values())
-    places = ((row["branch"], row["version"], row["attempts"]) for row in ledger.tables["published"])
-    published = {(branch, version): attempts for branch, version, attempts in places}
-    applied = batch.outcome == "applied"
-    most = published.get((batch.branch, batch.version_after), issued) if applied else issued
-    return 0 if batch.released else _last_issued(ledger, batch) + 1, most
+        yield from ((batch, batch.tuned) for batch in line if batch.branch == branch and batch.tuned is not None)
 
 
 def _last_issued(ledger: LedgerRows, batch: BatchRow) -> int:
-    """Serial of the last attempt that brought a trajectory of this batch."""
+    """Serial of the last attempt that brought a trajectory of this batch; -1: of a batch that was released, whose
+    groups may have been played again."""
+    if batch.released:
+        return -1
     stored = (row for number in batch.groups for row in ledger.members.get(number, ()))
     attempts = ((row.attempt, ledger.attempts.get((row.group, row.index), [])) for row in stored)
     return max((a.serial for number, of_it in attempts for a in of_it if a.attempt == number), default=-1)
