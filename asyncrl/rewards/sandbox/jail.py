@@ -280,8 +280,8 @@ def _descendants() -> list[int]:
 
 
 def _exceeds(limit: int) -> bool:
-    """The processes inside hold more than `limit` bytes. While some begin or end, one after another is read with another
-    share of what they share; a reading above the limit is therefore repeated while they stand still."""
+    """The processes inside hold more than `limit` bytes. While some begin or end, each is read with another share of
+    what they share; a reading above the limit is therefore repeated while they stand still."""
     if _resident() <= limit:
         return False
     stopped = _descendants()
