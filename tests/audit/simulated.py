@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from asyncrl.actors.ack_log import AckLog
 from asyncrl.audit.actor_logs import read_logs
 from asyncrl.audit.chain import read_head
@@ -473,8 +475,12 @@ def branched(folder: Path) -> Simulated:
     for ticket in tickets:
         if ticket.turns and ticket.id.group < 4:
             samples = [r for r in ticket.turns if isinstance(r, RecordedSample)]
-            run.record(ticket, [sample(len(samples), 1)])
-            run.put_made(played(ticket, [*samples, sample(len(samples), 1)]))
+            begun = samples.pop() if samples[-1].stop_reason == "abort" else None
+            last = sample(len(samples), 1, tokens=4)
+            if begun is not None:  # of the turn in which the actor left
+                last = replace(last, versions=np.append(begun.versions, last.versions[-1:]))
+            run.record(ticket, [last])
+            run.put_made(played(ticket, [*samples, last]))
         elif ticket.id.group < 6:
             run.put(ticket)
     run.step()
