@@ -32,8 +32,8 @@ class Config(Tree):
         """`launch.seed` stands for the three seeds, and `launch.tuning: auto` for two fields that are auto, unless one
         of them is given as well."""
         launch = values.get("launch") if isinstance(values, dict) else None
-        given = launch.get if isinstance(launch, dict) else lambda name: getattr(launch, name, None)
-        seed, tuned = given("seed"), given("tuning") == "auto"
+        given = launch if isinstance(launch, dict) else {n: getattr(launch, n, None) for n in ("seed", "tuning")}
+        seed, tuned = given.get("seed"), given.get("tuning") == "auto"
         set_by_it = [(name, "seed", seed) for name in ("data", "actors", "learner") if seed is not None]
         set_by_it += [("buffer", "max_staleness", "auto"), ("actors", "slots", "auto")] if tuned else []
         values = dict(values) if set_by_it else values

@@ -74,7 +74,7 @@ def _merge(values: dict[str, Any], flags: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{unknown[0]} is not a field{nearest(unknown[0])}: `asyncrl launch --help-all` lists them all."
         )
-    freed = SEEDS if flags.get("launch.seed") is not None else ()
+    freed: tuple[str, ...] = SEEDS if flags.get("launch.seed") is not None else ()
     freed += TUNED if flags.get("launch.tuning") == "auto" else ()
     for section, _, name in (path.partition(".") for path in freed if path not in flags):
         values[section] = {k: v for k, v in (values.get(section) or {}).items() if k != name}

@@ -59,8 +59,8 @@ class Setting:
 
     def tuned(self, config: Config) -> Setting:
         """The same under `launch.tuning: auto`."""
-        limits = {"slots": config.actors.max_slots, "max_staleness": config.buffer.staleness_limit}
-        return replace(self, tuning="auto", **limits)
+        most, bound = config.actors.max_slots, config.buffer.staleness_limit
+        return replace(self, tuning="auto", slots=most, max_staleness=bound)
 
     @property
     def warm_up(self) -> int:
