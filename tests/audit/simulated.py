@@ -538,15 +538,20 @@ def automatic(folder: Path) -> Simulated:
 
 
 def tuned(folder: Path) -> Simulated:
-    """The slots were raised, left for a branch, and lowered while the actor held more; a ticket was given back."""
-    run = Simulated(folder, auto=Auto(0, 4, 1), max_staleness=4, tuning=SlotLimits(1, 12, 3))
+    """The slots were raised, and stayed over deaths of the buffer and a branch; a ticket was given back late."""
+    run = Simulated(folder, auto=Auto(2, 4, 1), max_staleness=4, tuning=SlotLimits(1, 12, 3))
+
+    def fill() -> None:
+        while len(waiting(run)) < RULES["groups_per_step"]:
+            tickets = run.issue(20)
+            assert tickets, "nothing is admitted, and a batch is not full"
+            for ticket in tickets:
+                run.put(ticket)
 
     def rounds(count: int, waited: float) -> None:
         run.told = Told(waited, 1.0, 1e-3, 2.0)
         for _ in range(count):
-            while len(waiting(run)) < RULES["groups_per_step"]:
-                for ticket in run.issue(20):
-                    run.put(ticket)
+            fill()
             run.now += 1.0
             run.step()
 
@@ -557,6 +562,7 @@ def tuned(folder: Path) -> Simulated:
     rounds(2, 0.1)
     run.fork(3, 3)
     rounds(6, 0.0)
+    fill()
     lent = run.issue(20)
     rounds(1, 0.0)
     run.buffer.release("actor-0", [(lent[0].id, 0)])
