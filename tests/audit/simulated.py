@@ -471,9 +471,11 @@ def branched(folder: Path) -> Simulated:
     tickets = run.issue(20)
     for ticket in tickets:
         if ticket.turns and ticket.id.group < 4:
-            samples = [r for r in ticket.turns if isinstance(r, RecordedSample)]
-            run.record(ticket, [sample(len(samples), 1)])
-            run.put_made(played(ticket, [*samples, sample(len(samples), 1)]))
+            whole = [r for r in ticket.turns if isinstance(r, RecordedSample) and not r.partial]
+            begun = isinstance(ticket.turns[-1], RecordedSample) and ticket.turns[-1].partial
+            more = sample(len(whole), 0, tokens=5) if begun else sample(len(whole), 1)
+            run.record(ticket, [more])
+            run.put_made(played(ticket, [*whole, more]))
         elif ticket.id.group < 6:
             run.put(ticket)
     run.step()
