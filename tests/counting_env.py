@@ -88,9 +88,8 @@ class Step:
 
 
 def carried_out(log: Path) -> list[Step]:
-    if not log.exists():
-        return []
-    lines = log.read_text().splitlines()
+    """The last line may be under way."""
+    lines = log.read_text().split("\n")[:-1] if log.exists() else []
     return [Step(key, int(n), int(tokens), said) for key, n, tokens, said, _ in (line.split() for line in lines)]
 
 

@@ -475,7 +475,7 @@ def branched(folder: Path) -> Simulated:
     for ticket in tickets:
         if ticket.turns and ticket.id.group < 4:
             samples = [r for r in ticket.turns if isinstance(r, RecordedSample)]
-            begun = samples.pop() if samples[-1].stop_reason == "abort" else None
+            begun = samples.pop() if samples[-1].partial else None
             last = sample(len(samples), 1, tokens=4)
             if begun is not None:  # of the turn in which the actor left
                 last = replace(last, versions=np.append(begun.versions, last.versions[-1:]))
