@@ -9,12 +9,14 @@ any other                  TeacherUnusable: it refuses, and would refuse again
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 import httpx
@@ -27,6 +29,8 @@ MOST_BYTES = 16 << 20
 """Most bytes of an answer, beside what its words take."""
 SLOW_S = 10.0
 """A request that is unanswered for so long is told of."""
+CLOSE_S = 5.0
+"""Until a request that was told to end has ended."""
 ABOUT_SHARE = 0.25
 """Of `server_s`: until a server has named its model, for which it computes nothing."""
 
@@ -40,18 +44,23 @@ class ServerErred(TeacherSilent):
 
 
 class Requests:
-    """Any thread may ask."""
+    """Any thread may ask. All requests are made in one event loop, which alone can end one that waits anywhere: for a
+    name, a connection, the answer's head or its body."""
 
     def __init__(self, server_s: float) -> None:
         """`server_s`: until an answer is whole."""
         self._server_s = server_s
-        self._http = httpx.Client(timeout=server_s, trust_env=False, limits=_UNLIMITED)
+        self._http = httpx.AsyncClient(timeout=None, trust_env=False, limits=_UNLIMITED)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._open: dict[int, tuple[str, float]] = {}
         """(URL, since when) of each request without a whole answer."""
 
     def close(self) -> None:
-        self._http.close()
+        """Ends the requests in work, whose threads raise TeacherSilent."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def unanswered(self, now: float, url: str = "") -> str:
         """Which server, that at `url` or any, has been asked for longest, and for how long; empty: for less than
@@ -102,20 +111,41 @@ class Requests:
             ) from error
 
     def _fetched(self, url: str, body: Any, most: int) -> tuple[int, bytes]:
-        """(status, content). The client's own deadline is of each read: this one is of the whole answer."""
-        within_s, content = self._server_s * (ABOUT_SHARE if body is None else 1.0), bytearray()
-        until, method = time.monotonic() + within_s, "GET" if body is None else "POST"
-        with self._noted(url), self._http.stream(method, url, json=body, timeout=within_s) as response:
-            for part in response.iter_bytes():
+        """(status, content). Raises TeacherSilent, TeacherUnusable, httpx.HTTPError."""
+        within_s = self._server_s * (ABOUT_SHARE if body is None else 1.0)
+        with self._noted(url):
+            asked = asyncio.run_coroutine_threadsafe(self._within(within_s, url, body, most), self._loop)
+            try:
+                return asked.result(within_s + CLOSE_S)
+            except (TimeoutError, CancelledError) as error:
+                raise TeacherSilent("the scorer ends") from error
+
+    async def _within(self, within_s: float, url: str, body: Any, most: int) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._exchanged(url, body, most)
+        except TimeoutError as error:
+            raise TeacherSilent(f"its answer was not whole after {within_s:g} s") from error
+
+    async def _exchanged(self, url: str, body: Any, most: int) -> tuple[int, bytes]:
+        content = bytearray()
+        async with self._http.stream("GET" if body is None else "POST", url, json=body) as response:
+            async for part in response.aiter_bytes():
                 content += part
                 if len(content) > most:
                     raise TeacherUnusable(
                         f"{url} answered with more than {most} bytes, expected a few hundred for each word of each "
                         "token: name the URL of a vLLM or SGLang server in learner.teacher.servers."
                     )
-                if time.monotonic() > until:
-                    raise TeacherSilent(f"its answer was not whole after {within_s:g} s")
         return response.status_code, bytes(content)
+
+    async def _end(self) -> None:
+        """Cancels every request in work, and closes the connections."""
+        in_work = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in in_work:
+            task.cancel()
+        await asyncio.gather(*in_work, return_exceptions=True)
+        await self._http.aclose()
 
     @contextlib.contextmanager
     def _noted(self, url: str) -> Iterator[None]:

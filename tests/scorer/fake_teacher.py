@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 
+DRIP_S = 4.0
+"""The first head under `drip`: no read waits long for its next byte."""
+
 
 @dataclass
 class Fake:
@@ -30,7 +33,7 @@ class Fake:
     context: int = 4096
     most_words: int = 1000
     fault: str = ""
-    """truncate, renormalise, infinite, nameless, form, delay, trickle, hang, dead, 500, 503, 404, 400."""
+    """truncate, renormalise, infinite, nameless, form, delay, trickle, drip, hang, dead, 500, 503, 404, 400."""
     spares: int = 0
     """Rows of at most so many tokens, such as the probe, are answered whatever hang, dead, 500, 503 or 400 say."""
     hanging: int = 0
@@ -124,6 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, reply: Any) -> None:
         content = json.dumps(reply).encode()
+        if self.fake.fault == "drip" and not self._drip():
+            return
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
@@ -136,6 +141,17 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)
         if self.fake.fault != "trickle":
             self.wfile.write(content)
+
+    def _drip(self) -> bool:
+        """Sends an interim answer whose head takes DRIP_S; whether the client stayed for it."""
+        head = b"HTTP/1.1 103 Early Hints\r\nLink: " + b"x" * 160 + b"\r\n\r\n"
+        for byte in head:
+            try:
+                self.wfile.write(bytes([byte]))
+            except OSError:
+                return False
+            time.sleep(DRIP_S / len(head))
+        return True
 
     def log_message(self, *_: Any) -> None:
         return None

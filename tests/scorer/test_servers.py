@@ -23,7 +23,7 @@ from asyncrl.scorer.servers import TeacherServers, remembered
 from asyncrl.trajectory import TicketId
 from asyncrl.wire.teacher_scores import unlikely
 from tests.buffer.fakes import trajectory
-from tests.scorer.fake_teacher import Fake, serving
+from tests.scorer.fake_teacher import DRIP_S, Fake, serving
 from tests.waiting import until
 
 PROBE = (3, 1, 4, 1, 5, 9, 2, 6)
@@ -198,7 +198,7 @@ def test_a_server_that_hangs_is_named_with_the_time(tmp_path: Path, monkeypatch:
         monkeypatch.setattr("asyncrl.scorer.requests.ABOUT_SHARE", 0.01)
         fake.fault = "dead"
         servers.look(now + 2000.0)
-        assert re.search(r"more than 20\d0 s ago.*does not name its model either: ReadTimeout", servers.silence)
+        assert re.search(r"more than 20\d0 s ago.*not name its model either: its answer was not whole", servers.silence)
         fake.fault = ""
         fake.released.set()
         assert len(future.result(timeout=60)[0]) == 8
@@ -273,6 +273,33 @@ def test_an_answer_that_trickles_or_is_too_long_has_an_end(tmp_path: Path) -> No
         long,
     ):
         servers.look(0.0)
+
+
+def test_a_head_that_drips_has_the_deadline_of_the_whole_answer(tmp_path: Path) -> None:
+    """No read of it waits for long, so a deadline of each would never end."""
+    fake, row = Fake(), trajectory(TicketId(0, 0, 0))
+    with serving(fake) as url, asked([url], tmp_path / "t.json", server_s=0.4) as servers:
+        servers.look(0.0)
+        assert servers.silence == ""
+        fake.fault, began = "drip", time.monotonic()
+        with pytest.raises(TeacherSilent, match=r"not whole after 0\.4 s"):
+            servers.score([row])
+        assert time.monotonic() - began < DRIP_S / 2
+        servers.look(time.monotonic() + 5.0)
+        assert "not whole after 0.1 s" in servers.silence
+        assert servers._requests.unanswered(time.monotonic() + 100.0) == "", "nothing is open any more"
+
+
+def test_a_request_in_work_ends_with_the_scorer(tmp_path: Path) -> None:
+    fake, row = Fake(fault="hang", spares=len(PROBE)), trajectory(TicketId(0, 0, 0), (0,) * 8)
+    with ThreadPoolExecutor() as threads, serving(fake) as url:
+        with asked([url], tmp_path / "t.json") as servers:
+            servers.look(0.0)
+            future = threads.submit(servers.score, [row])
+            assert until(lambda: fake.hanging == 1)
+        with pytest.raises(TeacherSilent, match="the scorer ends"):
+            future.result(timeout=10)
+        fake.released.set()
 
 
 def test_a_word_that_no_vocabulary_has_is_refused() -> None:
