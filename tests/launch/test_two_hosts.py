@@ -38,6 +38,8 @@ SMALL = {
 CUT_S = 8.0
 STEPS_S = 120.0
 LOST_HOSTS = 5
+REJOINED_S = 300.0
+"""Within which a host that took the place of another plays; Ray alone takes a minute on a busy machine."""
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def launched(hosts: Hosts, folder: Path, values: dict[str, Any]) -> Iterator[tup
     }  # fmt: skip
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     config = str(ROOT / "configs" / "quickstart.yaml")
-    assert until(lambda: len(hosts.pids(1)) > 3, 60.0), "Ray does not start on the second host"
+    assert until(lambda: len(hosts.pids(1)) > 3, STEPS_S), "Ray does not start on the second host"
     launcher = subprocess.Popen(
         hosts.on(0, sys.executable, "-m", "asyncrl", "launch", "--config", config, *words),
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, start_new_session=True,
@@ -81,7 +83,7 @@ def launched(hosts: Hosts, folder: Path, values: dict[str, Any]) -> Iterator[tup
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["cut_cable_and_lost_host", "quickstart", "long_episodes_and_lost_hosts"])
 def test_a_run_over_two_hosts(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
     if within := unprivileged():
@@ -90,7 +92,7 @@ def test_a_run_over_two_hosts(request: pytest.FixtureRequest, tmp_path: Path, na
         script = 'mount -t tmpfs none /run && exec "$@"'
         done = subprocess.run(
             [*within, "sh", "-c", script, "sh", *inner], cwd=ROOT, env={**os.environ, WITHIN: "1"},
-            capture_output=True, text=True, timeout=590,
+            capture_output=True, text=True, timeout=1790,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
         return
@@ -150,13 +152,13 @@ def long_episodes_and_lost_hosts(hosts: Hosts, folder: Path) -> None:
         seen = 0
         for lost in range(LOST_HOSTS):
             enough = seen + 4 * 7 + 5 * lost  # the middle of the episodes, somewhere else each time
-            assert until(lambda enough=enough: len(carried_out(log)) >= enough, STEPS_S), (
+            assert until(lambda enough=enough: len(carried_out(log)) >= enough, REJOINED_S), (
                 f"no turns after {lost} losses"
             )
             hosts.lose(1)
             seen = len(carried_out(log))
             hosts.join(1, "far")
-        assert until(lambda: len(carried_out(log)) >= seen + 8 * TURNS, STEPS_S), "no turns"
+        assert until(lambda: len(carried_out(log)) >= seen + 8 * TURNS, REJOINED_S), "no turns"
         launcher.send_signal(signal.SIGINT)
         out, _ = launcher.communicate(timeout=120)
         assert launcher.returncode == 130, out
