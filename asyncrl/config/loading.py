@@ -60,7 +60,7 @@ def load(kind: type[C], file: Path | None, flags: Mapping[str, Any]) -> Sourced[
     try:
         config = kind.model_validate(_with_tuples(values, Tree), strict=True)
     except ValidationError as error:
-        raise ConfigError(_sentence(error, values, set(flags), file)) from error
+        raise ConfigError(sentence(error, values, set(flags), file)) from error
     tuned = config.launch.tuning == "auto"
     sources = {path: _source(path, flags, in_file, tuned) for path, _ in fields(Tree)}
     return Sourced(config, sources)
@@ -305,7 +305,7 @@ def _source(path: str, flags: Mapping[str, Any], in_file: set[str], tuned: bool)
     return "default"
 
 
-def _sentence(error: ValidationError, values: Mapping[str, Any], flags: set[str], file: Path | None) -> str:
+def sentence(error: ValidationError, values: Mapping[str, Any], flags: set[str], file: Path | None) -> str:
     """The first error, as one sentence. `values`: what was validated."""
     errors = error.errors(include_url=False)
     first = errors[0]

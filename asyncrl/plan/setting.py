@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from asyncrl.buffer.rules import Rules
 from asyncrl.config import Config
 from asyncrl.config.demonstrations import supervised
+from asyncrl.config.loading import sentence
 from asyncrl.config.rules.gpus import engine_gpus
 from asyncrl.errors import ConfigError
 from asyncrl.plan.times import Domain
@@ -94,8 +97,8 @@ def config_with(config: Config, changes: Mapping[str, Any]) -> Config:
         values["buffer"]["capacity"] = max(values["buffer"]["capacity"], needed)
     try:
         return Config.model_validate(values)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    except ValidationError as error:
+        raise ConfigError(sentence(error, values, set(), None)) from error
 
 
 def refuse_supervised(config: Config) -> None:

@@ -52,8 +52,10 @@ def slots_follow_from_what_was_measured(decided: Decided, rules: Rules) -> Itera
 
 
 def slots_hold_from_the_end_of_their_batch(decided: Decided, _: Rules) -> Iterator[str]:
-    """The slots hold for attempts that were issued after the batch ended: its own came before, and so did the end of
-    the batch before it; the publication of its version came after."""
+    """The slots that a batch decides hold for the attempts that were issued after it ended.
+
+    Its own attempts came before, and so did the end of the batch before it; the publication of its version came after.
+    """
     ledger, issued = decided.ledger, sum(len(attempts) for attempts in decided.ledger.attempts.values())
     of_version = {(row["branch"], row["version"]): row["attempts"] for row in ledger.tables["published"]}
     least: defaultdict[int, int] = defaultdict(int)
