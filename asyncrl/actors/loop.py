@@ -83,7 +83,7 @@ class Actor:
             issued: Sequence[Ticket] = ()
             if self._concurrency.free(self.tickets.busy):
                 reply = await self.tickets.calls.until_answered("tickets", self._request_tickets)
-                issued, self._status.no_ticket = reply.tickets, reply.why
+                issued, self._status.no_ticket, self._concurrency.told = reply.tickets, reply.why, reply.slots
                 self._holding.told(reply)
                 for ticket in issued:
                     self.tickets.begin(ticket)

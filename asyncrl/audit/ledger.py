@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from asyncrl.audit.chain import ChainRows
-from asyncrl.buffer.ledger.records import NOTHING, Decision, Draw, Measures
+from asyncrl.buffer.ledger.records import NOTHING, Decision, Draw, Measures, Tuned
 
 WHOLLY = (-1, -1)
 """A point before every batch and version: nothing of the branch is in the ledger."""
@@ -72,6 +72,8 @@ class AttemptRow:
     ended_at: float | None
     serial: int
     """0, 1, 2 ... in the order of issue."""
+    ended_serial: int | None = None
+    """How many attempts were issued before it first ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,10 @@ class BatchRow:
     measures: Measures | None = None
     decision: Decision | None = None
     """The decision about the bound after it."""
+    tuned: Tuned | None = None
+    """The decision about the actors' slots after it."""
     damaged: str = ""
-    """What cannot be read of measures and decision, which are then None."""
+    """What cannot be read of measures and decisions, which are then None."""
 
     @property
     def version_after(self) -> int:

@@ -28,6 +28,8 @@ class Figures:
     """Uses in applied batches by the group's staleness."""
     bounds: dict[str, int]
     """Batches of the line by their bound on staleness, if it was chosen automatically."""
+    slots: dict[str, int]
+    """Batches of the line by the slots of each actor that they decided, if these were tuned."""
     attempts: dict[str, int]
     """Attempts by how they ended."""
     turns: dict[str, int]
@@ -75,6 +77,7 @@ def figures(evidence: Evidence) -> Figures:
             for number in batch.groups
             if (members := ledger.members.get(number))
         ),
+        slots=_counted(batch.tuned.slots for batch in ledger.line if batch.tuned is not None),
         bounds=_counted(batch.bound for batch in ledger.line) if any(b.decision for b in ledger.line) else {},
         attempts=_counted(a.ended or "leased" for attempts in ledger.attempts.values() for a in attempts),
         turns=_counted(row["ended"] or "kept" for row in ledger.tables["turns"]),

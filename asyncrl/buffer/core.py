@@ -132,9 +132,13 @@ class Buffer:
 
     def issue(self, now: float, actor: str, held: tuple[int, int], credits: int) -> tuple[list[Ticket], str]:
         """At most `credits` tickets for an actor with weights `held`; with fewer, why there are no more."""
-        slots = self.leases.of[actor] + credits
-        tickets, why = self._issue(now, actor, held, credits)
+        left = self.tickets.bound.slots.left(actor)
+        allowed = credits if left is None else min(credits, left)
+        slots = self.leases.of[actor] + allowed
+        tickets, why = self._issue(now, actor, held, allowed)
         leased, refused = self.leases.of[actor], why.startswith("admission")
+        if allowed < credits and not why:
+            why = f"{actor} holds {leased} tickets, as many as it may (launch.tuning)"
         self._idle.asked(now, actor, slots=slots, leased=leased, refused=refused)
         return tickets, why
 

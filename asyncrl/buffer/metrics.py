@@ -47,6 +47,8 @@ def series(buffer: Buffer, counts: Mapping[str, int], commit_seconds: float) -> 
     }
     if buffer.rules.auto is not None:
         values["staleness/target"] = buffer.tickets.bound.admits
+    if (slots := buffer.tickets.bound.slots.number) is not None:
+        values["throughput/slots_in_force"] = slots
     if buffer.scoring.wanted:
         values["buffer/unscored"] = len(buffer.scoring.waiting())
         values["buffer/scored"] = counts.get("scored", 0)

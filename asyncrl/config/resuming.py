@@ -60,7 +60,7 @@ _FREE: Mapping[str, str] = {
     "eval": "tasks samples greedy success sets every share stop_at patience keep_best final",
     "tracking": "sinks project wandb_mode system_s trace_every rollouts rollouts_mb held_out",
     "launch": "backend gpus host cpus restarts restart_window_s start_s stop_s stall_s on_stall try_reset "
-    "memory_check seed",
+    "memory_check tuning seed",
     "ray": "address cpus resources environment",
 }
 
@@ -74,7 +74,8 @@ FIELDS: Mapping[Change, frozenset[str]] = {
     "branch": _named(_BRANCH),
     "free": _named(_FREE),
 }
-"""Every field of the config. `launch.seed` is free because the three seeds that it sets are compared themselves."""
+"""Every field of the config. `launch.seed` and `launch.tuning` are free because the fields that they set are compared
+themselves."""
 _RENDERING = ("actors.tool_calls", "actors.renderer", "actors.stop_token_ids")
 """They decide which ids a demonstration becomes, and which of them carry loss, whenever it is rendered."""
 ONLY_IF: Mapping[str, str] = {

@@ -116,7 +116,8 @@ class ActorsConfig(Section):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the engine."""
     slots: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
-    """Concurrent episodes of one actor; auto: as many as its engine has room for, at most `max_slots`."""
+    """Concurrent episodes of one actor; auto: as many as its engine has room for, at most `max_slots`, and under
+    `launch.tuning: auto` at most the number that is in force."""
     max_slots: int = Field(256, ge=1)
     """Maximum under `slots: auto`; the engine is set up for it."""
     temperature: float = Field(1.0, gt=0)
@@ -401,6 +402,10 @@ class LaunchConfig(Section):
     """Seconds in which a process must report that it is ready."""
     stop_s: float = Field(20.0, gt=0)
     """Seconds that a process has to stop by itself before it is killed."""
+    tuning: Literal["off", "auto"] = "off"
+    """auto: the bound on staleness and the slots of the actors are chosen together while the run goes on
+    (docs/how-to/planning.md). Sets `buffer.max_staleness` and `actors.slots` to auto: those that the file does not set;
+    as a flag, those that no flag sets."""
     stall_s: float = Field(120.0, gt=0)
     """Seconds without progress after which the run reports who waits for whom, and writes every process's stacks."""
     on_stall: Literal["warn", "restart", "abort"] = "warn"

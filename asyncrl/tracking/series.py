@@ -164,6 +164,7 @@ _TABLE: list[Series] = [
     Series("staleness/max", "steps", "largest over the trained tokens", "max"),
     Series("staleness/bound", "steps", "buffer.max_staleness; under auto that of the batch"),
     Series("staleness/target", "steps", "under buffer.max_staleness: auto, the bound under which groups are admitted"),
+    Series("throughput/slots_in_force", "tickets", "under launch.tuning: auto, those that one actor may hold"),
     Series("staleness/trained_tokens/{bucket}", "share", "trained tokens of the step, by staleness"),
     Series("staleness/in_queue/{bucket}", "groups", "complete groups that wait, by current staleness", "sum"),
     Series("staleness/in_flight/{bucket}", "groups", "incomplete groups, by current staleness", "sum"),

@@ -44,6 +44,8 @@ class FakeBuffer:
         """Raised by `fail`."""
         self.silent = 0
         self.hold: tuple[int, int] | None = None
+        self.slots: int | None = None
+        """Told with every reply (`launch.tuning: auto`)."""
 
     async def hello(self, role: str) -> dict[str, Any]:
         assert role == "actor"
@@ -63,7 +65,7 @@ class FakeBuffer:
         lent, self.free = self.free[:credits], self.free[credits:]
         if not lent:
             await asyncio.sleep(wait_s / 10)
-        return TicketReply(lent, "" if lent else "nothing to do", self.hold)
+        return TicketReply(lent, "" if lent else "nothing to do", self.hold, slots=self.slots)
 
     async def put(self, trajectory: Trajectory) -> Any:
         if self.silent:

@@ -17,6 +17,7 @@ from asyncrl.audit.reading import read_ledger
 from asyncrl.audit.scorer_logs import read_score_logs
 from asyncrl.audit.witnesses import Bounds, Evidence, LearnerList, Publication, SnapshotHead
 from asyncrl.buffer.bounds.automatic import Auto
+from asyncrl.buffer.bounds.slots import SlotLimits
 from asyncrl.buffer.client.messages import GroupLease, Told
 from asyncrl.buffer.core import Buffer
 from asyncrl.buffer.replaying import PRIORITIES, Replaying
@@ -208,7 +209,7 @@ class Simulated:
         r["eval_sets"] = rules(**self.rules).eval_sets
         taken = (
             "filters", "filter_max_ratio", "env_retries", "requeue", "eval_sets", "eval_every", "choosing", "replay",
-            "demonstrations_per_step", "auto", "scored", "durable", "turns_auto_s",
+            "demonstrations_per_step", "auto", "tuning", "scored", "durable", "turns_auto_s",
         )  # fmt: skip
         bounds = Bounds(
             r["groups_per_step"], r["max_uses"], r["max_staleness"], r["over_age"], r["mask_min_kept"],
@@ -532,6 +533,42 @@ def automatic(folder: Path) -> Simulated:
     return run
 
 
+def tuned(folder: Path) -> Simulated:
+    """The slots were raised, left for a branch, and lowered while the actor held more; a ticket was given back."""
+    run = Simulated(folder, auto=Auto(0, 4, 1), max_staleness=4, tuning=SlotLimits(1, 12, 3))
+
+    def rounds(count: int, waited: float) -> None:
+        run.told = Told(waited, 1.0, 1e-3, 2.0)
+        for _ in range(count):
+            while len(waiting(run)) < RULES["groups_per_step"]:
+                for ticket in run.issue(20):
+                    run.put(ticket)
+            run.now += 1.0
+            run.step()
+
+    rounds(3, 0.6)
+    run.checkpoint()
+    rounds(2, 0.6)
+    run.kill()
+    rounds(2, 0.1)
+    run.fork(3, 3)
+    rounds(6, 0.0)
+    lent = run.issue(20)
+    rounds(1, 0.0)
+    run.buffer.release("actor-0", [(lent[0].id, 0)])
+    for ticket in lent[1:]:
+        run.put(ticket)
+    run.checkpoint()
+    run.kill()
+    rounds(6, 0.0)
+    run.checkpoint()
+    return run
+
+
+def waiting(run: Simulated) -> list[Any]:
+    return [group for group in run.buffer.ledger.live.values() if group.state == "waiting"]
+
+
 def taught(folder: Path) -> Simulated:
     """A teacher on a server: a scorer was killed, leases lapsed and came back late, a branch began."""
     run = Simulated(folder, filters=(zero_variance,), max_staleness=2, **SCORED)
@@ -588,5 +625,6 @@ KINDS: dict[str, Callable[[Path], Simulated]] = {
     "branched": branched,
     "measured": measured,
     "auto": automatic,
+    "tuned": tuned,
     "taught": taught,
 }

@@ -107,13 +107,13 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], header: Frame | msgspec.Raw, m
 
 
 def ticket_reply(
-    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None
+    tickets: Sequence[Ticket], why: str, hold: tuple[int, int] | None = None, slots: int | None = None
 ) -> tuple[TicketReply, list[Frame]]:
     """A reply with its frames."""
     turns = [(place, len(ticket.turns)) for place, ticket in enumerate(tickets) if ticket.turns]
     frames: list[Frame] = [encode_carried(record) for ticket in tickets for record in ticket.turns]
     bare = [replace(ticket, turns=()) if ticket.turns else ticket for ticket in tickets]
-    return TicketReply(bare, why, hold, turns), frames
+    return TicketReply(bare, why, hold, turns, slots), frames
 
 
 def _with_frames(reply: BatchReply, frames: Sequence[Frame]) -> BatchReply:

@@ -108,6 +108,8 @@ class TicketReply:
     else to do. None: the newest."""
     turns: Sequence[tuple[Count, Count]] = ()
     """Indices into `tickets`, each with the number of its recorded turns, whose frames come in this order."""
+    slots: Count | None = None
+    """Tickets that this actor may hold from now on; None: it decides itself (`launch.tuning`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,8 @@ class EvalSetReply:
     skipped: int
     """How often this set was skipped so far, over all steps."""
     seconds: float
+    failure: str = ""
+    """Why the last of the failed episodes failed; empty after a restart of the buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +254,8 @@ class Told:
     ess: _Share
     """Effective sample size of the rows' importance weights."""
     lr: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    """Since the batch before it ended."""
 
 
 # Requests
