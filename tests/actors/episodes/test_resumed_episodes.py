@@ -49,6 +49,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 @pytest.mark.system
+@pytest.mark.timeout(300)
 def test_what_one_actor_began_another_ends_behind_the_same_tokens(run: RunFolder) -> None:
     models = [build_model(build_tokenizer(), seed=seed) for seed in (3, 4)]
     publisher = ShmPublisher(run.shm)
